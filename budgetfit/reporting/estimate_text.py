@@ -138,11 +138,11 @@ def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
     if blocks or not recipe.segments:
         checkpointing = blocks_text(recipe, blocks) if blocks else "everything is kept"
     else:
-        checkpointing = f"checkpoint {len(recipe.wrapped_blocks)} blocks"
+        checkpointing = f"recompute {len(recipe.wrapped_blocks)} blocks"
     batch = (
         f"batch_size {recipe.batch_size}"
         f"   gradient_accumulation_steps {recipe.gradient_accumulation_steps}"
-        f"   (effective {recipe.effective_batch_size})"
+        f"   (effective batch size {recipe.effective_batch_size})"
     )
     texts = [
         batch,
@@ -167,7 +167,7 @@ def peak_lines(estimate: Estimate) -> list[str]:
     if estimate.host_bytes:
         texts.append(f"pinned host memory {format_bytes(estimate.host_bytes)}")
     if estimate.eval_batch_size:
-        texts.append(f"evaluation: up to {estimate.eval_batch_size} samples at once")
+        texts.append(f"evaluation: batch_size up to {estimate.eval_batch_size}")
     return texts
 
 

@@ -165,7 +165,7 @@ def blocks_text(recipe: Recipe, blocks: Sequence[str]) -> str:
         blocks: Module paths of all blocks of the model, in execution order.
 
     Returns:
-        For example ``checkpoint blocks 0-15 (16 of 24); keep blocks 16-23``.
+        For example ``recompute blocks 0-15 (16 of 24); keep blocks 16-23``.
     """
     if not blocks:
         return "no repeated blocks to checkpoint; everything is kept"
@@ -188,7 +188,7 @@ def blocks_text(recipe: Recipe, blocks: Sequence[str]) -> str:
 def _treatment(segment: Segment) -> tuple[str, str]:
     """Return the verb before and the text after the block numbers."""
     if segment.mode == "selective":
-        return "selective", f" (saves {ops_text(segment.saved_ops)})"
+        return "recompute", f" but save {ops_text(segment.saved_ops)}"
     if segment.mode == "offload":
         return "offload", ""
     hows = []
@@ -196,14 +196,14 @@ def _treatment(segment: Segment) -> tuple[str, str]:
         hows.append("in two levels")
     if segment.input_on_host:
         hows.append("inputs wait on the host")
-    return "checkpoint", "".join(f", {how}" for how in hows)
+    return "recompute", "".join(f", {how}" for how in hows)
 
 
 def ops_text(saved_ops: Iterable[str]) -> str:
     """Summarize saved ops: attention, matrix products, and the number of others.
 
     >>> ops_text(("aten.add.Tensor:0", "aten.mm.default:0", "aten.mm.default:3"))
-    '2 matrix products, 1 more'
+    '2 matrix products, 1 more op'
     """
     saved_ops = list(saved_ops)
     kinds = [_kind(op) for op in saved_ops]
@@ -212,8 +212,8 @@ def ops_text(saved_ops: Iterable[str]) -> str:
     if products:
         texts.append(f"{products} matrix product{'s' if products > 1 else ''}")
     if others:
-        more = "more" if texts else f"op{'s' if others > 1 else ''}"
-        texts.append(f"{others} {more}")
+        ops = f"op{'s' if others > 1 else ''}"
+        texts.append(f"{others} {'more ' if texts else ''}{ops}")
     return ", ".join(texts)
 
 
@@ -234,8 +234,10 @@ def _segments_text(segments: Sequence[Segment], blocks: Sequence[str]) -> str:
     if lengths == [1]:
         return which
     if lengths[0] == lengths[-1]:
-        return f"{which} in segments of {lengths[0]}"
-    return f"{which} in {len(segments)} segments of {lengths[0]} to {lengths[-1]}"
+        return f"{which} in segments of {lengths[0]} blocks"
+    return (
+        f"{which} in {len(segments)} segments of {lengths[0]} to {lengths[-1]} blocks"
+    )
 
 
 def _names_text(names: Iterable[str], blocks: Sequence[str]) -> str:

@@ -24,8 +24,8 @@ def plan_header(plan: Plan) -> list[str]:
     budget = plan.budget
     usable = f"{format_bytes(budget.usable_bytes)} usable"
     aside = (
-        f"after CUDA context {cuda_context_text(budget)} "
-        f"and headroom {format_bytes(budget.headroom_bytes)}"
+        f"CUDA itself takes {cuda_context_text(budget)}, "
+        f"{format_bytes(budget.headroom_bytes)} stay free (headroom)"
     )
     return [
         *model_lines(plan.model),

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
     from budgetfit.core.plan import Alternative, Estimate, Plan
 
-# Labels of what most people do, judged with every plan.
-USUAL = ("everything kept", "every block recomputed")
+# Labels of what most people do, judged with every plan, and what they call it.
+USUAL = {
+    "everything kept": "gradient checkpointing off",
+    "every block recomputed": "gradient checkpointing on",
+}
 _DETAILS = "--details, or plan.details(): where the memory goes, more alternatives"
 _VERSIONS = ("budgetfit", "torch", "transformers")
 
@@ -44,10 +47,10 @@ def plan_text(
     """
     known = [row for row in plan.judged_alternatives if row.label in USUAL]
     rows = [_alternative("this plan", plan.estimate, plan.fits)]
-    rows += [_row(row, plan) for row in known]
+    rows += [(USUAL[row.label], *_row(row, plan)[1:]) for row in known]
     parts = [_header(plan), _recommendation(plan, samples)]
     if known:
-        parts.append(section("COMPARED WITH", _table(rows)))
+        parts.append(section("COMPARED WITH USUAL SETTINGS", _table(rows)))
     parts += [*_warnings(plan), *_next(plan, saved_as)]
     parts.append(Text(f"  {_DETAILS}"))
     return Group(*parts)
@@ -95,7 +98,7 @@ def _recommendation(
     estimate = plan.estimate
     side = Text(
         f"reserved {format_bytes(estimate.reserved_bytes)} "
-        f"of {format_bytes(plan.budget.usable_bytes)}{_host(plan)}   "
+        f"of {format_bytes(plan.budget.usable_bytes)} usable{_host(plan)}   "
     )
     side.append_text(fits_text(plan.fits))
     texts = [
@@ -203,14 +206,14 @@ def _alternatives(plan: Plan) -> RenderableType:
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> RenderableType:
-    columns = ("", "batch", "allocated", "reserved", "samples/s", "")
+    columns = ("", "batch", "accum.", "reserved", "samples/s", "")
     return table(columns, rows, left=(0, 5))
 
 
 def _row(row: Alternative, plan: Plan) -> tuple[str, ...]:
     same = row.estimate.recipe == plan.comparable.recipe and not row.changes_training
     if same and row.label != ACCUMULATING:
-        return (row.label, "", "", "", "", "this plan")
+        return (row.label, "", "", "", "", "= this plan")
     return _alternative(row.label, row.estimate, row.fits)
 
 
@@ -218,8 +221,8 @@ def _alternative(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
     recipe = estimate.recipe
     return (
         label,
-        f"{recipe.batch_size} x {recipe.gradient_accumulation_steps}",
-        format_bytes(estimate.allocated_bytes),
+        f"{recipe.batch_size}",
+        f"{recipe.gradient_accumulation_steps}",
         format_bytes(estimate.reserved_bytes),
         rate_text(estimate.samples_per_s),
         "fits" if fits else "too much",

@@ -351,7 +351,7 @@ def test_what_is_no_dimension_of_a_name_is_refused(run: Run, word: str) -> None:
 def test_estimate_echoes_the_limit_and_shows_the_recipe(run: Run) -> None:
     result = run("estimate", "gpt2", "--vram", "24GB", "--batch-size", "8")
     assert "24GB = 22.35 GiB" in result.stdout
-    assert "checkpoint blocks 0-15 (16 of 24)" in result.stdout
+    assert "recompute blocks 0-15 (16 of 24)" in result.stdout
 
 
 def test_an_estimate_that_does_not_fit_ends_in_the_plan_of_what_was_typed(

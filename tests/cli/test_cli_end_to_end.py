@@ -43,7 +43,7 @@ def test_a_config_becomes_a_plan_that_verifies_and_exports(
     assert planned.exit_code == 0, planned.output
     # compute capability 7.5 has no bf16: fp16 with a loss scaler
     assert "precision fp16-mixed" in planned.stdout
-    assert "checkpoint all 2 blocks\n" in planned.stdout
+    assert "recompute all 2 blocks\n" in planned.stdout
     assert Plan.load(path).recipe.gradient_accumulation_steps == 2
     assert verified.exit_code == 0, verified.output
     assert "recomputed blocks: 2, as planned" in verified.stdout

@@ -27,8 +27,8 @@ def test_a_card_is_echoed_with_its_real_capacity() -> None:
 def test_with_a_model_blocks_are_numbered_and_without_one_counted() -> None:
     with_model = render(estimate_text(sample_estimate(), model=sample_model()))
     without = str(sample_estimate())
-    assert "checkpoint blocks 0-15 (16 of 24)" in with_model
-    assert "checkpoint 16 blocks" in without
+    assert "recompute blocks 0-15 (16 of 24)" in with_model
+    assert "recompute 16 blocks" in without
 
 
 def test_the_verdict_needs_a_budget() -> None:

@@ -79,25 +79,25 @@ def test_one_sample_is_told_without_the_batch_dimension() -> None:
 @pytest.mark.parametrize(
     ("chosen", "text"),
     [
-        (singles(range(16)), "checkpoint blocks 0-15 (16 of 24); keep blocks 16-23"),
-        (singles(range(24)), "checkpoint all 24 blocks"),
+        (singles(range(16)), "recompute blocks 0-15 (16 of 24); keep blocks 16-23"),
+        (singles(range(24)), "recompute all 24 blocks"),
         ((), "keep all 24 blocks; nothing is recomputed"),
         (
             segments(*(range(i, i + 4) for i in range(0, 24, 4))),
-            "checkpoint all 24 blocks in segments of 4",
+            "recompute all 24 blocks in segments of 4 blocks",
         ),
         (
             segments(range(2), range(2, 5), range(7, 8)),
             (
-                "checkpoint blocks 0-4, 7 (6 of 24) in 3 segments of 1 to 3; "
+                "recompute blocks 0-4, 7 (6 of 24) in 3 segments of 1 to 3 blocks; "
                 "keep blocks 5-6, 8-23"
             ),
         ),
-        (singles(range(1)), "checkpoint block 0 (1 of 24); keep blocks 1-23"),
+        (singles(range(1)), "recompute block 0 (1 of 24); keep blocks 1-23"),
         (
             (*singles(range(2)), Segment((BLOCKS[2],), mode="offload")),
             (
-                "checkpoint blocks 0-1 (2 of 24); "
+                "recompute blocks 0-1 (2 of 24); "
                 "offload block 2 (1 of 24); keep blocks 3-23"
             ),
         ),
@@ -122,10 +122,10 @@ def test_every_treatment_has_words_of_its_own() -> None:
         )
     )
     assert blocks_text(recipe, BLOCKS) == (
-        "checkpoint blocks 0-3 (4 of 24) in segments of 4, in two levels; "
-        "checkpoint block 4 (1 of 24), inputs wait on the host; "
-        "selective block 5 (1 of 24) (saves attention, 1 matrix product); "
-        "selective block 6 (1 of 24) (saves 1 matrix product); "
+        "recompute blocks 0-3 (4 of 24) in segments of 4 blocks, in two levels; "
+        "recompute block 4 (1 of 24), inputs wait on the host; "
+        "recompute block 5 (1 of 24) but save attention, 1 matrix product; "
+        "recompute block 6 (1 of 24) but save 1 matrix product; "
         "offload block 7 (1 of 24); keep blocks 8-23"
     )
 
@@ -147,7 +147,7 @@ def test_several_chains_of_blocks_are_told_apart() -> None:
     blocks = ("encoder.block.0", "encoder.block.1", "decoder.block.0", "bridge")
     recipe = sample_recipe(segments=(Segment((blocks[0],)), Segment((blocks[2],))))
     assert blocks_text(recipe, blocks) == (
-        "checkpoint encoder.block 0, decoder.block 0 (2 of 4); "
+        "recompute encoder.block 0, decoder.block 0 (2 of 4); "
         "keep encoder.block 1, bridge"
     )
 

@@ -148,7 +148,7 @@ def test_the_first_screen_answers_three_questions(root: Element, plan: Plan) -> 
         estimate.process_bytes,
     ]
     assert "Yes, with 1.00 GiB to spare" in answers[1].text
-    assert "checkpoint blocks 0-15 (16 of 24); keep blocks 16-23" in answers[0].text
+    assert "recompute blocks 0-15 (16 of 24); keep blocks 16-23" in answers[0].text
     assert "+25 % over checkpointing every block" in answers[2].text
 
 
@@ -223,7 +223,7 @@ def test_the_curves_have_their_numbers_and_recipes(root: Element, plan: Plan) ->
         [point.peak_bytes, point.samples_per_s] for point in shown
     ]
     assert any(
-        "every block recomputed: 8 samples/s at 11.00 GiB; checkpoint all 24 blocks"
+        "every block recomputed: 8 samples/s at 11.00 GiB; recompute all 24 blocks"
         in text
         for text in said(root, TITLES[5])
     )

@@ -62,8 +62,8 @@ def recommend_one_micro_batch(
     reserved = format_bytes(max(estimate.reserved_bytes, many.reserved_bytes))
     if many.fits:
         note = (
-            "no effective batch size was given: any gradient_accumulation_steps fits, "
-            f"with {reserved} reserved from 2 on"
+            "no effective batch size was given: any gradient_accumulation_steps fits "
+            f"({reserved} reserved from 2 on)"
         )
     else:
         note = (
