@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
-    from budgetfit.api.plan import apply, estimate, plan, verify
+    from budgetfit.api.plan import apply, check, estimate, plan, verify
     from budgetfit.applying.run.run import Run
     from budgetfit.core.loop import Loop
     from budgetfit.core.plan import Estimate, Plan
@@ -37,6 +37,7 @@ __all__ = [
     "TraceError",
     "Verification",
     "apply",
+    "check",
     "estimate",
     "plan",
     "verify",
@@ -55,6 +56,7 @@ _MODULES: Final = {
     "TraceError": "budgetfit.errors",
     "Verification": "budgetfit.core.verification",
     "apply": "budgetfit.api.plan",
+    "check": "budgetfit.api.plan",
     "estimate": "budgetfit.api.plan",
     "plan": "budgetfit.api.plan",
     "verify": "budgetfit.api.plan",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.api.apply_and_verify import apply, verify
+from budgetfit.api.check_plan import check
 from budgetfit.api.compare import compare
 from budgetfit.api.estimate import estimate_recipe, estimate_settings, layers
 from budgetfit.api.in_loop import plan_in_loop
@@ -17,7 +18,7 @@ from budgetfit.core.validation import format_image_size
 from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.inputs.adapter import loading_notes
 from budgetfit.inputs.arguments import Arguments, ParsedArguments
-from budgetfit.planning.planner import make_plan
+from budgetfit.planning.planner import library_versions, make_plan
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.function_name import qualified_name
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "apply",
+    "check",
     "compare",
     "estimate",
     "estimate_settings",
     "layers",
+    "library_versions",
     "plan",
     "plan_in_loop",
     "verify",

@@ -293,6 +293,28 @@ def verify(*, plan_file: Path, as_json: bool, **given: Any) -> None:
         raise typer.Exit(ERROR)
 
 
+@command(
+    app,
+    *(PLAN_FILE, CARD, only(RESERVED, "headroom"), OTHER_MODEL),
+    *(only(BATCH, "batch", "loss"), REMOTE_CODE),
+    example="check plan.json --gpu l4",
+)
+def check(*, plan_file: Path, as_json: bool, **given: Any) -> None:
+    """Tell whether a saved plan still fits: for CI, exit code 0 or 3."""
+    made = _load(plan_file)  # before torch is loaded
+    asked = arguments_of(given)
+    with show_progress() as progress:
+        found = api().check(made, asked.pop("model"), **asked, progress=progress)
+        versions = api().library_versions()
+    if as_json:
+        typer.echo(json_writer().estimate_json(found))
+    else:
+        card = asked["gpu"] or asked["vram"] or made.gpu.name
+        text = text_writer().check_text(made, found, card, versions)
+        text_writer().show(text)
+    exit_unless_fits(fits=found.fits is not False)
+
+
 @command(app, PLAN_FILE, SAMPLES, DETAILS, REPORT, example="show plan.json")
 def show(
     *,

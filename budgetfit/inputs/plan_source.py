@@ -276,6 +276,16 @@ def planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> Any:  # noq
         text_only=asked.get("text_only") or False,
         dims=dims,
     ).batch
+    check_batch_shapes(plan, batch, dims)
+    return batch
+
+
+def check_batch_shapes(
+    plan: Plan,
+    batch: Any,  # noqa: ANN401
+    dims: SampleDims,
+) -> None:
+    """Raise InputError if the samples of a batch have other shapes than planned."""
 
     def samples(batch: dict[str, tuple[tuple[int, ...], str]]) -> object:
         return {
@@ -293,7 +303,52 @@ def planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> Any:  # noq
             "made from the model. Hand it in: verify(plan, model, batch=...) "
             "(--batch file.py:function)."
         )
-    return batch
+
+
+def planned_arguments(
+    plan: Plan,
+    model: nn.Module | str | None,
+    *,
+    batch: Any,  # noqa: ANN401
+    loss: Loss | str | None,
+) -> dict[str, Any]:
+    """Return the arguments of ``plan()`` that say what a plan was made for.
+
+    The model, its batch, loss, optimizer and adapter; not the card.
+
+    Raises:
+        InputError: If the plan does not say which model, loss or optimizer.
+    """
+    asked, source, adapter = _asked(plan), plan.source, plan.adapter
+    loss, optimizer = loss_and_optimizer(plan, loss, None)
+    if model is None and source is not None:
+        model = source.model or asked.get("model")
+        batch = source.batch if batch is None else batch
+    elif model is None:
+        model = _planned_text(asked.get("model"))
+    if model is None:
+        raise InputError(
+            "The plan does not say which model it is for. Hand it in: model= "
+            "(--model module:factory)."
+        )
+    found: dict[str, Any] = {"model": model, "batch": batch, "loss": loss}
+    found["optimizer"] = optimizer or plan.recipe.optimizer
+    if batch is None:
+        for name in ("max_length", "image_size", "frames"):
+            found[name] = asked.get(name)
+        found["text_only"] = asked.get("text_only") or False
+    if adapter is not None:
+        found |= {
+            "method": adapter.method,
+            "lora_r": adapter.r,
+            "lora_alpha": adapter.alpha,
+            "lora_dropout": adapter.dropout,
+            "target_modules": adapter.target_modules,
+            "quantization": adapter.quantization,
+            "double_quantization": adapter.double_quantization,
+            "prepare_for_kbit": adapter.prepared,
+        }
+    return found
 
 
 def check_plan(plan: Plan) -> None:

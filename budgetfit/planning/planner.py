@@ -149,7 +149,9 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:
     hopeful = [
         session
         for session in sessions
-        if optimizer_step_bytes(session.block_chain.profile_at(session.smallest_batch))
+        if optimizer_step_bytes(
+            session.block_chain.without_options().profile_at(session.smallest_batch)
+        )
         <= session.budget.usable_bytes
     ]
     found = [search_with_loss_chunks(session) for session in hopeful]
@@ -237,7 +239,10 @@ def _report(
     recipe = estimate.recipe
     eval_batch_size = evaluation_batch_size(traces, recipe, session.budget)
     estimate = replace(estimate, eval_batch_size=eval_batch_size)
-    chain = session.block_chain.profile_at(recipe.batch_size)
+    block_chain = session.block_chain
+    if not recipe.segments:  # other options may not have been traced
+        block_chain = block_chain.without_options()
+    chain = block_chain.profile_at(recipe.batch_size)
     return Plan(
         recipe=recipe,
         estimate=estimate,

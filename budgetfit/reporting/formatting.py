@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from budgetfit.core.recipe import Recipe, Segment
 
 _MOST_RANGES: Final = 10  # ranges of block numbers in one line; --json has all
+_MOST_OP_SETS: Final = 2  # sets of saved ops that are told apart; --json has all
 _MS_PER_S: Final = 1000
 
 
@@ -174,8 +175,12 @@ def blocks_text(recipe: Recipe, blocks: Sequence[str]) -> str:
     if not wrapped:
         return f"keep all {len(blocks)} blocks; nothing is recomputed"
     alike: dict[tuple[str, str], list[Segment]] = {}
+    named = len({segment.saved_ops for segment in recipe.segments if segment.saved_ops})
     for segment in recipe.segments:
-        alike.setdefault(_treatment(segment), []).append(segment)
+        treatment = _treatment(segment)
+        if segment.saved_ops and named > _MOST_OP_SETS:
+            treatment = "recompute", " but save selected ops"
+        alike.setdefault(treatment, []).append(segment)
     parts = [
         f"{verb} {_segments_text(segments, blocks)}{how}"
         for (verb, how), segments in alike.items()

@@ -22,7 +22,7 @@ from budgetfit.reporting.layout import bullets, fits_text, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from budgetfit.core.plan import Alternative, Estimate, Plan
 
@@ -252,9 +252,9 @@ def _origin(plan: Plan) -> str:
     texts = []
     if plan.provenance.get("solver"):
         texts.append(f"Solver: {plan.provenance['solver']}")
-    versions = ", ".join(
-        f"{name} {plan.provenance[name]}"
-        for name in _VERSIONS
-        if name in plan.provenance
-    )
-    return "\n".join([*texts, versions])
+    return "\n".join([*texts, versions_text(plan.provenance)])
+
+
+def versions_text(known: Mapping[str, object]) -> str:
+    """The versions of the libraries that a plan's numbers depend on."""
+    return ", ".join(f"{name} {known[name]}" for name in _VERSIONS if name in known)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 
+from budgetfit.reporting.check_text import check_text
 from budgetfit.reporting.compare_text import compare_text
 from budgetfit.reporting.doctor_text import doctor_text
 from budgetfit.reporting.estimate_text import estimate_text
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "WIDE",
     "WIDTH",
+    "check_text",
     "compare_text",
     "details_text",
     "doctor_text",

@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
     Kind: TypeAlias = tuple[Program, bool]
 
-# A shortened model must have at most this part of all blocks: up to three are traced.
+# A shortened model must have at most this part of all blocks: up to three are traced,
+# and one where the kind of program is validated.
 MAX_KEPT_FRACTION = 0.6
+MAX_KEPT_FRACTION_OF_VALIDATED = 0.9
 
 
 class DepthExtrapolator:
@@ -91,7 +93,12 @@ class DepthExtrapolator:
         runs = find_runs(workload.blocks, self._blocks, program.segments)
         left_out = sum(len(run.left_out(KEPT_PERIODS)) for run in runs)
         kept = len(workload.blocks) - left_out
-        return runs if kept <= MAX_KEPT_FRACTION * len(workload.blocks) else ()
+        most = (
+            MAX_KEPT_FRACTION_OF_VALIDATED
+            if self._is_validated(program)
+            else MAX_KEPT_FRACTION
+        )
+        return runs if kept <= most * len(workload.blocks) else ()
 
     def _trace(
         self,

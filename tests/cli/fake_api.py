@@ -24,6 +24,7 @@ class FakeApi:
             "layers": sample_layers(),
             "compare": (sample_cards(), sample_model()),
             "verify": sample_verification(),
+            "check": sample_estimate(),
         }
 
     def _called(self, name: str, args: tuple[object, ...], kwargs: Any) -> Any:  # noqa: ANN401
@@ -47,6 +48,12 @@ class FakeApi:
 
     def plan_in_loop(self, plan: object, *_: object) -> object:
         return plan
+
+    def check(self, *args: object, **kwargs: object) -> object:
+        return self._called("check", args, kwargs)
+
+    def library_versions(self) -> dict[str, object]:
+        return {"torch": "9.0", "transformers": "9.1", "budgetfit": "0.1"}
 
     def verify(self, *args: object, **kwargs: object) -> object:
         return self._called("verify", args, kwargs)

@@ -400,6 +400,24 @@ def test_verify_hands_the_loaded_plan_on(run: Run, api: FakeApi, saved: Path) ->
     assert (kwargs["steps"], kwargs["device"]) == (5, "cpu")
 
 
+@pytest.mark.parametrize(("fits", "code"), [(True, 0), (False, 3)])
+def test_check_says_what_was_planned_and_what_is_predicted_now(
+    run: Run, api: FakeApi, saved: Path, fits: bool, code: int
+) -> None:
+    api.answers["check"] = sample_estimate(fits=fits)
+    result = run("check", saved, "--gpu", "l4")
+    assert result.exit_code == code
+    [(_, args, kwargs)] = api.calls
+    assert args == (sample_plan(), None)
+    assert kwargs["gpu"] == "l4"
+    text = " ".join(result.stdout.split())
+    assert "planned: reserved 22.00 GiB, rtx-4090" in text
+    assert "now: reserved 22.00 GiB, l4, budgetfit 0.1, torch 9.0" in text
+    assert ("DOES NOT FIT" in text) != fits
+    document = json.loads(run("check", saved, "--json").stdout)
+    assert document["fits"] == fits
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [

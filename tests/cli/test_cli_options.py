@@ -74,6 +74,12 @@ OPTIONS = {
         "--report",
     },
     "layers": COMMON | MODEL,
+    "check": COMMON
+    | GIVEN
+    | {
+        *("PLAN.json", "--vram", "--gpu", "--headroom", "--model"),
+        "--trust-remote-code",
+    },
     "verify": COMMON
     | GIVEN
     | {"PLAN.json", "--model", "--steps", "--device", "--trust-remote-code"},

@@ -19,6 +19,7 @@ ANY = frozenset({FITS, ERROR, USAGE, DOES_NOT_FIT})
 # How a command ends whose words are right; the others answer that it does not fit.
 ANSWERS = {
     "doctor": frozenset({FITS, ERROR}),  # error: it found a problem
+    "check": frozenset({FITS, USAGE, DOES_NOT_FIT}),  # a card that cannot run a plan
     **dict.fromkeys(
         ("explain", "info", "clear", "gpus", "layers", "show"), frozenset({FITS})
     ),

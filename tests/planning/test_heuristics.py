@@ -212,6 +212,7 @@ def test_a_chunked_loss_has_to_gain_one_per_cent(
     )
     monkeypatch.setattr(loss_chunking, "MIN_BUDGET_SHARE", 0.0)
     monkeypatch.setattr(loss_chunking, "can_gain", lambda *_: True)
+    monkeypatch.setattr(loss_chunking, "everything_kept", lambda *_: None)
     found = loss_chunking.search_with_loss_chunks(plain).session
     assert found is (chunked if taken else plain)
 
@@ -293,7 +294,7 @@ def test_accumulation_is_promised_after_four_micro_batches_were_replayed(
     assert once.recipe.gradient_accumulation_steps == 1
     assert [row.estimate for row in rows] == [two]
     assert judged == [1, 4]
-    assert "with 2 MiB reserved" in notes[0]
+    assert "(2 MiB reserved from 2 on)" in notes[0]
 
 
 def rated(peak: int, reserved: int, fits: dict[Recipe, int]) -> Any:  # noqa: ANN401 - a private class

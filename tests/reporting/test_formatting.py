@@ -71,6 +71,21 @@ def test_rates_and_differences_have_about_three_digits() -> None:
     assert percent_text(-0.0042) == "-0.42 %"
 
 
+def test_many_sets_of_saved_ops_are_told_together() -> None:
+    ops = [f"aten.mm.default:{number}" for number in range(3)]
+    for count, text in (
+        (2, "but save 1 matrix product; recompute block 1"),
+        (3, "recompute blocks 0-2 (3 of 24) but save selected ops; keep"),
+    ):
+        recipe = sample_recipe(
+            segments=tuple(
+                Segment((BLOCKS[at],), "selective", tuple(ops[: at + 1]))
+                for at in range(count)
+            )
+        )
+        assert text in blocks_text(recipe, BLOCKS)
+
+
 def test_one_sample_is_told_without_the_batch_dimension() -> None:
     batch = {"pixel_values": ((2, 3, 224, 224), "float32"), "labels": ((2,), "int64")}
     assert sample_text(batch) == "pixel_values 3x224x224 float32, labels int64"

@@ -10,6 +10,7 @@ from budgetfit.memory.host_copies import host_copy_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from budgetfit.core.block_profile import Mode
     from budgetfit.core.recipe import Segment
     from budgetfit.memory.chain.stages import MeasuredChain, OptionTrace
 
@@ -109,5 +110,9 @@ def option_deltas(
 def _base(
     segment: Segment, plain: MeasuredChain, rerun: MeasuredChain
 ) -> MeasuredChain:
-    """Return the baseline of an option: keep for offloading, else recompute."""
-    return plain if segment.mode == "offload" else rerun
+    return plain if base_mode(segment.mode) == "keep" else rerun
+
+
+def base_mode(mode: Mode) -> Mode:
+    """Return what an option is compared with: keep for offloading, else recompute."""
+    return "keep" if mode in {"keep", "offload"} else "recompute"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.core.step_trace import OP_COST_COLUMNS
-from budgetfit.memory.chain.option_costs import option_deltas
+from budgetfit.memory.chain.option_costs import base_mode, option_deltas
 from budgetfit.memory.chain.stages import (
     MeasuredChain,
     OptionTrace,
@@ -27,7 +27,7 @@ from budgetfit.memory.chain.stages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from budgetfit.core.allocator_settings import AllocatorSettings
     from budgetfit.core.block_profile import Mode
@@ -156,6 +156,45 @@ def with_epilogue(  # noqa: PLR0913, PLR0917 - one value each, in this order
         static_bytes=max(chain.static_bytes, new.static),
         blocks=(*chain.blocks[:-1], changed),
     )
+
+
+def with_options_of(chain: ChainProfile, other: ChainProfile) -> ChainProfile:
+    """Return the chain with the further options of another one's blocks.
+
+    Args:
+        chain: With nothing but kept and recomputed blocks.
+        other: The same model at the same batch size, whose gradients outlive the step
+            (or do not). An option changes a block's bytes and times alike.
+    """
+    blocks = (
+        replace(block, options=(*block.options, *_options_on(block, like)))
+        for block, like in zip(chain.blocks, other.blocks, strict=True)
+    )
+    return replace(chain, blocks=tuple(blocks))
+
+
+def _options_on(block: BlockProfile, like: BlockProfile) -> Iterator[BlockOption]:
+    """Yield further options of ``like`` as they are on ``block``."""
+    known = {like.option("keep"), like.option("recompute")}
+    for option in like.options:
+        mode = base_mode(option.mode)
+        mine, its = block.option(mode), like.option(mode)
+        if option in known or mine is None or its is None:
+            continue
+        saved = max(0, mine.saved_bytes + option.saved_bytes - its.saved_bytes)
+        alive = option.saved_bytes + option.backward_bytes
+        alive += mine.saved_bytes + mine.backward_bytes
+        alive -= its.saved_bytes + its.backward_bytes
+        yield replace(
+            option,
+            saved_bytes=saved,
+            forward_bytes=mine.forward_bytes + option.forward_bytes - its.forward_bytes,
+            backward_bytes=alive - saved,
+            cached_bytes=max(
+                0, mine.cached_bytes + option.cached_bytes - its.cached_bytes
+            ),
+            extra_ns=max(0, mine.extra_ns + option.extra_ns - its.extra_ns),
+        )
 
 
 def block_types(kept: StepTrace) -> dict[str, int]:

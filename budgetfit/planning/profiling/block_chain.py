@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +17,7 @@ from budgetfit.memory.chain.profile import (
     block_types,
     chain_profile,
     with_epilogue,
+    with_options_of,
 )
 from budgetfit.memory.chain.stages import OptionTrace
 from budgetfit.memory.host_copies import setup_host_bytes
@@ -24,7 +26,11 @@ from budgetfit.planning.profiling.option_recipes import (
     ALL_OPTION_KINDS,
     option_segments,
 )
-from budgetfit.planning.profiling.selective_op_sets import op_sets_by_type
+from budgetfit.planning.profiling.selective_op_sets import (
+    least_ns_per_freed_byte,
+    op_sets_by_type,
+)
+from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 from budgetfit.timing.kernel_times import interval_ns, op_times, step_time_ns
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.memory.chain.stages import Stage
     from budgetfit.planning.profiling.option_recipes import OptionKind
-    from budgetfit.timing.kernel_times import Nanoseconds
+    from budgetfit.timing.kernel_times import Nanoseconds, OpTimes
     from budgetfit.traces.session import TraceSession
 
 # The ratio of an op's output bytes to its time hardly depends on the batch size once
@@ -107,6 +113,7 @@ class BlockChain:
         self._option_segments: list[tuple[Segment, ...]] | None = None
         self._accumulating_chain: BlockChain | None = None
         self._chunked: dict[int, BlockChain] = {}
+        self._plain: BlockChain | None = None
         self._lower_bounds: dict[ChainProfile, int] = {}
 
     def all_kept(self, batch_size: int) -> StepTrace:
@@ -171,6 +178,44 @@ class BlockChain:
             else:
                 return tried
 
+    def without_options(self) -> BlockChain:
+        """Return the chain whose blocks are kept or recomputed, with these traces."""
+        if not self.option_kinds:
+            return self
+        if self._plain is None:
+            self._plain = BlockChain(
+                self.traces,
+                self.settings,
+                frozenset(),
+                self._unchunked and self._unchunked.without_options(),
+            )
+        return self._plain
+
+    def waits_for_host(self, batch_size: int) -> bool:
+        """Whether a step with everything kept takes what the host needs to issue it."""
+        kept = OptionTrace(self.all_kept(batch_size), ())
+        return self._op_times(kept, batch_size).host_bound
+
+    def least_ns_per_freed_byte(self) -> float:
+        """Return a lower bound on the time that freeing a byte of activations takes.
+
+        Of large batches, whose kernels take the least for each byte.
+        """
+        kept, recomputed = self.all_kept(1), self.all_recomputed(1)
+        if recomputed is None:
+            return math.inf
+        return least_ns_per_freed_byte(
+            kept,
+            recomputed.trace,
+            LARGEST_BATCH_SIZE,
+            partial(self._op_times_ns, batch_size=LARGEST_BATCH_SIZE),
+        )
+
+    def gradient_bytes(self) -> int:
+        """Return an upper bound on the bytes of all gradients."""
+        parameters = self.traces.workload.model.parameters()
+        return sum(4 * p.numel() for p in parameters if p.requires_grad)
+
     def with_loss_chunks(self, loss_chunks: int) -> BlockChain:
         """Return the block chain with a chunked loss, which shares these traces."""
         if loss_chunks not in self._chunked:
@@ -208,11 +253,10 @@ class BlockChain:
         Without accumulation (one micro-batch of the effective size) gradients are
         freed within the step: another program, traced only if it may fit.
         """
-        effective = self.settings.effective_batch_size
-        accumulating = self._accumulating()
+        accumulating = self.accumulating()
 
         def profile_at(batch_size: int) -> ChainProfile:
-            if batch_size == effective and batch_size > 1:
+            if self.is_whole(batch_size):
                 chain = accumulating.profile_at(batch_size, exact_blocks=exact_blocks)
                 if self._peak_lower_bound(chain) > limit_bytes:
                     return chain
@@ -220,10 +264,15 @@ class BlockChain:
 
         return profile_at
 
-    def _accumulating(self) -> BlockChain:
+    def is_whole(self, batch_size: int) -> bool:
+        """Whether a micro-batch is the whole effective batch, of several samples."""
+        return 1 < batch_size == self.settings.effective_batch_size
+
+    def accumulating(self) -> BlockChain:
+        """Return the chain of these settings with gradients that outlive a step."""
         if self._accumulating_chain is None:
             settings = replace(self.settings, effective_batch_size=None, accumulation=2)
-            whole = self._unchunked and self._unchunked._accumulating()  # noqa: SLF001
+            whole = self._unchunked and self._unchunked.accumulating()
             self._accumulating_chain = BlockChain(
                 self.traces, settings, self.option_kinds, whole
             )
@@ -233,10 +282,8 @@ class BlockChain:
         """Return a lower bound of any plan's peak, without gradients."""
         if chain not in self._lower_bounds:
             problem = Problem(chain=chain, limit_bytes=sys.maxsize)
-            parameters = self.traces.workload.model.parameters()
-            gradients = sum(4 * p.numel() for p in parameters if p.requires_grad)
             peak_bytes = chain_peak_bytes(chain, best_uniform_segments(problem))
-            self._lower_bounds[chain] = peak_bytes - gradients
+            self._lower_bounds[chain] = peak_bytes - self.gradient_bytes()
         return self._lower_bounds[chain]
 
     def _chunked_profile(self, batch_size: int, *, exact_blocks: bool) -> ChainProfile:
@@ -265,14 +312,17 @@ class BlockChain:
     def _profile(self, batch_size: int, *, exact_blocks: bool) -> ChainProfile:
         kept = self.all_kept(batch_size)
         recomputed = self.all_recomputed(batch_size)
-        return chain_profile(
+        # The options are traced with accumulation, for smaller batches.
+        has_options = recomputed is not None and bool(self.option_kinds)
+        alike = has_options and self.is_whole(batch_size)
+        profile = chain_profile(
             kept,
             recomputed,
             batch_size,
             device_properties(self.traces.workload.gpu),
             partial(self._times_of, batch_size),
             option_traces=self.option_traces(batch_size)
-            if recomputed is not None
+            if has_options and not alike
             else (),
             optimizer_ns=step_time_ns(
                 kept, self._op_times_ns(OptionTrace(kept, ()), batch_size)
@@ -280,15 +330,22 @@ class BlockChain:
             settings=self.settings.allocator,
             exact_blocks=exact_blocks,
         )
+        if not alike:
+            return profile
+        other = self.accumulating().profile_at(batch_size, exact_blocks=exact_blocks)
+        return with_options_of(profile, other)
 
     def _op_times_ns(self, option_trace: OptionTrace, batch_size: int) -> Nanoseconds:
+        return self._op_times(option_trace, batch_size).times_ns
+
+    def _op_times(self, option_trace: OptionTrace, batch_size: int) -> OpTimes:
         return op_times(
             option_trace.trace,
             batch_size,
             self.traces.workload.gpu,
             tf32=find_precision(self.settings.precision).tf32,
             selective_blocks=selective_blocks(option_trace.segments),
-        ).times_ns
+        )
 
     def _times_of(
         self, batch_size: int, option_trace: OptionTrace, chain: Sequence[Stage]

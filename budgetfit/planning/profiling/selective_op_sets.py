@@ -9,6 +9,7 @@ and the best sets solve a knapsack. What a set really costs is then traced
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -22,7 +23,7 @@ from budgetfit.memory.reference_allocator.allocator import round_bytes
 from budgetfit.solvers.op_knapsack import OpItem, pareto_op_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from budgetfit.core.step_trace import Direction, StepTrace
     from budgetfit.timing.kernel_times import Nanoseconds
@@ -60,9 +61,63 @@ def op_sets_by_type(
         batch_size: At which sizes and times are compared.
         op_times_ns: Returns the time of each op of a trace.
     """
+    found: dict[int, list[tuple[str, ...]]] = {}
+    for kind, block in _choices(kept, recomputed, batch_size, op_times_ns):
+        found[kind] = [
+            tuple(f"{block.ops[at].name}:{block.ops[at].call}" for at in sorted(chosen))
+            for chosen in _spread(_below_keeping(block), block.items)
+        ]
+    return found
+
+
+def least_ns_per_freed_byte(
+    kept: StepTrace,
+    recomputed: StepTrace,
+    batch_size: int,
+    op_times_ns: Callable[[OptionTrace], Nanoseconds],
+) -> float:
+    """Return a lower bound on the time to free a byte that a kept block holds.
+
+    On the convex hull of a block's op sets the first bytes below keeping cost least.
+    The arguments are those of ``op_sets_by_type``.
+    """
+    least = math.inf
+    for _, block in _choices(kept, recomputed, batch_size, op_times_ns):
+        for chosen in ((), *block.sets):
+            held, left_ns = block.cost(chosen)
+            if held < block.kept_bytes:
+                least = min(least, left_ns / (block.kept_bytes - held))
+    return least
+
+
+class _BlockOps(NamedTuple):
+    """The ops of a block that can be saved, and the sets of these worth saving.
+
+    ``whole_ns`` is the time of all ops that run again, ``kept_bytes`` what the block
+    holds where it is kept.
+    """
+
+    ops: Sequence[_Op]
+    items: Sequence[OpItem]
+    sets: Sequence[tuple[int, ...]]
+    whole_ns: float
+    kept_bytes: int
+
+    def cost(self, chosen: tuple[int, ...]) -> tuple[int, float]:
+        """Return the bytes held with some ops saved, and the time of the others."""
+        held = sum(self.items[at].saved_bytes for at in chosen)
+        return held, self.whole_ns - sum(self.items[at].saved_ns for at in chosen)
+
+
+def _choices(
+    kept: StepTrace,
+    recomputed: StepTrace,
+    batch_size: int,
+    op_times_ns: Callable[[OptionTrace], Nanoseconds],
+) -> Iterator[tuple[int, _BlockOps]]:
+    """Yield each block type with the ops of a block of it."""
     types = block_types(kept)
     times_ns = op_times_ns(OptionTrace(recomputed, ()))
-    found: dict[int, list[tuple[str, ...]]] = {}
     for kind in sorted(set(types.values())):
         names = [name for name in types if types[name] == kind]
         block = names[len(names) // 2]
@@ -76,36 +131,29 @@ def op_sets_by_type(
             )
             for op in choice
         ]
-        whole_ns = sum(op.time_ns for op in ops)
-        sets = _below_keeping(
-            pareto_op_sets(items, len(items)),
-            items,
-            whole_ns,
-            _kept_bytes(kept, block, batch_size),
+        yield (
+            kind,
+            _BlockOps(
+                choice,
+                items,
+                pareto_op_sets(items, len(items)),
+                sum(op.time_ns for op in ops),
+                _kept_bytes(kept, block, batch_size),
+            ),
         )
-        found[kind] = [
-            tuple(f"{choice[at].name}:{choice[at].call}" for at in sorted(chosen))
-            for chosen in _spread(sets, items)
-        ]
-    return found
 
 
-def _below_keeping(
-    sets: Sequence[tuple[int, ...]],
-    items: Sequence[OpItem],
-    whole_ns: float,
-    kept_bytes: int,
-) -> list[tuple[int, ...]]:
+def _below_keeping(block: _BlockOps) -> list[tuple[int, ...]]:
     """Drop op sets above the convex hull that includes keeping the whole block.
 
     A kept block costs no recomputation time. So a set must lie below the line from the
     set before it to that point.
     """
     found = []
-    last_bytes, last_ns = 0, whole_ns
-    for chosen in sets:
-        held = sum(items[at].saved_bytes for at in chosen)
-        left_ns = whole_ns - sum(items[at].saved_ns for at in chosen)
+    kept_bytes = block.kept_bytes
+    last_bytes, last_ns = 0, block.whole_ns
+    for chosen in block.sets:
+        held, left_ns = block.cost(chosen)
         if held >= kept_bytes:
             break
         share = (held - last_bytes) / (kept_bytes - last_bytes)

@@ -15,7 +15,6 @@ from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.replay import device_properties, replay
 from budgetfit.planning.judge import step_time
-from budgetfit.planning.profiling.block_chain import BlockChain
 from budgetfit.planning.search.policies import EVERY_N_POLICY, policy_segments
 from budgetfit.planning.search.search import best_batch, search
 from budgetfit.solvers.batch_size_grid import (
@@ -59,8 +58,7 @@ def best_with_policy(
     Raises:
         InputError: If the policy or one of the named blocks is not known.
     """
-    unchunked = replace(session.settings, loss_chunks=1)
-    plain = BlockChain(session.traces, unchunked, frozenset())
+    plain = session.changed(loss_chunks=1).block_chain.without_options()
     session = replace(session, block_chain=plain)
     if policy in ("sqrt", EVERY_N_POLICY):
         for rounds in (1, MAX_REFUSALS):

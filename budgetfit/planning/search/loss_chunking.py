@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from budgetfit.applying.loss.chunked_loss import can_chunk_loss
 from budgetfit.errors import InputError, TraceError
+from budgetfit.planning.search.everything_kept import everything_kept
 from budgetfit.planning.search.search import (
     MAX_ROUNDS,
     SearchResult,
@@ -41,6 +42,9 @@ def search_with_loss_chunks(
     Chunks run the head again in the backward pass and never hold all logits. They are
     tried with ``checkpointing="auto"`` only.
     """
+    kept = everything_kept(session, _chunked_best, MIN_GAIN)
+    if kept is not None:
+        return kept
     best = search(session, max_rounds=max_rounds)
     if best.estimate and not can_gain(session, best.estimate, MIN_GAIN, _chunked_best):
         return best

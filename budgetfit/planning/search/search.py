@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.plan import Estimate
-from budgetfit.memory.chain.peak import chain_time_ns
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.planning.search.policies import solver_for
 from budgetfit.planning.search.solver_choice import (
     MAX_SEGMENT,
@@ -30,6 +30,7 @@ from budgetfit.solvers.batch_size import choose_batch_size
 from budgetfit.solvers.chain_dp import pareto_front
 from budgetfit.solvers.host_limit import host_holds
 from budgetfit.solvers.problem import Problem, Solution
+from budgetfit.solvers.regular_order import in_regular_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -121,10 +122,10 @@ def can_gain(
     ).best
     if fastest is None:
         return True  # the plan of lowest peak may fit
-    return float(fastest.ns_per_sample or 0) < _solver_ns(known) * (1 - gain)
+    return float(fastest.ns_per_sample or 0) < solver_ns(known) * (1 - gain)
 
 
-def _solver_ns(estimate: Estimate) -> float:
+def solver_ns(estimate: Estimate) -> float:
     """Return the time per sample as the solver counts it: before any calibration."""
     return 1e9 / (estimate.samples_per_s * estimate.time_factor)
 
@@ -308,7 +309,7 @@ class _Limits:
         unused = self.limit_bytes - best.reserved_bytes
         room = self.refused - self.agreed
         self.now = self.agreed + room // 2
-        gain = 1 - float(chosen.ns_per_sample or 0) / _solver_ns(best)
+        gain = 1 - float(chosen.ns_per_sample or 0) / solver_ns(best)
         much = unused > self.limit_bytes * LARGE_SLACK and room > 2 * STEP_BYTES
         return much and gain > MIN_ROUND_GAIN
 
@@ -357,10 +358,12 @@ def _over_limit_candidates(
     limit_ns = chain_time_ns(chain, found.segments)
     front = pareto_front(problem, MAX_FRONT_LABELS, faster_than_ns=limit_ns)
     held = (
-        solution
+        # At most its own bytes: what is more than the limit is left to the judge.
+        in_regular_order(replace(problem, limit_bytes=peak_bytes), solution)
         # Slowest first: the front falls in bytes as it rises in time.
         for solution in reversed(front)
         if solution.segments is not None and host_holds(chain, solution.segments)
+        for peak_bytes in (chain_peak_bytes(chain, solution.segments),)
     )
     for solution in islice(held, count):
         recipe = session.settings.recipe(found.batch_size, solution.segments or ())

@@ -17,6 +17,7 @@ from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
 from budgetfit.solvers.host_limit import within_host_limit
 from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS, lagrangian_bounds
 from budgetfit.solvers.problem import Problem, Solution, describe
+from budgetfit.solvers.regular_order import in_regular_order
 from budgetfit.solvers.uniform_segments import fastest_uniform
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def fastest_plan(problem: Problem) -> Solution:
     if best.segments is None:
         nested = replace(problem, max_segment=MAX_SEGMENT, nested=True)
         best = within_host_limit(nested, _solved, _time_in(problem.chain))
-    return best
+    return in_regular_order(problem, best)
 
 
 def fastest_plan_bounds(problem: Problem) -> Bounds:
@@ -162,6 +163,8 @@ def optimality_gap(session: PlanningSession, recipe: Recipe) -> float | None:
     Returns:
         At least 0; None where no bound is known.
     """
+    if not recipe.segments:
+        return 0.0
     chain = session.block_chain.profile_at(recipe.batch_size)
     problem = Problem(
         chain=chain, limit_bytes=session.budget.usable_bytes, max_segment=MAX_SEGMENT

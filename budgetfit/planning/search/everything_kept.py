@@ -1,0 +1,137 @@
+"""Keep everything where nothing can be faster, without tracing other options.
+
+A plan that frees bytes recomputes them, or moves them to the host. So the step of a
+batch too large to keep everything takes at least as long as with everything kept, and
+as the missing bytes take where they are freed fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from budgetfit.applying.loss.chunked_loss import can_chunk_loss
+from budgetfit.memory.chain.peak import chain_peak_bytes
+from budgetfit.planning.search.baselines import best_with_segments
+from budgetfit.planning.search.search import SearchResult, best_batch, solver_ns
+from budgetfit.planning.search.solver_choice import MIN_HOST_GAIN, SHOWN_AS_OPTIMAL
+from budgetfit.solvers.problem import Problem, Solution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from budgetfit.core.block_profile import ChainProfile
+    from budgetfit.planning.session import PlanningSession
+
+    ChainChange = Callable[[ChainProfile], ChainProfile]
+
+
+def everything_kept(
+    session: PlanningSession, chunked: ChainChange, chunks_gain: float
+) -> SearchResult | None:
+    """Return the plan that keeps everything, if none is faster at any batch size.
+
+    Args:
+        session: Of any request: only the fastest plan can be found so.
+        chunked: Makes a profile as good as chunks of the loss can.
+        chunks_gain: The share of the time that these have to gain.
+
+    Returns:
+        None where another plan may be faster.
+    """
+    request, limit_bytes = session.request, session.budget.usable_bytes
+    if (request.checkpointing, request.objective) != ("auto", "throughput"):
+        return None
+    plain = replace(session, block_chain=session.block_chain.without_options())
+    if len(plain.block_chain.all_kept(session.smallest_batch).batch_sizes) == 1:
+        return None  # not affine: each batch size is traced
+    smallest = plain.block_chain.profile_at(session.smallest_batch, exact_blocks=False)
+    if chain_peak_bytes(smallest, ()) > limit_bytes:
+        return None
+    estimate = best_with_segments(session, ())
+    if not estimate.fits or plain.block_chain.waits_for_host(
+        estimate.recipe.batch_size
+    ):
+        return None
+    ns_per_byte = plain.block_chain.least_ns_per_freed_byte()
+    may_be_faster: list[tuple[float, ChainChange, float]] = [
+        (ns_per_byte, _unchanged, SHOWN_AS_OPTIMAL),
+        (0.0, _unchanged, MIN_HOST_GAIN),  # copies may overlap with kernels
+    ]
+    if session.settings.loss_chunks == 1 and can_chunk_loss(
+        session.workload.model, session.workload.loss
+    ):
+        may_be_faster.append((ns_per_byte, chunked, chunks_gain))
+    least_ns = solver_ns(estimate)
+    for each_byte_ns, change, gain in may_be_faster:
+        if _shortest_ns(plain, each_byte_ns, change) < least_ns * (1 - gain):
+            return None
+    count = len(session.workload.blocks)
+    return SearchResult(
+        session=session,
+        estimate=estimate,
+        explanation=f"All {count} blocks are kept; nothing is faster at any batch size",
+    )
+
+
+def _unchanged(chain: ChainProfile) -> ChainProfile:
+    return chain
+
+
+def _shortest_ns(
+    session: PlanningSession, ns_per_byte: float, change: ChainChange
+) -> float:
+    """Return a lower bound on the time per sample over all batch sizes.
+
+    Gradients that do not outlive a step are less than those that do: the profile with
+    these serves both, and another program is not traced.
+    """
+    chain, limit_bytes = session.block_chain, session.budget.usable_bytes
+
+    def profile_at(batch_size: int) -> ChainProfile:
+        if not chain.is_whole(batch_size):
+            profile, limit = (
+                chain.profile_at(batch_size, exact_blocks=False),
+                limit_bytes,
+            )
+        else:
+            accumulating = chain.accumulating()
+            profile = accumulating.profile_at(batch_size, exact_blocks=False)
+            limit = limit_bytes + chain.gradient_bytes()
+        return _with_missing_bytes(change(profile), limit, limit_bytes, ns_per_byte)
+
+    found = best_batch(session, profile_at, _keep_all, limit_bytes).best
+    return math.inf if found is None else float(found.ns_per_sample or 0)
+
+
+def _with_missing_bytes(
+    chain: ChainProfile, limit_bytes: int, shown_bytes: int, ns_per_byte: float
+) -> ChainProfile:
+    """Return the chain with everything kept in ``shown_bytes``, as fast as can be.
+
+    Unchanged in bytes where more is missing than blocks save.
+    """
+    peak_bytes = chain_peak_bytes(chain, ())
+    missing = max(0, peak_bytes - limit_bytes)
+    freed = sum(
+        block.keep.saved_bytes + block.keep.cached_bytes
+        for block in chain.blocks
+        if len(block.options) > 1
+    )
+    if missing > freed:
+        return replace(chain, static_bytes=chain.static_bytes + shown_bytes)
+    last = chain.blocks[-1]
+    longer = replace(last, forward_ns=last.forward_ns + round(missing * ns_per_byte))
+    return replace(
+        chain,
+        static_bytes=chain.static_bytes - max(0, peak_bytes - shown_bytes),
+        blocks=(*chain.blocks[:-1], longer),
+    )
+
+
+def _keep_all(problem: Problem) -> Solution:
+    fits = chain_peak_bytes(problem.chain, ()) <= problem.limit_bytes
+    return Solution(
+        segments=() if fits else None, proven_optimal=True, explanation="kept"
+    )

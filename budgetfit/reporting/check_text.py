@@ -1,0 +1,44 @@
+"""Text report of ``check``: a plan's memory as planned and as predicted now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+
+from budgetfit.reporting.estimate_text import limit_text, recipe_lines
+from budgetfit.reporting.header import model_lines
+from budgetfit.reporting.layout import bullets, lines, section
+from budgetfit.reporting.plan_text import versions_text
+from budgetfit.utils.format_bytes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from budgetfit.core.plan import Estimate, Plan
+
+
+def check_text(
+    plan: Plan, found: Estimate, card: str, versions: Mapping[str, object]
+) -> RenderableType:
+    """Render whether a plan still fits.
+
+    Args:
+        plan: As it was made.
+        found: Its estimate now.
+        card: The card or the limit that it was checked for.
+        versions: Of the libraries now.
+    """
+    planned = plan.estimate
+    was = format_bytes(planned.reserved_bytes)
+    now = format_bytes(found.reserved_bytes)
+    body = [
+        *recipe_lines(plan.recipe, plan.model.blocks),
+        f"planned: reserved {was}, {plan.gpu.name}, {versions_text(plan.provenance)}",
+        f"now:     reserved {now}, {card}, {versions_text(versions)}",
+    ]
+    parts = [lines([*model_lines(plan.model), ""])]
+    parts.append(section("CHECK", lines(body), limit_text(found)))
+    if found.notes:
+        parts.append(section("WATCH OUT", bullets(found.notes)))
+    return Group(*parts)

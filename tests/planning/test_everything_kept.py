@@ -1,0 +1,110 @@
+"""Where everything kept cannot be beaten, no other option is traced."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import budgetfit
+from budgetfit.core.plan import Plan
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.memory.chain.profile import with_options_of
+from budgetfit.planning.search import everything_kept, loss_chunking
+from tests import models
+from tests.models import MIB
+from tests.solvers.chains import block, chain_of, equal_blocks, option
+from tests.traced import PAIRS, chains
+
+KEEP = option("keep", 20, 22, 4, cached=1)
+RECOMPUTE = option("recompute", 2, 20, 23, extra=5)
+CHAIN = chain_of(*equal_blocks(6, KEEP, RECOMPUTE), block("head", KEEP), static=100)
+
+
+@pytest.mark.parametrize(
+    ("missing", "longer_ns"), [(0, 0), (1, 2), (60, 120), (126, 252)]
+)
+def test_missing_bytes_take_time_until_no_block_has_any(
+    missing: int, longer_ns: int
+) -> None:
+    limit = chain_peak_bytes(CHAIN, ()) - missing
+    found = everything_kept._with_missing_bytes(CHAIN, limit, limit, 2.0)  # noqa: SLF001
+    assert chain_peak_bytes(found, ()) <= limit
+    assert chain_time_ns(found, ()) == chain_time_ns(CHAIN, ()) + longer_ns
+
+
+def test_more_bytes_than_blocks_hold_cannot_be_freed() -> None:
+    limit = chain_peak_bytes(CHAIN, ()) - 127  # six blocks hold 126
+    found = everything_kept._with_missing_bytes(CHAIN, limit, limit, 2.0)  # noqa: SLF001
+    assert chain_peak_bytes(found, ()) > limit
+
+
+@pytest.mark.parametrize("name", [name for name in PAIRS if name != "convolutions"])
+@pytest.mark.parametrize("batch_size", [2, 16, 512])
+def test_no_option_frees_a_byte_faster_than_the_bound(
+    name: str, batch_size: int
+) -> None:
+    chain = chains(name, *PAIRS[name])
+    least = chain.least_ns_per_freed_byte()
+    for each in chain.profile_at(batch_size).blocks:
+        for other in each.options[1:]:
+            freed = each.keep.saved_bytes + each.keep.cached_bytes - other.saved_bytes
+            on_host = other.mode == "offload" or other.input_on_host
+            if freed > 0 and not on_host:
+                assert other.extra_ns / freed >= least * (1 - 1e-6)
+
+
+def test_an_option_changes_a_block_alike_with_and_without_accumulation() -> None:
+    one, many = (
+        chains("llama", *PAIRS["llama"], accumulation).profile_at(16)
+        for accumulation in (1, 2)
+    )
+    plain = chains("llama", *PAIRS["llama"]).without_options().profile_at(16)
+    found = with_options_of(plain, many)
+    for mine, traced in zip(found.blocks, one.blocks, strict=True):
+        assert len(mine.options) == len(traced.options)
+        for made, own in zip(mine.options, traced.options, strict=True):
+            assert (made.mode, made.saved_ops) == (own.mode, own.saved_ops)
+            assert made.saved_bytes == own.saved_bytes
+            assert made.extra_ns == pytest.approx(own.extra_ns, rel=0.05)
+            held = own.saved_bytes + own.backward_bytes
+            assert made.saved_bytes + made.backward_bytes == pytest.approx(
+                held, rel=0.02
+            )
+
+
+def planned(vram: int, **given: Any) -> Plan:
+    with torch.device("meta"):
+        model = models.llama(num_hidden_layers=6, hidden_size=256)
+    return budgetfit.plan(
+        model, vram=f"{vram}MiB", headroom=0, max_length=512, precision="bf16", **given
+    )
+
+
+@pytest.mark.parametrize("vram", [1400, 2000, 4000])
+@pytest.mark.parametrize("effective", [None, 16])
+def test_the_plan_is_as_fast_as_that_of_the_whole_search(
+    monkeypatch: pytest.MonkeyPatch, vram: int, effective: int | None
+) -> None:
+    monkeypatch.setenv("BUDGETFIT_CACHE", "off")
+    given = {"effective_batch_size": effective}
+    first = planned(vram, **given)
+    monkeypatch.setattr(loss_chunking, "everything_kept", lambda *_: None)
+    whole = planned(vram, **given)
+    assert first.fits
+    # The whole search may use the host where that gains up to two per cent.
+    assert first.estimate.samples_per_s >= 0.98 * whole.estimate.samples_per_s
+    if first.recipe.segments:
+        assert first.recipe == whole.recipe
+
+
+def test_where_everything_fits_no_option_is_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BUDGETFIT_CACHE", "off")
+    plan = planned(16_000, effective_batch_size=8)
+    assert not plan.recipe.segments
+    assert {each.mode for row in plan.block_table for each in row.choices} == {
+        "keep",
+        "recompute",
+    }
+    assert plan.estimate.reserved_bytes < 16_000 * MIB
