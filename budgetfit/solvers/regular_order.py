@@ -140,7 +140,7 @@ def _groups(segments: Sequence[Segment], blocks: int) -> list[Group]:
 def _orders(groups: Sequence[Group]) -> Iterator[list[Group]]:
     """Yield orders of the groups, with their own segment lengths or a single one."""
     longest = max(max(lengths) for _, lengths in groups)
-    cut = [[(of, tuple(sorted(lengths, reverse=True))) for of, lengths in groups]]
+    cut = [[(of, tuple(sorted(lengths))) for of, lengths in groups]]
     cut += [
         [(of, _cut(of, lengths, length)) for of, lengths in groups]
         for length in range(1, longest + 1)
@@ -153,11 +153,11 @@ def _orders(groups: Sequence[Group]) -> Iterator[list[Group]]:
 
 
 def _cut(of: Treatment | None, lengths: Sequence[int], length: int) -> tuple[int, ...]:
-    """Return as many blocks in segments of one length, and a shorter one last."""
+    """Return as many blocks in segments of one length, and a shorter one first."""
     if of is None or of.nested or max(lengths) == 1:
         return tuple(lengths)
     whole, rest = divmod(sum(lengths), length)
-    return (*(length,) * whole, *((rest,) if rest else ()))
+    return (*((rest,) if rest else ()), *(length,) * whole)
 
 
 def _placed(groups: Sequence[Group], names: Sequence[str]) -> Iterator[Segment]:
