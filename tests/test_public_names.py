@@ -7,7 +7,7 @@ import pytest
 import budgetfit
 
 PUBLIC = (
-    *("plan", "estimate", "apply", "verify"),
+    *("plan", "estimate", "apply", "verify", "check"),
     *("Plan", "Recipe", "Segment", "Loop", "Estimate", "Verification", "Run"),
     *("BudgetfitError", "DoesNotFitError", "TraceError", "InputError"),
 )

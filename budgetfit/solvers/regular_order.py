@@ -133,7 +133,9 @@ def _groups(segments: Sequence[Segment], blocks: int) -> list[Group]:
     for each in segments:
         found.setdefault(Treatment.of(each), []).append(len(each.blocks))
     kept = blocks - sum(map(sum, found.values()))
-    groups: list[Group] = [(of, tuple(lengths)) for of, lengths in sorted(found.items())]
+    groups: list[Group] = [
+        (of, tuple(lengths)) for of, lengths in sorted(found.items())
+    ]
     return [*groups, (None, (1,) * kept)] if kept else groups
 
 

@@ -118,7 +118,7 @@ class BlockChain:
 
     def all_kept(self, batch_size: int) -> StepTrace:
         """Return the trace with no block recomputed."""
-        return self.traces.affine(self.settings.recipe(batch_size))
+        return self._traced(batch_size)
 
     def op_count(self, batch_size: int) -> int:
         """Return the number of ops of a step without recomputation or loss chunks."""
@@ -130,9 +130,17 @@ class BlockChain:
         segments = checkpoint_every_block(self.traces.workload.blocks)
         if not segments:
             return None
-        return OptionTrace(
-            self.traces.affine(self.settings.recipe(batch_size, segments)), segments
-        )
+        return OptionTrace(self._traced(batch_size, segments), segments)
+
+    def _traced(self, batch_size: int, segments: tuple[Segment, ...] = ()) -> StepTrace:
+        """Return a trace for all batch sizes, or for the only one without accumulation.
+
+        That one, the whole effective batch, is the trace that the judge takes.
+        """
+        recipe = self.settings.recipe(batch_size, segments)
+        if self.is_whole(batch_size):
+            return self.traces.exact(recipe)
+        return self.traces.affine(recipe)
 
     def option_traces(self, batch_size: int) -> list[OptionTrace]:
         """Return traces that try selective checkpointing and offload on each type.
