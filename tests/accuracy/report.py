@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from docs.answers import write
 from tests.accuracy import allocator_settings, varying_lengths_table
 from tests.accuracy.case import Case
 from tests.accuracy.cases import CASES, RECORDINGS, release
@@ -262,7 +263,7 @@ def main() -> int:
     page = page_of(installed)
     if page.is_file() and (kept := of_other_commands(page.read_text("utf-8"))):
         text.append(kept)
-    page.write_text("\n".join(text) + "\n", encoding="utf-8")
+    write(page, "\n".join(text) + "\n")
     sys.stdout.write(f"{len(results)} recordings; each of them is in {page.name}\n")
     if installed == MAIN_RELEASE:
         sys.stdout.write(write_page(options.jobs))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from docs.answers import write
 from tests.accuracy.real_cards.predict import Compared, compare
 from tests.accuracy.real_cards.runs import runs
 
@@ -117,7 +118,7 @@ def main() -> int:
     with ProcessPoolExecutor(parser.parse_args().jobs) as pool:
         text = section(list(pool.map(compare, runs(), chunksize=4)))
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(page.replace(kept_section(page), text, 1), encoding="utf-8")
+    write(PAGE, page.replace(kept_section(page), text, 1))
     sys.stdout.write(text + "\n")
     return 0
 
