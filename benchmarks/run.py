@@ -17,6 +17,7 @@ from importlib.metadata import version
 from typing import Final, NamedTuple
 
 from benchmarks.shared import ROOT
+from docs.answers import write
 
 PAGE: Final = ROOT / "docs" / "performance.md"
 
@@ -120,7 +121,7 @@ def main(names: list[str]) -> int:
             "[step times](times.md); of memory: [published](published.md).\n\n"
             f"Machine: {machine()}.\n"
         )
-        PAGE.write_text("\n".join([head, *sections]), encoding="utf-8")
+        write(PAGE, "\n".join([head, *sections]))
         print(f"\nWritten to {PAGE.relative_to(ROOT)}")
     return 0
 

@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks.published_steps.fit import held_out
 from benchmarks.published_steps.predict import Step, steps
 from benchmarks.shared import ROOT, table
+from docs.answers import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -235,12 +236,12 @@ def main() -> int:
     summary = "\n\n".join(parts)
     print(summary)
     introduction = (__doc__ or "").split("\n\npython -m")[0]
-    PAGE.write_text(
+    write(
+        PAGE,
         f"# Step times\n\n`python -m benchmarks.step_times` writes this page. "
         f"{introduction}\n\nErrors are predicted over measured, less one.\n\n{summary}"
         f"\n\n## Every row of one GPU\n\n{every_row(rows)}"
         f"\n\n## Eight GPUs\n\n{every_row(on_eight)}\n",
-        encoding="utf-8",
     )
     print(f"\nWritten to {PAGE.relative_to(ROOT)}")
     return 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from budgetfit.reporting.html.svg import Drawing
 
-MOST_LINES: Final = 12  # of a table or a text that is shown without a fold
+MOST_LINES: Final = 8  # of a table or a text that is shown without a fold
 LEAST_SPAN: Final = 1.0  # percent to either side that a picture of errors shows
 _FOLD: Final = '<details markdown="1">'  # MkDocs reads Markdown inside; GitHub always
 _ANSWER: Final = '<div class="answer" markdown="1">'
@@ -62,13 +62,20 @@ def with_answers(page: str, answers: Mapping[str, str]) -> str:
             rows = sum(_length(part) for part in inside)
             block = folded(f"{block[4:]}: {rows} rows", "\n\n".join(inside))
         elif (length := _length(block)) > MOST_LINES:
-            kind = "rows" if block.startswith("|") else "lines"
-            block = folded(f"All {length} {kind}", block)
+            block = folded(_summary(block, length), block)
         done.append(block)
         if block in answers:
             done.append(f"{_ANSWER}\n\n{answers[block].strip()}\n\n</div>")
         at = end
     return "\n\n".join(done) + "\n"
+
+
+def _summary(block: str, length: int) -> str:
+    """Return what a table or a text is."""
+    if not block.startswith("|"):
+        return f"All {length} lines"
+    columns = [name for name in cells(block.split("\n", 1)[0]) if name][:3]
+    return f"All {length} rows: {', '.join(columns)}, …"
 
 
 def _end_of_cases(blocks: Sequence[str], heading: int) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import run as bench
 from docs import answers
 from docs.evidence import (
     MOST_LINES,
@@ -16,6 +17,8 @@ from docs.evidence import (
     with_answers,
 )
 from tests.docs.markdown import DOCS, read
+from tests.zoo import run
+from tests.zoo.check import STAGES, Outcome
 
 LONG = "| case | error |\n|---|---:|\n| bad | +9 % |"
 LONG += "".join(f"\n| {number} | +0 % |" for number in range(MOST_LINES))
@@ -78,7 +81,7 @@ def test_cases_and_long_tables_are_folded_and_nothing_is_dropped() -> None:
     assert lines_of(done) == lines_of(PAGE)
     assert re.findall(r"<summary>(.*)</summary>", done) == [
         f"Every case: {MOST_LINES + 1} rows",
-        f"All {MOST_LINES + 1} rows",
+        f"All {MOST_LINES + 1} rows: case, error, …",
     ]
     left = outside_folds(done)
     assert "| 1 | 2 |" in left
@@ -176,6 +179,157 @@ def test_accuracy_counts_what_is_exact_and_what_is_too_low() -> None:
     assert "1 of them too low by over 3 %" in left
     assert done.picture.count("<use") == 8
     assert "](accuracy.svg)" in left
+
+
+_TIMES = """# Step times
+
+Text.
+
+| | rows | signed median | median | p90 | worst | x | in the printed range |
+|---|---|---|---|---|---|---|---|
+| one GPU | 3 | -1.5% | 2.0% | 9.0% | -60% | 50% | 67% |
+| eight GPUs | 1 | -16.6% | 16.6% | 16.6% | -17% | 0% | 0% |
+
+## Every row of one GPU
+
+| error | GPU | in range | by |
+|---|---|---|---|
+| -60% | t4 | no | timm |
+| +2% | t4 | yes | mli |
+| +1% | t4 | yes | timm |
+
+## Eight GPUs
+
+| error | GPU | in range | by |
+|---|---|---|---|
+| -17% | a100 | no | foundry |
+"""
+
+
+def test_times_are_counted_by_source() -> None:
+    done = answers.times(_TIMES, "times")
+    left = " ".join(outside_folds(done.page).split())
+    assert (
+        "**3 published steps on one GPU: half of them are predicted within 2.0%" in left
+    )
+    assert "(signed median -1.5%, worst -60%); 67% lie in the range" in left
+    assert "1 steps on eight GPUs" in left
+    assert "signed median -16.6%, worst -17%." in left
+    names = re.findall(r">([^<]* \(\d+\))<", done.picture)
+    assert names == ["timm (2)", "mli (1)", "foundry, eight GPUs (1)"]
+    assert len(re.findall(r"<use[^>]*--limit", done.picture)) == 2
+
+
+_PUBLISHED = """# What others measured
+
+| | rows | median of sizes | median | lowest | highest | as allowed |
+|---|---|---|---|---|---|---|
+| **reserved** | 3 | 7.00% | +7.00% | +4.00% | +10.00% | 2 |
+| hub, reserved | 3 | 7.00% | +7.00% | +4.00% | +10.00% | 1 |
+
+## Rows that miss what they are allowed (2)
+
+* **a/lora** (hub), +10.00%: why.
+* **c** (hub), fits: why.
+
+## Every predicted row
+
+| row | card | settings | footprint | published | predicted | error | allowed |
+|---|---|---|---|---|---|---|---|
+| a/lora ([hub](https://example.org)) | t4 | x | reserved | 1 | 2 | +10.00% | 5% |
+| a ([hub](https://example.org) table) | t4 | x | reserved | 1 | 2 | +4.00% | 5% |
+| b ([hub](https://example.org)) | t4 | x | reserved | 1 | 2 | +7.00% | 5% |
+| c ([hub](https://example.org)) | t4 | x | reserved | out | 2 | fits | 5% |
+
+## Process: outside
+
+| card | MiB | |
+|---|---|---|
+| t4 | 1 | outside |
+| t4 | 1 |  |
+"""
+
+
+def test_published_rows_are_crossed_where_they_miss_what_they_are_allowed() -> None:
+    done = answers.published(_PUBLISHED, "published")
+    left = " ".join(outside_folds(done.page).split())
+    assert "**Of 3 published numbers and 1 runs out of memory, 2 are predicted" in left
+    assert "reserved (3): median +7.00%, from +4.00% to +10.00%." in left
+    assert "Of 2 reports of what a process holds outside the allocator, 1 lie" in left
+    assert "hub, reserved (3)" in done.picture
+    assert len(re.findall(r"<use[^>]*--limit", done.picture)) == 1
+
+
+def outcome(name: str, task: str, *, fails: str = "") -> Outcome:
+    if fails:
+        return Outcome(name, task, ["traced"], reasons={"planned": fails})
+    return Outcome(name, task, list(STAGES))
+
+
+def test_the_zoo_is_written_by_task_and_failures_are_not_folded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [outcome(f"Model{number}", "image") for number in range(11)]
+    found += [outcome("Speech", "sound"), outcome("Broken", "image", fails="a | b")]
+    monkeypatch.setattr(run, "zoo", dict)
+    monkeypatch.setattr(run, "_outcomes", lambda *_: found)
+    monkeypatch.setattr(run, "PAGE", tmp_path / "zoo.md")
+    monkeypatch.setattr("sys.argv", ["run", "--write"])
+    assert run.main() == 1
+    page = (tmp_path / "zoo.md").read_text()
+    left = outside_folds(page)
+    assert "**12 of 13 models pass every stage: traced, planned, applied" in left
+    assert "Not Broken: planned: a \\| b." in left
+    assert "| Broken | image | yes | no | no | no |" in left
+    assert re.findall("<summary>(.*)</summary>", page) == ["image: 11", "sound: 1"]
+    for each in found:
+        assert len(re.findall(rf"^\| {each.name} \|", page, re.MULTILINE)) == 1
+    picture = (tmp_path / "zoo.svg").read_text()
+    texts = ("1 of 13", "11 of 12", "1 of 1", "1 other tasks")
+    assert all(f">{text}</text>" in picture for text in texts)
+    assert answers.zoo(page, "zoo").page == page
+
+
+def test_a_zoo_without_failures_says_so() -> None:
+    page = run.page([outcome("A", "image"), outcome("B", "sound")], STAGES)
+    done = answers.zoo(page, "zoo").page
+    assert "**2 of 2 models pass every stage" in done
+    assert "do not pass" not in done
+    assert answers.zoo(done, "zoo").page == done
+
+
+_OUTPUTS = {
+    "plan_times": """| plan | for | answer, s (median of 3) | reached |
+|---|---|---|---|
+| a | t4 | 2.0 | yes |
+| b | t4 | 9.0 | no |
+| c | t4 | 4.0 | yes |""",
+    "against_full": """| model | card | precision | faster by |
+|---|---|---|---|
+| a | t4 | bf16 | +20.0% |
+| b | t4 | bf16 | -1.0% |""",
+    "solver_speed": "\n".join(f"line {number}" for number in range(20)),
+}
+
+
+def test_make_bench_writes_how_long_and_how_much_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [each for each in bench.BENCHMARKS if each.name in _OUTPUTS]
+    monkeypatch.setattr(bench, "BENCHMARKS", chosen)
+    monkeypatch.setattr(bench, "output_of", lambda each, _: _OUTPUTS[each.name])
+    monkeypatch.setattr(bench, "introduction", lambda _: "What is compared.")
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "PAGE", tmp_path / "performance.md")
+    assert bench.main([]) == 0
+    page = (tmp_path / "performance.md").read_text()
+    said = " ".join(page.split("![")[0].split())
+    assert "3 models are there after 2.0 to 9.0 s (median 4.0 s; 2 of 3 within" in said
+    assert "-1.0 % to +20.0 % (median +9.5 %) faster" in said
+    assert "slower in 1 of 2 cases" in said
+    assert "line 7" not in outside_folds(page)
+    picture = (tmp_path / "performance.svg").read_text()
+    assert picture.index("b, t4, bf16") < picture.index("a, t4, bf16")
 
 
 @pytest.mark.parametrize("name", answers.PAGES)

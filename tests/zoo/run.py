@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from docs.answers import write
 from tests.zoo.check import STAGES, Outcome, check
 from tests.zoo.entry import zoo
 from tests.zoo.known_failures import KNOWN_FAILURES
@@ -43,7 +44,7 @@ def main() -> int:
         print(f"{outcome.name:44} {passed} {outcome.seconds:5.1f} s  {outcome.reason}")
     print(*_shares(outcomes, stages), sep="\n")
     if wanted.write:
-        PAGE.write_text(page(outcomes, stages), encoding="utf-8")
+        write(PAGE, page(outcomes, stages))
     return int(any(outcome.reason for outcome in outcomes))
 
 
