@@ -48,8 +48,10 @@ def write(file: Path, page: str) -> None:
 
     Raises:
         KeyError: It is none of ``PAGES``.
-        ValueError: It lacks a heading or a table that its answer is made of.
+        ValueError: It lacks a heading or a table that its answer is made of; it is
+            written without folds, so that no long run is lost.
     """
+    file.write_text(page, encoding="utf-8")
     finished = PAGES[file.stem](page, file.stem)
     file.with_suffix(".svg").write_text(f"{finished.picture}\n", encoding="utf-8")
     file.write_text(finished.page, encoding="utf-8")

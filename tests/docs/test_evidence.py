@@ -356,6 +356,13 @@ def test_a_page_is_written_with_its_picture(
     assert file.with_suffix(".svg").read_text().startswith("<svg")
 
 
+def test_a_page_without_its_table_is_written_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "performance.md"
+    with pytest.raises(ValueError, match="no table after '## How long planning"):
+        answers.write(file, "# Performance\n\nA run of hours.\n")
+    assert file.read_text() == "# Performance\n\nA run of hours.\n"
+
+
 def test_an_unknown_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert answers.main(["everything"]) == 2
     assert "'everything' is no evidence page" in capsys.readouterr().out
