@@ -1,8 +1,10 @@
 """Evidence pages begin with the answer and a picture; every case is behind a fold."""
 
+import contextlib
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,9 @@ from docs.evidence import (
     rows_after,
     with_answers,
 )
+from tests.accuracy import report
+from tests.accuracy.cases import CASES
+from tests.accuracy.predict import Comparison
 from tests.docs.markdown import DOCS, read
 from tests.zoo import run
 from tests.zoo.check import STAGES, Outcome
@@ -179,6 +184,42 @@ def test_accuracy_counts_what_is_exact_and_what_is_too_low() -> None:
     assert "1 of them too low by over 3 %" in left
     assert done.picture.count("<use") == 8
     assert "](accuracy.svg)" in left
+
+
+def test_make_accuracy_writes_a_page_with_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = next(iter(CASES.values()))
+    row = Comparison(case, 1010, 1000, 2000, 2000, 1010, 0, 0)
+    (tmp_path / "here" / "torch-2.11").mkdir(parents=True)
+    (tmp_path / "here" / "torch-2.11" / "a.json").touch()
+    result = report.Result("a", "null driver", "torch 2.11", case, row)
+    monkeypatch.setattr(report, "RECORDINGS", tmp_path)
+    monkeypatch.setattr(report, "DOCS", tmp_path)
+    monkeypatch.setattr(report, "release", lambda _: "torch-2.11")
+    monkeypatch.setattr(report, "ProcessPoolExecutor", _InThisProcess)
+    monkeypatch.setattr(report, "result_of", lambda _: result)
+    monkeypatch.setattr("sys.argv", ["report"])
+    assert report.main() == 0
+    page = (tmp_path / "accuracy-torch-2.11.md").read_text()
+    left = " ".join(outside_folds(page).split())
+    assert left.startswith('# Accuracy with torch-2.11 <div class="answer"')
+    assert "predicted to the byte in 1**; allocated: median +1.00 %" in left
+    assert "Every case, the worst first: 1 rows</summary>" in page
+    assert "No recording of a real GPU" in left
+    assert (tmp_path / "accuracy-torch-2.11.svg").is_file()
+
+
+class _InThisProcess(contextlib.nullcontext[None]):
+    """An executor that does it here."""
+
+    def __init__(self, _: int) -> None:
+        super().__init__()
+
+    def __enter__(self) -> Any:  # noqa: ANN401 - an executor
+        return self
+
+    map = staticmethod(map)
 
 
 _TIMES = """# Step times
