@@ -13,7 +13,6 @@ import functools
 import json
 import os
 import sys
-import tempfile
 import time
 from operator import attrgetter
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from platformdirs import user_state_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from budgetfit.utils.whole_file import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,7 +179,7 @@ def add_measurement(new: ContextMeasurement | StepTimeMeasurement) -> Path:
             kept = (*others, *(*same, new)[-MAX_KEPT:])
             document = document.model_copy(update={name: kept})
             text = json.dumps(document.model_dump(mode="json"), indent=1) + "\n"
-            _replace(path, text)
+            write_whole(path, text, private=True)
     except OSError as error:
         raise CalibrationError(f"{path} cannot be written ({_reason(error)})") from None
     return path
@@ -197,18 +198,6 @@ def _parsed(path: Path, _inode: int, _mtime_ns: int, _size_bytes: int) -> Calibr
             f"{path} is damaged or not budgetfit's ({f'{where}: ' if where else ''}"
             f"{first['msg']})"
         ) from None
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace the file atomically: write a temporary file, then rename it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".new")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _reason(error: Exception) -> str:

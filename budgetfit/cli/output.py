@@ -4,6 +4,7 @@ Results go to stdout, progress and errors to stderr. No traceback without --trac
 """
 
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -18,6 +19,7 @@ from typing import Any, Final
 import typer
 
 from budgetfit.errors import BudgetfitError, DoesNotFitError, InputError
+from budgetfit.utils.whole_file import write_whole
 
 ERROR: Final = 1
 USAGE: Final = 2
@@ -194,6 +196,9 @@ def check_writable(path: Path) -> None:
                 pass
         if new:
             place.unlink()
+        elif place.is_file() and not os.access(place.parent, os.W_OK):
+            # A new file takes its place.
+            raise PermissionError(errno.EACCES, "its folder cannot be written to")
     except OSError as error:
         raise InputError(_cannot_write(path, error)) from None
 
@@ -202,7 +207,7 @@ def write(path: Path | None, text: str) -> str:
     """Write a file, if given; return why it failed, or an empty text."""
     if path is not None:
         try:
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
         except OSError as error:
             return _cannot_write(path, error)
     return ""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.adapter import FULL, Adapter
 from budgetfit.core.block_report import BlockRow, find_block
@@ -22,6 +21,10 @@ from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import Gpu
 from budgetfit.utils.lazy_import import lazy_import
+from budgetfit.utils.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SECONDS_PER_HOUR = 3600
 # Label of the alternative that shows the plan under gradient accumulation.
@@ -341,7 +344,7 @@ class Plan(PlanExports):
             InputError: If matplotlib or Jinja2 is missing.
         """
         page = lazy_import("budgetfit.reporting.html.report").plan_page
-        Path(path).write_text(page(self, comparison=comparison), encoding="utf-8")
+        write_whole(path, page(self, comparison=comparison))
 
     def dump_snapshot(self, path: str | Path) -> None:
         """Write the predicted step with the peak as a CUDA memory snapshot.
@@ -358,7 +361,7 @@ class Plan(PlanExports):
                 "A saved plan has no single allocations to write. Plan again, then "
                 "call dump_snapshot, or: budgetfit plan ... --snapshot step.pickle"
             )
-        Path(path).write_bytes(pickle.dumps(known(), protocol=4))
+        write_whole(path, pickle.dumps(known(), protocol=4))
 
     @property
     def judged_alternatives(self) -> tuple[Alternative, ...]:
@@ -441,8 +444,12 @@ class Plan(PlanExports):
         return plan
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to ``path`` as JSON; it is data, never a pickle."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        """Write the plan to ``path`` as JSON; it is data, never a pickle.
+
+        Raises:
+            OSError: It cannot be written; a file that was there stays as it was.
+        """
+        write_whole(path, self.to_json() + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

@@ -33,7 +33,12 @@ def make_console(file: TextIO | None = None, *, width: int = WIDTH) -> Console:
     """
     file = file or sys.stdout
     console = Console(
-        file=file, highlight=False, markup=False, emoji=False, soft_wrap=False
+        file=file,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=False,
+        force_jupyter=False,
     )
     console.width = min(console.width, width) if console.is_terminal else width
     return console
@@ -43,7 +48,12 @@ def render(report: RenderableType, *, width: int = WIDTH) -> str:
     """Render a report as plain text: no colour, ``width`` columns, ASCII symbols."""
     file = _AsciiText()
     console = Console(
-        file=file, width=width, color_system=None, force_terminal=False, emoji=False
+        file=file,
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,  # else a notebook displays it, and the text is empty
+        emoji=False,
     )
     console.print(report, crop=False)  # long commands are not wrapped
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).rstrip()

@@ -43,7 +43,7 @@ def reason(
     elif request.param == "full disk":
         monkeypatch.setattr(cache, "write_trace", fails)
     else:
-        monkeypatch.setattr(files.tempfile, "mkstemp", fails)
+        monkeypatch.setattr(files, "whole_file", fails)
     monkeypatch.setenv(CACHE_VARIABLE, str(folder))
     return os.strerror(number)
 

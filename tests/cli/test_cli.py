@@ -192,7 +192,7 @@ def test_an_answer_that_cannot_be_saved_after_all_is_printed(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     expected = run("plan", "gpt2", *words).stdout
-    monkeypatch.setattr(Path, "write_text", full_disk)
+    monkeypatch.setattr(Path, "replace", full_disk)
     result = run("plan", "gpt2", *words, "--save", tmp_path / "plan.json")
     assert result.exit_code == 1
     assert result.stdout == expected
@@ -204,7 +204,7 @@ def test_an_export_that_cannot_be_saved_after_all_is_printed(
 ) -> None:
     words = ("export", saved, "--to", "torch")
     expected = run(*words).stdout
-    monkeypatch.setattr(Path, "write_text", full_disk)
+    monkeypatch.setattr(Path, "replace", full_disk)
     result = run(*words, "--save", saved.parent / "train.py")
     assert result.exit_code == 1
     assert result.stdout == expected

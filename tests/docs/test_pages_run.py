@@ -17,8 +17,15 @@ ELSEWHERE = {
     "docs/integrations.md": "tests/integrations/test_docs_integrations.py",
     "docs/keras.md": "tests/docs/test_keras_page.py",
 }
-# Made by a program from what it measured: `make bench`, `make accuracy`, `make zoo`.
-MADE = ("docs/performance.md", "docs/accuracy", "docs/published.md", "docs/zoo.md")
+# Made by a program from what it found: `make bench`, `make accuracy`, `make zoo`,
+# `python -m docs.what_fits`.
+MADE = (
+    "docs/performance.md",
+    "docs/accuracy",
+    "docs/published.md",
+    "docs/zoo.md",
+    "docs/what-fits.md",
+)
 PAGES = [
     page
     for page in pages()

@@ -227,7 +227,7 @@ def test_what_a_dead_writer_left_goes_and_a_living_ones_stays(
 ) -> None:
     cache.store(KEY, trace())
     assert cache.folder is not None
-    dead, living = (cache.folder / f"{OTHER}.{name}.new" for name in ("x1", "x2"))
+    dead, living = (cache.folder / f"{OTHER}.npz.{name}.new" for name in ("x1", "x2"))
     for path in (dead, living):
         path.write_bytes(b"half")
     _at(dead, 7200)
@@ -275,7 +275,7 @@ def test_a_folder_that_cannot_be_written_is_read(
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(files.tempfile, "mkstemp", refused)
+    monkeypatch.setattr(files, "whole_file", refused)
     monkeypatch.setattr(files.os, "utime", refused)
     cache.store(OTHER, trace())
     assert cache.load(OTHER) is None

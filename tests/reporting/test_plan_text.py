@@ -54,6 +54,17 @@ def test_the_first_text_compares_with_what_is_usual_and_evaluates_nothing() -> N
     assert line_with(text, "gradient checkpointing off").endswith("too much")
 
 
+def test_a_notebook_prints_the_same_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = sample_plan()
+    expected = str(plan)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(plan) == expected
+    print_plan(plan)
+    assert capsys.readouterr().out == expected + "\n"
+
+
 def test_the_settings_are_named_as_other_libraries_name_them() -> None:
     text = str(sample_plan())
     assert (

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import tempfile
 import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from platformdirs import user_cache_path
+
+from budgetfit.utils.whole_file import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ _LARGEST_FILE_BYTES: Final = LIMIT_BYTES // 4
 # A killed writer leaves its temporary file behind; no writer takes an hour.
 _ABANDONED_S: Final = 3600
 _FINISHED: Final = re.compile(r"[0-9a-f]{64}\.(npz|json\.gz)")
-_UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.\w+\.new")
+_UNFINISHED: Final = re.compile(r"[0-9a-f]{64}\.[\w.]+\.new")
 
 
 class CacheSize(NamedTuple):
@@ -108,15 +109,8 @@ class CacheFolder:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(
-                dir=path.parent, prefix=f"{key}.", suffix=".new"
-            )
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    write(file, str(key))
-                Path(name).replace(path)
-            finally:
-                Path(name).unlink(missing_ok=True)
+            with whole_file(path, private=True) as file:
+                write(file, str(key))
             self._evict()
         except OSError as error:
             self._note_trouble("kept in", error)
