@@ -72,6 +72,7 @@ def plan(  # noqa: PLR0913 - public API
     host_ram: int | str | None = None,
     allocator: AllocatorSettings | str | None = None,
     optimizer_in_backward: bool = False,
+    compile: str = "none",  # noqa: A002 - as in transformers' torch_compile
     method: str | None = None,
     lora_r: int = 16,
     lora_alpha: int = 32,
@@ -135,6 +136,8 @@ def plan(  # noqa: PLR0913 - public API
             machine has the GPU, else PyTorch's defaults.
         optimizer_in_backward: Each weight is updated as soon as its gradient is
             complete, and the gradient freed; takes no accumulation and no clipping.
+        compile: ``blocks``: train with ``torch.compile`` for each block. Needs torch
+            2.13 on Linux here, and compute capability 7.0 on the GPU.
         method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes
             them. The other arguments of adapters are those of peft's ``LoraConfig``.
         lora_r: Rank of the adapters; with ``lora_alpha`` and ``lora_dropout``.

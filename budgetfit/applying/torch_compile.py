@@ -1,17 +1,22 @@
-"""torch.compile: find compiled modules in a model and run them eagerly.
+"""torch.compile: compile a plan's blocks; find compiled modules and run them eagerly.
 
-The partitioner of a compiled block chooses what is saved for backward and what is
-recomputed, so a plan's segments do not apply to it.
+The partitioner of compiled code chooses what is saved for backward and what is
+recomputed: inside a checkpointed block that is part of the plan, around several blocks
+it takes the place of the plan's segments.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from budgetfit.core.recipe import selective_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import nn
 
@@ -24,6 +29,44 @@ _WHY = (
 )
 _COMPILED_CALL = "_compiled_call_impl"  # set by ``module.compile()``
 _ORIGINAL_FUNCTION = "_torchdynamo_orig_callable"  # set by dynamo
+
+
+# Inductor times padded against unpadded products and takes the faster: which one, and
+# so the memory, only the GPU can tell.
+COMPILE_OPTIONS: Final = {"shape_padding": False}
+
+
+def compiled_forward(block: nn.Module) -> Callable[..., Any]:
+    """Return the block's forward under ``torch.compile``, as plans predict it."""
+    return torch.compile(block.forward, options=dict(COMPILE_OPTIONS))
+
+
+def compile_blocks(
+    model: nn.Module,
+    recipe: Recipe,
+    blocks: Iterable[str],
+    undo: Undo,
+    compile_forward: Callable[[nn.Module], Callable[..., Any]] = compiled_forward,
+) -> None:
+    """Compile the forward of each block, if the recipe says so, before segments apply.
+
+    Selective checkpointing saves outputs of ops, and compiled code has none of these:
+    such blocks run eagerly.
+
+    Args:
+        model: Modified in place; instance attributes only.
+        recipe: What is applied.
+        blocks: Names of the blocks.
+        undo: Receives the inverse changes.
+        compile_forward: Returns the compiled forward of a block.
+    """
+    if recipe.compile == "none":
+        return
+    eager = selective_blocks(recipe.segments)
+    for name in blocks:
+        if name not in eager:
+            block = model.get_submodule(name)
+            undo.set_attribute(block, "forward", compile_forward(block))
 
 
 def unwrap_compiled(model: nn.Module) -> nn.Module:

@@ -238,6 +238,10 @@ SEARCH = _panel(
         "no clipping.",
         "--optimizer-in-backward",
     ),
+    compile=_option(
+        "none or blocks (torch.compile for each block; torch 2.13 on Linux).",
+        default="none",
+    ),
 )
 PRICES = _panel(
     "Card",

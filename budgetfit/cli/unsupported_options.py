@@ -21,8 +21,8 @@ _SHARDED: Final = (
     "smaller --max-length"
 )
 _COMPILED: Final = (
-    "plans with torch.compile are not built yet, and a plan is for eager mode. Leave "
-    "it out; a compiled step takes another amount, which nothing here predicts"
+    "use budgetfit plan MODEL --compile blocks, which plans with torch.compile for "
+    "each block; all else is for eager mode"
 )
 
 # Options of other tools that users try, and what to do instead.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SegmentMode = Literal["recompute", "selective", "offload"]
+CompileMode = Literal["none", "blocks"]
 _EXAMPLES = {"optimizer": "adamw_torch_fused", "precision": "bf16-mixed"}
 
 
@@ -92,6 +93,19 @@ def selective_blocks(segments: Iterable[Segment]) -> frozenset[str]:
     return frozenset(each.blocks[0] for each in segments if each.mode == "selective")
 
 
+def check_compile(mode: object) -> None:
+    """Check that this is a value of ``compile``.
+
+    Raises:
+        InputError: If not.
+    """
+    if mode not in get_args(CompileMode):
+        raise InputError(
+            f"compile must be one of: {', '.join(get_args(CompileMode))}; "
+            f"got {mode!r:.80}."
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """The settings of a training run that determine its memory and speed.
@@ -111,6 +125,8 @@ class Recipe:
         longest_batch_first: Before its first update a run does a forward and backward
             of the longest batch and drops their results, so that shorter batches find
             room in its memory; where lengths vary.
+        compile: ``blocks``: ``torch.compile`` for the forward of each block, inside its
+            checkpoint; blocks under selective checkpointing run eagerly.
     """
 
     batch_size: int
@@ -121,6 +137,7 @@ class Recipe:
     loss_chunks: int = 1
     optimizer_in_backward: bool = False
     longest_batch_first: bool = False
+    compile: CompileMode = "none"
 
     def __post_init__(self) -> None:
         """Check counts, names, and that no block is in two segments."""
@@ -141,6 +158,7 @@ class Recipe:
                 "optimizer_in_backward each backward updates the weights. Leave one "
                 "out."
             )
+        check_compile(self.compile)
         segments = self.segments if isinstance(self.segments, (list, tuple)) else None
         if segments is None or not all(isinstance(each, Segment) for each in segments):
             raise InputError(

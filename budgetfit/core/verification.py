@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from budgetfit.utils.lazy_import import lazy_import
+
+# A note of verifications on a CPU, where compiled code is other code.
+WITHOUT_COMPILE: Final = (
+    "the steps ran without torch.compile: what it does to memory, time and gradients "
+    "is verified on a GPU only"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.data_parallel import refuse_planning_distributed
-from budgetfit.applying.torch_compile import unwrap_compiled
+from budgetfit.applying.torch_compile import compiled_modules, unwrap_compiled
 from budgetfit.applying.training_modes import mode_notes
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.core.allocator_settings import AllocatorSettings
@@ -27,6 +27,7 @@ from budgetfit.core.image_sizes import (
     summarize_image_sizes,
 )
 from budgetfit.core.precision import requested_precisions
+from budgetfit.core.recipe import check_compile
 from budgetfit.core.sample_dims import BatchDims, SampleDims
 from budgetfit.core.sample_lengths import summarize_lengths
 from budgetfit.core.validation import (
@@ -74,6 +75,10 @@ Optimizer = str | Callable[..., torch.optim.Optimizer]
 Progress = Callable[[str], None]
 Lengths = Iterable[int] | Mapping[int, int]
 
+EAGER_NOTE: Final = (
+    "the model is under torch.compile, and bytes and times are those of eager mode; "
+    "compile='blocks' plans with torch.compile for each block"
+)
 ADAPTER_SETTINGS: Final = (
     *("lora_r", "lora_alpha", "lora_dropout", "target_modules"),
     *("quantization", "double_quantization", "prepare_for_kbit"),
@@ -109,6 +114,7 @@ class Arguments:
     host_ram: int | str | None = None
     allocator: AllocatorSettings | str | None = None
     optimizer_in_backward: bool = False
+    compile: str = "none"
     method: str | None = None
     lora_r: int = 16
     lora_alpha: int = 32
@@ -140,6 +146,7 @@ class Arguments:
         """
         check_objective(self.objective)
         check_batch(self.batch_size, self.effective_batch_size)
+        check_compile(self.compile)
         target = find_target_gpu(self.vram, self.gpu, self.allocator)
         budget = target.budget(self.headroom, self.host_ram)
         if precisions is None:
@@ -229,6 +236,7 @@ class ParsedArguments:
             "optimizer": self.optimizer,
             "effective_batch_size": self.given.effective_batch_size,
             "optimizer_in_backward": self.given.optimizer_in_backward,
+            "compile": self.given.compile,  # type: ignore[typeddict-item]  # checked
             "fallback_precision": self.fallback_precision,
             "progress": self.given.progress,
         }
@@ -290,8 +298,10 @@ def _read_model(
     notes = [*target.notes, *resolved.notes, *stored_notes, *adapter_notes]
     if keeps_dtypes or adapter is not None:
         notes += resolved.dtype_notes
-    if model is not asked.model:
-        notes.append("planned, and trained by apply(), without torch.compile")
+    given = asked.model
+    compiled = isinstance(given, nn.Module) and compiled_modules(given)
+    if asked.compile == "none" and compiled:
+        notes.append(EAGER_NOTE)
     batch, dims, remake, batch_notes = _example_batch(asked, resolved, lengths)
     loss = parse_loss(asked.loss) or resolved.loss or loss_for(live, batch)
     notes += [*batch_notes, *loss_notes(loss, live), *mode_notes(live)]

@@ -256,6 +256,7 @@ def _report(
             *workload.notes,
             *notes,
             *_host_warnings(session, estimate),
+            *_compile_warnings(estimate),
             *traces.cache_notes,
             *judged.warnings,
         ),
@@ -291,6 +292,22 @@ def _host_warnings(session: PlanningSession, estimate: Estimate) -> tuple[str, .
         (
             f"{format_bytes(estimate.host_bytes)}{limit} wait in pinned host memory: "
             "the machine needs as much RAM free, and the time rests on its bus"
+        ),
+    )
+
+
+def _compile_warnings(estimate: Estimate) -> tuple[str, ...]:
+    """Warn about what a plan with compiled blocks does not show."""
+    if estimate.recipe.compile == "none":
+        return ()
+    return (
+        (
+            "torch.compile: the first run.step() compiles, which takes a minute or so; "
+            "batches of other sizes compile again, and take other bytes"
+        ),
+        (
+            "torch.compile: times count what fused kernels read and write, and were "
+            "compared with few measurements; verify() on the card measures yours"
         ),
     )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from budgetfit.core.plan import Estimate
-    from budgetfit.core.recipe import Recipe
+    from budgetfit.core.recipe import CompileMode, Recipe
     from budgetfit.gpus.table import Gpu
     from budgetfit.traces.session import TraceSession
     from budgetfit.workload.workload import Workload
@@ -49,6 +49,7 @@ class SessionSettings(TypedDict):
     optimizer: str
     effective_batch_size: NotRequired[int | None]
     optimizer_in_backward: NotRequired[bool]
+    compile: NotRequired[CompileMode]
     fallback_precision: NotRequired[str | None]
     progress: NotRequired[Callable[[str], None] | None]
 
@@ -163,6 +164,7 @@ def open_sessions(
             effective_batch_size=settings.get("effective_batch_size"),
             accumulation=accumulation,
             optimizer_in_backward=settings.get("optimizer_in_backward", False),
+            compile=settings.get("compile", "none"),
             host_ram_bytes=budget.host_ram_bytes,
             allocator=budget.allocator,
         ),

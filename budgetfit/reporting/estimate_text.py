@@ -149,6 +149,8 @@ def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
         f"precision {recipe.precision}   optimizer {recipe.optimizer}",
         checkpointing,
     ]
+    if recipe.compile == "blocks":
+        texts.append("torch.compile for the forward of each block")
     if recipe.loss_chunks > 1:
         texts.append(f"output head and loss in {recipe.loss_chunks} parts")
     if recipe.optimizer_in_backward:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.core.verification import WITHOUT_COMPILE
 from budgetfit.reporting.formatting import percent_text, scaled_text, time_text
 from budgetfit.reporting.layout import bullets, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes, format_range
@@ -53,6 +54,7 @@ def verdict_text(check: Verification) -> str:
     if not reasons and check.gradient_noise is not None:
         return f"NOT CHECKED: {noise_text(check.gradient_noise)}"
     if not reasons:
+        word += " without torch.compile" if WITHOUT_COMPILE in check.notes else ""
         return f"{word}: {_cpu(check) if check.device == 'cpu' else _cuda(check)}"
     return f"{word}: {'; '.join(reasons)}"
 

@@ -16,8 +16,14 @@ from budgetfit.traces.cache.key import (
     workload_key,
 )
 from budgetfit.traces.depth_extrapolator import DepthExtrapolator
+from budgetfit.traces.emptied_cache import with_emptied_cache
 from budgetfit.traces.quantized_loading import with_loading
-from budgetfit.traces.tracer import TRACED_BATCH_SIZES, Program, Tracer
+from budgetfit.traces.tracer import (
+    COMPILED_BATCH_SIZES,
+    TRACED_BATCH_SIZES,
+    Program,
+    Tracer,
+)
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.recording.batch_scaling import (
     NotAffineError,
@@ -99,10 +105,12 @@ class TraceSession:
     ) -> StepTrace:
         """Return a trace affine in the batch size, or the ``exact`` one if none is.
 
+        With compiled blocks it is good enough to search by, not to judge by.
+
         Raises:
             TraceError: If the model cannot run on fake tensors.
         """
-        program = Program.of_recipe(recipe, own_checkpointing=keep_own_checkpointing)
+        program = self._program(recipe, own_checkpointing=keep_own_checkpointing)
         if program not in self._affine:
             self._affine[program] = self._cached(program)
         affine = self._affine[program]
@@ -112,7 +120,7 @@ class TraceSession:
 
     def cached_affine(self, recipe: Recipe) -> StepTrace | None:
         """Return the trace affine in the batch size, if it was made already."""
-        return self._affine.get(Program.of_recipe(recipe))
+        return self._affine.get(self._program(recipe))
 
     def exact(
         self,
@@ -126,10 +134,10 @@ class TraceSession:
         That is the affine trace if there is one, but never for a batch of one: views
         and copies differ where a dimension has size 1.
         """
-        program = Program.of_recipe(
+        program = self._program(
             recipe, own_checkpointing=keep_own_checkpointing, loop=loop
         )
-        affine = self._affine.get(program)
+        affine = None if recipe.compile != "none" else self._affine.get(program)
         if affine is not None and recipe.batch_size >= min(TRACED_BATCH_SIZES):
             return affine
         key = (program, recipe.batch_size)
@@ -157,6 +165,16 @@ class TraceSession:
         assert found is not None  # noqa: S101 - a trace or an error
         return found
 
+    def _program(
+        self, recipe: Recipe, *, own_checkpointing: bool = False, loop: Loop = RUN
+    ) -> Program:
+        return Program.of_recipe(
+            recipe,
+            gpu=self.workload.gpu,
+            own_checkpointing=own_checkpointing,
+            loop=loop,
+        )
+
     def _cached(
         self, program: Program, batch_size: int | None = None
     ) -> StepTrace | None:
@@ -167,7 +185,8 @@ class TraceSession:
         trace = self._cached_steps(program, batch_size)
         if trace is None or program.evaluates:
             return trace
-        return with_loading(trace, self.workload.model)
+        trace = with_loading(trace, self.workload.model)
+        return trace if program.compile == "none" else with_emptied_cache(trace)
 
     def _cached_steps(
         self, program: Program, batch_size: int | None
@@ -228,7 +247,7 @@ class TraceSession:
         Integer values of a batch are propagated up to a limit only; control flow that
         depends on more of them cannot be traced.
         """
-        if batch_size > MAX_TRACED_BATCH_SIZE:
+        if batch_size > MAX_TRACED_BATCH_SIZE and program.compile == "none":
             affine = self._trace_affine(program)
             if affine is not None:
                 self._affine[program] = affine
@@ -239,7 +258,7 @@ class TraceSession:
                 return trace
             raw = self.tracer.trace(program, batch_size)
         except TraceError:
-            if batch_size <= max(TRACED_BATCH_SIZES):
+            if batch_size <= max(TRACED_BATCH_SIZES) or program.compile != "none":
                 raise
             affine = self._trace_affine(program)
             if affine is not None:
@@ -251,11 +270,20 @@ class TraceSession:
         return exact_trace(raw, self.workload.blocks)
 
     def _trace_affine(self, program: Program) -> StepTrace | None:
+        """Trace at two batch sizes; None where sizes are not affine in the batch size.
+
+        Those of compiled code are only roughly: its reductions are split.
+        """
+        sizes, uniform = TRACED_BATCH_SIZES, program.compile != "none"
+        if uniform:
+            sizes = COMPILED_BATCH_SIZES
         try:
             trace = self._trace_extrapolated(program, TRACED_BATCH_SIZES)
             if trace is not None:
                 return trace
-            first, second = (self.tracer.trace(program, n) for n in TRACED_BATCH_SIZES)
+            first, second = (
+                self.tracer.trace(program, n, uniform=uniform) for n in sizes
+            )
             return affine_trace(first, second, self.workload.blocks)
         except NotAffineError as error:
             self.log.append(f"every batch size is traced for itself: {error}")
@@ -268,7 +296,7 @@ class TraceSession:
 
         The full model may run where the shortened one fails, so it is traced instead.
         """
-        if self._extrapolator is None:
+        if self._extrapolator is None or program.compile != "none":
             return None
         try:
             return self._extrapolator.trace(program, batch_sizes, self.tracer)

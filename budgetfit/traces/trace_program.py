@@ -15,6 +15,7 @@ from budgetfit.core.loop import RUN
 from budgetfit.core.precision import find_precision
 from budgetfit.traces.loops.trace_loop import trace_loop
 from budgetfit.traces.loss_modules import FakedLoss
+from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
 from budgetfit.tracing.fake.model_copy import silence_fake_tensor_log
 from budgetfit.tracing.isolation.scalar_randomness import (
     LARGEST_DRAW,
@@ -59,6 +60,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     real_values: bool = False,
     redirect_cuda: bool = False,
     loop: Loop = RUN,
+    compiled: CompiledBlocks | None = None,
 ) -> RawTrace:
     """Trace a recipe's first training step and the steady-state step after it.
 
@@ -72,10 +74,14 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         real_values: As in ``trace_step``.
         redirect_cuda: As in ``trace_step``.
         loop: Around the steps; all but ``run`` train a ``Workload``.
+        compiled: Code of earlier traces; compiled anew without.
 
     Raises:
+        InputError: If the recipe compiles blocks, and that cannot be predicted here.
         Exception: What the model raises on fake tensors.
     """
+    if recipe.compile != "none" and compiled is None:
+        compiled = CompiledBlocks(target)
     assumed: list[str] = []
     no_loss = lambda: assumed.append(NO_LOSS)  # noqa: E731
 
@@ -106,6 +112,8 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
                 dims=trained.batch_dims,
                 on_missing_loss=no_loss,
                 simulated_device_type="cpu" if target is None else "cuda",
+                blocks=blocks,
+                compile_forward=compiled.forward_of if compiled else None,
             ),
             trained.batch,
             batch_size=recipe.batch_size,

@@ -18,6 +18,7 @@ from budgetfit.traces.trace_program import (
     trace_recipe,
 )
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
+from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
 from budgetfit.tracing.values.concrete_execution import (
     MAX_WEIGHTS_BYTES,
     weights_bytes,
@@ -27,13 +28,17 @@ from budgetfit.tracing.values.known_values import UnknownValueError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from budgetfit.core.recipe import Segment
+    from budgetfit.core.recipe import CompileMode, Segment
+    from budgetfit.gpus.table import Gpu
+    from budgetfit.tracing.cuda.target import CudaTarget
     from budgetfit.tracing.fake.shortened_model import Shortening
     from budgetfit.tracing.recording.raw_trace import RawTrace
     from budgetfit.workload.workload import Workload
 
 # Never 1: broadcasting and squeezing differ there.
 TRACED_BATCH_SIZES = (2, 3)
+# Inductor chooses other kernels for the least batches.
+COMPILED_BATCH_SIZES = (8, 12)
 
 
 class Program(NamedTuple):
@@ -42,6 +47,7 @@ class Program(NamedTuple):
     ``evaluates``: an evaluation loop instead of training; only the precision counts.
     ``loop``: around the steps; ``accumulation``: the micro-batches of an update, where
     more than whether there are several counts: in loops that are run as they are.
+    ``sm_count``: multiprocessors of the GPU that blocks are compiled for.
     """
 
     precision: str
@@ -54,10 +60,17 @@ class Program(NamedTuple):
     evaluates: bool = False
     loop: Loop = RUN
     accumulation: int = 1
+    compile: CompileMode = "none"
+    sm_count: int = 0
 
     @classmethod
     def of_recipe(
-        cls, recipe: Recipe, *, own_checkpointing: bool = False, loop: Loop = RUN
+        cls,
+        recipe: Recipe,
+        *,
+        gpu: Gpu,
+        own_checkpointing: bool = False,
+        loop: Loop = RUN,
     ) -> Program:
         """Return a recipe's program; ``own_checkpointing``: the model's stays on.
 
@@ -78,6 +91,8 @@ class Program(NamedTuple):
             optimizer_in_backward=recipe.optimizer_in_backward,
             loop=replace(loop, evaluation_batch_size=0),
             accumulation=accumulation,
+            compile=recipe.compile,
+            sm_count=gpu.sm_count if recipe.compile != "none" else 0,
         )
 
     def recipe(self, batch_size: int, segments: tuple[Segment, ...]) -> Recipe:
@@ -94,6 +109,7 @@ class Program(NamedTuple):
             segments=segments,
             loss_chunks=self.loss_chunks,
             optimizer_in_backward=self.optimizer_in_backward,
+            compile=self.compile,
         )
 
 
@@ -117,11 +133,19 @@ class Tracer:
         self.log: list[str] = []
         self.redirect_cuda = torch.cuda.is_available()
         self.real_values = False
+        self._compiled: dict[tuple[CudaTarget, bool], CompiledBlocks] = {}
 
     def trace(
-        self, program: Program, batch_size: int, short: Shortening | None = None
+        self,
+        program: Program,
+        batch_size: int,
+        short: Shortening | None = None,
+        *,
+        uniform: bool = False,
     ) -> RawTrace:
         """Trace a program at a batch size, in the full or a shortened model.
+
+        ``uniform``: see ``CompiledBlocks``.
 
         Raises:
             TraceError: If the model cannot run on fake tensors.
@@ -152,17 +176,18 @@ class Tracer:
                 self.workload,
                 program.recipe(batch_size, segments),
                 blocks=blocks,
-                target=self.workload.target,
+                target=self._target(program),
                 own_checkpointing=program.own_checkpointing,
                 short=short,
                 real_values=self.real_values,
                 redirect_cuda=self.redirect_cuda,
                 loop=program.loop,
+                compiled=self._compiled_blocks(program, uniform=uniform),
             )
         except Exception as error:
             failure = self._failure(error, batch_size)
             if failure is None:
-                return self.trace(program, batch_size, short)
+                return self.trace(program, batch_size, short, uniform=uniform)
             if short is not None:
                 reason = f"the shortened model does not run: {failure}"
                 raise NotRepeatedError(reason) from error
@@ -174,6 +199,25 @@ class Tracer:
             f"recomputed: {len(raw.log.events)} events{part}"
         )
         return raw
+
+    def _target(self, program: Program) -> CudaTarget:
+        """Return the GPU, with what compiled code depends on where there is any."""
+        target = self.workload.target
+        if program.compile == "none":
+            return target
+        gpu = self.workload.gpu
+        return replace(target, sm_count=gpu.sm_count, threads_per_sm=gpu.threads_per_sm)
+
+    def _compiled_blocks(
+        self, program: Program, *, uniform: bool
+    ) -> CompiledBlocks | None:
+        """Return the code that earlier traces for this GPU have generated."""
+        if program.compile == "none":
+            return None
+        key = self._target(program), uniform
+        if key not in self._compiled:
+            self._compiled[key] = CompiledBlocks(key[0], uniform=uniform)
+        return self._compiled[key]
 
     def _failure(self, error: Exception, batch_size: int) -> BudgetfitError | None:
         """Turn on what the model needs to run, or return what to raise.

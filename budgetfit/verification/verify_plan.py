@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,16 @@ import torch
 from torch import nn
 
 from budgetfit.applying.allocator_settings import other_settings
+from budgetfit.applying.out_of_memory.error import free_memory
+from budgetfit.applying.torch_compile import compiled_modules, disable_compile
+from budgetfit.applying.undo import Undo
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.calibration.known_measurements import (
     gpu_of_device,
     store_context,
     store_step_time,
 )
+from budgetfit.core.verification import WITHOUT_COMPILE
 from budgetfit.measuring.compare_gradients import (
     GradientCheck,
     build_verification,
@@ -58,9 +61,11 @@ def verify_plan(
     say = progress or (lambda _: None)
     device = find_device(setup.device)
     on_cuda = device.type == "cuda"
-    measured, gradients = _run(plan, setup, device, steps, say)
     estimate, timeline = plan.estimate, plan.estimate.timeline
     notes = list(setup.notes)
+    with contextlib.nullcontext() if on_cuda else _eager(plan, setup, notes) as eager:
+        plan = eager or plan
+        measured, gradients = _run(plan, setup, device, steps, say)
     if on_cuda:
         difference = other_settings(plan)
         if difference is not None and not plan.needs_expandable_segments:
@@ -92,6 +97,21 @@ def verify_plan(
     )
 
 
+@contextlib.contextmanager
+def _eager(plan: Plan, setup: TrainingSetup, notes: list[str]) -> Iterator[Plan]:
+    """Switch torch.compile off, in the plan and in the model, and say so.
+
+    On a CPU it generates other code, and none where live bytes are counted: dynamo
+    compiles nothing under a dispatch mode.
+    """
+    if plan.recipe.compile != "none" or compiled_modules(setup.model):
+        notes.append(WITHOUT_COMPILE)
+    with Undo() as undo:
+        disable_compile(setup.model, undo, warn=False)
+        yield plan.changed(recipe=replace(plan.recipe, compile="none"))
+    undo()
+
+
 def _run(
     plan: Plan,
     setup: TrainingSetup,
@@ -106,14 +126,13 @@ def _run(
     recipe = plan.recipe
     on_cuda = device.type == "cuda"
     batch = setup.resized_batch(recipe.batch_size)
-    if on_cuda:
-        _free_cached_memory()
+    free_memory(device)
     with loss_modules_on(device, setup.loss, setup.model) as loss_modules:
         counted = (setup.model, *loss_modules)
         with preserved_model(setup.model, device):
             say(f"running {steps} real steps of batch {recipe.batch_size}")
             measured = run_real_steps(
-                setup.run_factory(recipe),
+                setup.run_factory(recipe, blocks=plan.model.blocks),
                 batch,
                 steps=steps,
                 micro_steps=recipe.gradient_accumulation_steps,
@@ -145,16 +164,6 @@ def with_recorded_step_time(
     )
 
 
-def _free_cached_memory() -> None:
-    """Free the memory of earlier runs: the allocator's cache and cuBLAS workspaces.
-
-    A workspace lives as long as its thread and pins its segment.
-    """
-    gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - not public
-    torch.cuda.empty_cache()
-
-
 def _compare(
     plan: Plan, setup: TrainingSetup, *, on_cuda: bool
 ) -> GradientCheck | None:
@@ -169,8 +178,8 @@ def _compare(
     try:
         return check_gradients(
             setup.model,
-            setup.run_factory(single, checks_values=True),
-            setup.run_factory(replace(single, segments=())),
+            setup.run_factory(single, blocks=plan.model.blocks, checks_values=True),
+            setup.run_factory(replace(single, segments=(), compile="none")),
             setup.resized_batch(size),
             blocks=plan.model.blocks,
             planned=recomputed_blocks(plan.recipe),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +35,16 @@ class TrainingSetup:
     shorter: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def run_factory(self, recipe: Recipe, *, checks_values: bool = False) -> MakeRun:
+    def run_factory(
+        self,
+        recipe: Recipe,
+        *,
+        blocks: Sequence[str] = (),
+        checks_values: bool = False,
+    ) -> MakeRun:
         """Return a factory of ``Run`` objects that train by ``recipe``.
 
+        ``blocks``: names of the plan's blocks, which a recipe may compile.
         ``checks_values``: whether recomputed values are compared with the original
         ones, which takes some bytes of its own.
         """
@@ -51,6 +58,7 @@ class TrainingSetup:
                 device=self.device,
                 on_phase=on_phase,
                 dims=self.batch_dims,
+                blocks=blocks,
                 determinism_check="values" if checks_values else "default",
             )
 

@@ -14,6 +14,7 @@ Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Checkpointing = Literal["keep", "recompute", "mixed"]
 STEPS: Final = 3  # the first creates states, the second meets them, one more
 Attention = Literal["", "flash", "efficient", "math"]
+Compile = Literal["", "blocks"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,8 @@ class Case:
         imitated_memory_gib: Memory of the imitated card where its own is too small
             for the case, or large enough to be no limit; 0 for its own.
         runs_out: The memory is so small that the allocator has to empty its cache.
+        compile: ``blocks``: the forward of every block is compiled, inside its
+            checkpoint, in a phase of its own before the first step.
     """
 
     name: str
@@ -131,6 +134,7 @@ class Case:
     allocator: str = ""
     imitated_memory_gib: float = 0
     runs_out: bool = False
+    compile: Compile = ""
 
     @property
     def family(self) -> str:
@@ -154,4 +158,6 @@ class Case:
         ]
         model["blocks"] = list(model["blocks"])
         del model["note"]  # it stands among the recording's notes
+        if not self.compile:
+            del plain["compile"]  # as in recordings that were made before
         return plain

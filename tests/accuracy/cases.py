@@ -12,6 +12,7 @@ from tests.accuracy.models import (
     BERT,
     BERT_EAGER_PADDED,
     BERT_PADDED,
+    CONVNEXT,
     GPT2,
     GPT2_CACHE,
     GPT2_EAGER,
@@ -21,6 +22,7 @@ from tests.accuracy.models import (
     LLAMA_EAGER,
     LLAMA_PADDED,
     MIXTRAL,
+    MLP_MIXER,
     PLAIN_GPT,
     QWEN,
     RESNET50,
@@ -249,6 +251,60 @@ def _expandable_segments() -> list[Case]:
     ]
 
 
+def _compiled() -> list[Case]:
+    """The forward of every block under torch.compile."""
+    rows: list[tuple[Model, str, int, Precision, Checkpointing]] = [
+        (GPT2, "rtx-4090", 8, "bf16-mixed", "keep"),
+        (GPT2, "rtx-4090", 12, "bf16-mixed", "recompute"),
+        (GPT2, "rtx-4090", 8, "bf16-mixed", "mixed"),
+        (GPT2, "rtx-4090", 8, "fp32", "keep"),
+        (GPT2, "t4", 4, "fp16-mixed", "keep"),
+        (GPT2, "t4", 8, "fp16-mixed", "recompute"),
+        (GPT2, "h100-80gb", 24, "bf16", "keep"),
+        (GPT2_PADDED, "rtx-4090", 8, "bf16-mixed", "keep"),
+        (GPT2_EAGER, "rtx-4090", 4, "bf16-mixed", "keep"),
+        (LLAMA_1024, "rtx-4090", 1, "bf16-mixed", "keep"),
+        (LLAMA_1024, "rtx-4090", 4, "bf16", "mixed"),
+        (LLAMA_2048, "h100-80gb", 2, "bf16-mixed", "keep"),
+        (LLAMA_2048, "h100-80gb", 8, "bf16-mixed", "recompute"),
+        (LLAMA_PADDED, "a100-40gb", 4, "bf16-mixed", "keep"),
+        (QWEN, "rtx-3090", 2, "bf16-mixed", "recompute"),
+        (QWEN, "a100-40gb", 4, "bf16-mixed", "keep"),
+        (BERT, "t4", 8, "fp16-mixed", "keep"),
+        (BERT, "rtx-4090", 16, "bf16-mixed", "keep"),
+        (BERT, "rtx-4090", 16, "fp32", "mixed"),
+        (BERT, "h100-80gb", 128, "bf16-mixed", "recompute"),
+        (VIT, "t4", 32, "fp16-mixed", "keep"),
+        (VIT, "rtx-4090", 64, "bf16-mixed", "keep"),
+        (VIT, "rtx-4090", 192, "bf16-mixed", "recompute"),
+        (VIT, "h100-80gb", 192, "bf16", "mixed"),
+        (T5_SMALL, "t4", 16, "fp32", "keep"),
+        (T5_BASE, "rtx-4090", 8, "bf16-mixed", "keep"),
+        (MIXTRAL, "rtx-4090", 4, "bf16-mixed", "keep"),
+        (MIXTRAL, "h100-80gb", 8, "bf16", "recompute"),
+        (CONVNEXT, "rtx-4090", 64, "bf16-mixed", "keep"),
+        (CONVNEXT, "t4", 32, "fp32", "recompute"),
+        (RESNET50, "rtx-4090", 64, "bf16-mixed", "keep"),
+        (PLAIN_GPT, "rtx-4090", 16, "bf16-mixed", "keep"),
+        (PLAIN_GPT, "t4", 8, "fp16-mixed", "keep"),
+        (MLP_MIXER, "rtx-4090", 64, "bf16-mixed", "mixed"),
+        (TORCH_TRANSFORMER, "rtx-4090", 32, "bf16-mixed", "keep"),
+    ]
+    others: list[tuple[dict[str, Any], Model, str, int, Precision, Checkpointing]] = [
+        ({"optimizer": "adamw_torch"}, GPT2, "rtx-4090", 8, "bf16-mixed", "keep"),
+        (
+            {"gradient_accumulation_steps": 4},
+            *(GPT2, "rtx-4090", 8, "bf16-mixed", "mixed"),
+        ),
+    ]
+    compiled = [_case(*row, mark="compiled", compile="blocks") for row in rows]
+    for more, *row in others:
+        (value,) = more.values()
+        mark = f"compiled-{value}" if isinstance(value, str) else f"compiled-x{value}"
+        compiled.append(_case(*row, mark=mark, compile="blocks", **more))
+    return compiled
+
+
 def _all() -> dict[str, Case]:
     groups = (
         _matrix(),
@@ -261,6 +317,7 @@ def _all() -> dict[str, Case]:
         _end_of_an_epoch(),
         _out_of_memory(),
         _pairwise(),
+        _compiled(),
     )
     return {case.name: case for group in groups for case in group}
 

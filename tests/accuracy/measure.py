@@ -105,6 +105,9 @@ def measure(case: Case, *, with_events: bool) -> tuple[dict[str, Any], dict[str,
     with recorder.phase("setup"), weights_as_they_are():
         training = Training(case)
     with allowed_attention(case):  # in the recomputation too
+        if case.compile:
+            with recorder.phase("compile"):
+                training.compile()
         for batch_size in case.batch_sizes:
             recorder.start_step()
             training.step(recorder.phase, batch_size)

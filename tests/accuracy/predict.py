@@ -104,6 +104,7 @@ def recipe_of(
         if workload.optimizer
         else case.optimizer,
         segments=segments,
+        compile=case.compile or "none",
     )
 
 

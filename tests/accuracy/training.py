@@ -3,6 +3,7 @@
 Nothing of budgetfit is imported here: this is what its predictions are compared with.
 """
 
+import gc
 import importlib
 import warnings
 from collections.abc import Callable
@@ -139,6 +140,29 @@ def recompute_every_block(model: nn.Module, blocks: tuple[str, ...]) -> None:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
+def compile_every_block(
+    model: nn.Module, blocks: tuple[str, ...], *, recompute: bool
+) -> None:
+    """``torch.compile`` for the forward of each block, inside its checkpoint.
+
+    transformers' own checkpointing is inside the forward. ``shape_padding`` is off:
+    whether it pays, only a GPU can tell.
+    """
+    if blocks:
+        found = [b for path in blocks for b in model.get_submodule(path).children()]
+    else:
+        layers = importlib.import_module("transformers.modeling_layers")
+        layer = layers.GradientCheckpointingLayer
+        found = [module for module in model.modules() if isinstance(module, layer)]
+    dynamo: Any = importlib.import_module("torch._dynamo")
+    dynamo.config.recompile_limit = 64  # blocks share their code
+    for block in found:
+        forward = torch.compile(block.forward, options={"shape_padding": False})
+        if recompute:
+            forward = partial(checkpoint, forward, use_reentrant=False)
+        block.forward = forward
+
+
 def allowed_attention(case: Case) -> AbstractContextManager[Any]:
     """Only the attention kernels that the case allows."""
     if not case.attention:
@@ -157,9 +181,12 @@ class Training:
         if case.precision == "bf16":
             self.model.to(torch.bfloat16)
         self.model.train()
-        if case.checkpointing == "recompute":
+        recompute = case.checkpointing == "recompute"
+        if case.compile:
+            compile_every_block(self.model, case.model.blocks, recompute=recompute)
+        elif recompute:
             recompute_every_block(self.model, case.model.blocks)
-        elif case.checkpointing == "mixed":
+        if case.checkpointing == "mixed":
             recompute_some_blocks(self.model, case.model.chain)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = OPTIMIZERS[case.optimizer](parameters)
@@ -168,26 +195,31 @@ class Training:
         )
         self._batches: dict[int, dict[str, torch.Tensor]] = {}
 
+    def compile(self) -> None:
+        """Compile in a forward and backward, and drop what they leave behind.
+
+        Kernels are timed in buffers that would stay in the allocator's cache.
+        """
+        batch = self._batch_on_card(self.case.batch_size)
+        self.scaler.scale(self._loss(batch)).backward()
+        del batch
+        self.optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - not public
+        torch.cuda.empty_cache()
+
     def step(self, phase: Phase, batch_size: int) -> None:
         """One optimizer step in the order of applying rule P4.
 
         Each micro-batch is moved to the device when its turn comes, and dropped when it
         has had it.
         """
-        dtype = AUTOCAST.get(self.case.precision)
         accumulation = self.case.gradient_accumulation_steps
         for micro_step in range(accumulation):
             is_last = micro_step == accumulation - 1
             with phase("forward", micro_step):
-                batch = {
-                    name: tensor.to("cuda")
-                    for name, tensor in self._batch_on_host(batch_size).items()
-                }
-                with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
-                    # Nothing else of the outputs outlives this line: kept logits
-                    # would live through the backward.
-                    loss = self.model(**batch).loss
-                loss = loss / accumulation
+                batch = self._batch_on_card(batch_size)
+                loss = self._loss(batch) / accumulation
             with phase("backward", micro_step):
                 self.scaler.scale(loss).backward()
                 del loss
@@ -198,6 +230,17 @@ class Training:
             self.scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
             del batch
+
+    def _loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The loss; kept logits would live through the backward."""
+        dtype = AUTOCAST.get(self.case.precision)
+        with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
+            loss: torch.Tensor = self.model(**batch).loss
+        return loss
+
+    def _batch_on_card(self, batch_size: int) -> dict[str, torch.Tensor]:
+        batch = self._batch_on_host(batch_size)
+        return {name: tensor.to("cuda") for name, tensor in batch.items()}
 
     def _batch_on_host(self, batch_size: int) -> dict[str, torch.Tensor]:
         """A batch of that size; always the same one."""

@@ -60,8 +60,9 @@ def _faults_of_order(recording: dict[str, Any], case: Case) -> list[str]:
         for phase in ("forward", "backward")
     ]
     step.append(("optimizer", micro_steps - 1))
-    if [phase["phase"] for phase in recording["setup"]] != ["setup"]:
-        found.append("the setup is one phase")
+    setup = ["setup", "compile"] if case.compile else ["setup"]
+    if [phase["phase"] for phase in recording["setup"]] != setup:
+        found.append(f"the phases before the first step are not {' and '.join(setup)}")
     if len(recording["steps"]) != len(case.batch_sizes):
         found.append(f"not {len(case.batch_sizes)} steps")
     found += [

@@ -286,7 +286,7 @@ def test_a_compiled_model_is_planned_and_trained_in_eager_mode() -> None:
     compiled = torch.compile(model, backend="eager")
     plan = plan_of(compiled)
     assert plan.recipe.wrapped_blocks == ("blocks.0", "blocks.1", "blocks.2")
-    assert any("without torch.compile" in note for note in plan.warnings)
+    assert any("is under torch.compile" in note for note in plan.warnings)
     with budgetfit.apply(plan) as run:
         assert run.model is model
     with pytest.warns(UserWarning, match=r"run\.model is the model without"):

@@ -42,6 +42,7 @@ OPTIONS = {
     | {
         "--details",
         "--objective",
+        "--compile",
         "--optimizer-in-backward",
         "--report",
         "--save",

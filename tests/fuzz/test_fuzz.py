@@ -207,6 +207,7 @@ def test_any_word_of_the_command_line_is_read(text: str) -> None:
             | ANYTHING,
             "loss_chunks": st.integers(0, 3) | ANYTHING,
             "optimizer_in_backward": st.booleans() | ANYTHING,
+            "compile": st.sampled_from(["none", "blocks"]) | ANYTHING,
         },
     )
 )

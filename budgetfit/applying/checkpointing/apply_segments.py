@@ -134,7 +134,11 @@ def _apply_segment(segment: Segment, calls: list[BlockCall], undo: Undo) -> None
                 nested=segment.nested,
             )
             undo.set_attribute(call.block, "forward", forward)
-    elif _has_own_flag(first.block) and not first.offload:
+    elif (
+        _has_own_flag(first.block)
+        and not first.offload
+        and "forward" not in vars(first.block)  # compiled: a module's call compiles it
+    ):
         undo.set_attribute(first.block, _FLAG, value=True)
         undo.set_attribute(first.block, _CHECKPOINT_FUNCTION, first)
     else:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import functools
 import warnings
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.checkpointing.apply_segments import apply_segments
 from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
-from budgetfit.applying.torch_compile import disable_compile, warn_compiled_unverified
+from budgetfit.applying.torch_compile import (
+    compile_blocks,
+    compiled_forward,
+    disable_compile,
+    warn_compiled_unverified,
+)
 from budgetfit.applying.undo import Undo
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
@@ -38,6 +43,8 @@ class RecipeApplication:
         determinism_check: See ``checkpoint.apply_segments``.
         keep_own_checkpointing: See ``checkpoint.apply_segments``.
         keep_generation_cache: See ``checkpoint.apply_segments``.
+        blocks: Names of the blocks that ``compile="blocks"`` compiles.
+        compile_forward: See ``torch_compile.compile_blocks``.
     """
 
     def __init__(  # noqa: PLR0913 - one value each, all needed
@@ -49,6 +56,8 @@ class RecipeApplication:
         determinism_check: str,
         keep_own_checkpointing: bool,
         keep_generation_cache: bool = False,
+        blocks: Sequence[str] = (),
+        compile_forward: Callable[[nn.Module], Callable[..., Any]] | None = None,
     ) -> None:
         self._model, self._loss, self._check = model, loss, determinism_check
         self._apply = functools.partial(
@@ -57,6 +66,11 @@ class RecipeApplication:
             determinism_check=determinism_check,
             keep_own_checkpointing=keep_own_checkpointing,
             keep_generation_cache=keep_generation_cache,
+        )
+        self._compile = functools.partial(
+            compile_blocks,
+            blocks=tuple(blocks),
+            compile_forward=compile_forward or compiled_forward,
         )
         self._undo = Undo()
         self._chunked_loss: ChunkedLoss | None = None
@@ -71,7 +85,8 @@ class RecipeApplication:
         """
         self.undo()
         with Undo() as undo:
-            self._set_compile(recipe, undo)
+            self._disable_other_compile(recipe, undo)
+            self._compile(self._model, recipe, undo=undo)
             undo.add(self._apply(self._model, recipe.segments))
             if recipe.loss_chunks > 1:
                 self._chunked_loss = chunk_loss(
@@ -108,12 +123,17 @@ class RecipeApplication:
         self._undo()
         self._chunked_loss = None
 
-    def _set_compile(self, recipe: Recipe, undo: Undo) -> None:
+    def _disable_other_compile(self, recipe: Recipe, undo: Undo) -> None:
         """Disable torch.compile, unless the recipe changes nothing inside the model."""
         is_trace = any(
             isinstance(item, FakeTensor) for item in self._model.parameters()
         )
-        if is_trace or recipe.segments or recipe.loss_chunks > 1:
+        if (
+            is_trace
+            or recipe.segments
+            or recipe.loss_chunks > 1
+            or recipe.compile != "none"
+        ):
             disable_compile(self._model, undo, warn=not is_trace)
         else:
             warn_compiled_unverified(self._model)

@@ -106,9 +106,14 @@ def out_of_memory_error(
 
 
 def free_memory(device: torch.device) -> None:
-    """Free the memory of a failed step; call it after its frames are gone."""
+    """Free the memory of earlier steps, after their frames are gone.
+
+    The allocator's cache and cuBLAS workspaces: one lives as long as its thread, and
+    pins its segment.
+    """
     gc.collect()
     if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
 

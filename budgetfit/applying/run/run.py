@@ -63,7 +63,7 @@ from budgetfit.errors import InputError
 from budgetfit.measuring.preserve_model import preserved_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     import torch
@@ -100,6 +100,9 @@ class Run:
         dims: The sample dimension of a batch's tensors.
         on_missing_loss: For tracing without a loss (``call_model.compute_loss``).
         simulated_device_type: Device type that a trace's fake tensors represent.
+        blocks: Names of the blocks that ``compile="blocks"`` compiles; None for those
+            of the plan.
+        compile_forward: See ``torch_compile.compile_blocks``.
 
     Attributes:
         model: The given model.
@@ -136,6 +139,8 @@ class Run:
         dims: SampleDims = FIRST_DIM,
         on_missing_loss: Callable[[], object] | None = None,
         simulated_device_type: str = "cuda",
+        blocks: Sequence[str] | None = None,
+        compile_forward: Callable[[nn.Module], Callable[..., Any]] | None = None,
     ) -> None:
         self.model = model
         self._precision = find_precision(recipe.precision)
@@ -165,6 +170,10 @@ class Run:
                 random_blocks=random_blocks,
                 determinism_check=determinism_check,
                 keep_own_checkpointing=keep_own_checkpointing,
+                blocks=blocks
+                if blocks is not None
+                else (() if plan is None else plan.model.blocks),
+                compile_forward=compile_forward,
             )
             self._undo.add(self._blocks.undo)
             self._monitor = StepMonitor(model, self.device, plan, dims)
@@ -355,6 +364,7 @@ class Run:
         self.group = AccumulationGroup(recipe.gradient_accumulation_steps)
         self._monitor.expect_recipe(recipe)
         self._longest_is_due = recipe.longest_batch_first and not self._is_trace
+        self._compile_is_due = recipe.compile != "none" and not self._is_trace
 
     def _begin_group(self) -> None:
         """Drop foreign gradients; check that parameters and settings are unchanged.
@@ -387,6 +397,10 @@ class Run:
             self.accumulated.check(self.group.count)
         self._modes.resume()
         self._enter_phase("forward")
+        if self._compile_is_due:
+            self._compile_is_due = False
+            self._run_and_drop([batch])
+            free_memory(self.device)
         if self._longest_is_due:
             self._longest_is_due = False
             self._run_longest(batch)
@@ -418,9 +432,17 @@ class Run:
         if longest is None:
             return
         steps = min(self.recipe.gradient_accumulation_steps, 2)
+        self._run_and_drop([longest] * steps)
+
+    def _run_and_drop(self, batches: Sequence[Any]) -> None:
+        """Run forward and backward of batches, and drop their results.
+
+        Where blocks are compiled that is when it happens: kernels are timed in buffers
+        of their own, which would stay in the allocator's cache.
+        """
         with preserved_model(self.model, self.device, weights=False):
-            for _ in range(steps):
-                moved = cast_batch(longest, self._precision, self.device)
+            for batch in batches:
+                moved = cast_batch(batch, self._precision, self.device)
                 self._forward_backward(moved, self._loss, divisor=1.0)
                 self._enter_phase("forward")
 

@@ -21,6 +21,8 @@ def script_lines(plan: Plan) -> list[str]:
     """Return comment lines on diffusers' own scripts; none for another model."""
     if not plan.model.class_name.startswith(DIFFUSERS):
         return []
+    if plan.recipe.compile != "none":  # they compile nothing
+        return []
     options = _options(plan)
     lines = [
         "",

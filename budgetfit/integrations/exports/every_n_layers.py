@@ -98,8 +98,8 @@ def _remark(plan: Plan, estimate: Estimate, every: int) -> str:
 
 
 def _needs_more_than_checkpointing(plan: Plan) -> bool:
-    """Whether dtypes or the optimizer need more than loading and arguments."""
-    if plan.recipe.optimizer_in_backward:
+    """Whether dtypes, optimizer or compiled blocks need more than arguments."""
+    if plan.recipe.optimizer_in_backward or plan.recipe.compile != "none":
         return True
     if find_precision(plan.recipe.precision).weights != "bf16":
         return False

@@ -20,6 +20,7 @@ from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.applying.optimizers.for_recipe import make_recipe_optimizer
 from budgetfit.applying.precision import apply_precision, cast_batch, make_scaler
+from budgetfit.applying.torch_compile import compile_blocks
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
 from budgetfit.core.precision import Precision, find_precision
@@ -63,13 +64,13 @@ class PreparedModel:
         sets_tf32: bool = True,
     ) -> None:
         self.model = model
-        self._segments = plan.recipe.segments
+        self._plan = plan
         policy = find_precision(plan.recipe.precision)
         with Undo() as self._undo:
             claim(model, self, self._undo)
             cast_weights(model, policy, self._undo, sets_tf32=sets_tf32)
             TrainingModes(model)  # not undone, as with every trainer
-            self._take_back = apply_segments(model, self._segments)
+            self._take_back = self._applied()
             self._undo.add(self._undo_checkpointing)
             chunked: ChunkedLoss | None = None
             if plan.recipe.loss_chunks > 1 and chunks_loss:
@@ -88,7 +89,7 @@ class PreparedModel:
         if instance_flags(self.model, _FLAGS) == self._flags:
             return False
         self._undo_checkpointing()
-        self._take_back = apply_segments(self.model, self._segments)
+        self._take_back = self._applied()
         self._flags = instance_flags(self.model, _FLAGS)
         return True
 
@@ -105,6 +106,14 @@ class PreparedModel:
 
     def __exit__(self, *_: object) -> None:
         self.undo()
+
+    def _applied(self) -> Undo:
+        """Compile and checkpoint the blocks; returns what reverts that."""
+        recipe = self._plan.recipe
+        with Undo() as undo:
+            compile_blocks(self.model, recipe, self._plan.model.blocks, undo)
+            undo.add(apply_segments(self.model, recipe.segments))
+        return undo
 
     def _undo_checkpointing(self) -> None:
         self._take_back()

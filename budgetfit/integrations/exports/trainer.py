@@ -119,6 +119,8 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:
         chosen = getattr(args.optim, "value", args.optim)
         if not _is_planned(plan, optimizer):
             other.append(f"optim={chosen} (planned: {plan.recipe.optimizer})")
+    if getattr(args, "torch_compile", False):
+        other.append(f"torch_compile=True (planned: compile={plan.recipe.compile!r})")
     if args.world_size > 1:
         other.append(f"{args.world_size} processes (planned: 1)")
     if other:

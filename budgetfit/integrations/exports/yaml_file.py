@@ -16,6 +16,7 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.source_code.python_source import (
     escape_line,
     plan_summary_lines,
+    refuse_compile,
     refuse_optimizer_in_backward,
 )
 from budgetfit.reporting.formatting import blocks_text, rate_text, sample_text
@@ -56,6 +57,7 @@ def config_text(
     """
     _refuse_non_text_plan(plan, program)
     refuse_optimizer_in_backward(plan, program)
+    refuse_compile(plan, program)
     written, checkpointing, said = _nearest_expressible(plan, say)
     comments = plan_summary_lines(written, f"A run of {program}")
     comments += map(escape_line, [*said, *remarks(plan)])

@@ -69,6 +69,8 @@ def _refuse_what_is_not_exported(recipe: Recipe) -> None:
         on_host.append(f"the loss in {recipe.loss_chunks} chunks")
     if recipe.optimizer_in_backward:
         on_host.append("an optimizer that steps in the backward pass")
+    if recipe.compile != "none":
+        on_host.append("blocks under torch.compile")
     if on_host:
         raise InputError(
             f"A script cannot be exported for: {'; '.join(on_host)}. Train with "

@@ -111,6 +111,20 @@ def refuse_optimizer_in_backward(plan: Plan, library: str) -> None:
         )
 
 
+def refuse_compile(plan: Plan, program: str) -> None:
+    """Refuse compiled blocks for a program that compiles the whole model, or nothing.
+
+    Raises:
+        InputError: If the plan compiles blocks.
+    """
+    if plan.recipe.compile != "none":
+        raise InputError(
+            f"{program} has no setting that compiles single blocks, and the plan's "
+            "bytes are theirs. Train with budgetfit.apply(plan, model), or plan with "
+            "compile='none'."
+        )
+
+
 def planned_length(plan: Plan) -> int | None:
     """Return the planned sequence length; None where samples are not text."""
     for name in LENGTH_NAMES:

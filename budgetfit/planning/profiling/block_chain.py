@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.precision import find_precision
-from budgetfit.core.recipe import Recipe, Segment, selective_blocks
+from budgetfit.core.recipe import CompileMode, Recipe, Segment, selective_blocks
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.memory.chain.profile import (
@@ -65,6 +65,7 @@ class TrainingSettings:
     accumulation: int | None = None
     loss_chunks: int = 1
     optimizer_in_backward: bool = False
+    compile: CompileMode = "none"
     host_ram_bytes: int | None = None
     allocator: AllocatorSettings = DEFAULT_SETTINGS
 
@@ -84,6 +85,7 @@ class TrainingSettings:
             segments=segments,
             loss_chunks=self.loss_chunks,
             optimizer_in_backward=self.optimizer_in_backward,
+            compile=self.compile,
         )
 
 
@@ -108,6 +110,8 @@ class BlockChain:
         self.traces = traces
         self.settings = settings
         self.option_kinds = option_kinds
+        if settings.compile != "none":  # there are no ops whose outputs to save
+            self.option_kinds -= {"selective"}
         self._unchunked = unchunked
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}
         self._option_segments: list[tuple[Segment, ...]] | None = None
@@ -138,7 +142,7 @@ class BlockChain:
         That one, the whole effective batch, is the trace that the judge takes.
         """
         recipe = self.settings.recipe(batch_size, segments)
-        if self.is_whole(batch_size):
+        if self.is_whole(batch_size) and recipe.compile == "none":
             return self.traces.exact(recipe)
         return self.traces.affine(recipe)
 

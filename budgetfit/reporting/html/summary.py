@@ -47,6 +47,8 @@ def _settings(plan: Plan) -> Answer:
         ("optimizer", recipe.optimizer),
         ("checkpointing", blocks_text(recipe, plan.model.blocks)),
     ]
+    if recipe.compile == "blocks":
+        facts.append(("torch.compile", "the forward of each block"))
     if recipe.loss_chunks > 1:
         facts.append(("output head and loss", f"in {recipe.loss_chunks} parts"))
     if recipe.optimizer_in_backward:

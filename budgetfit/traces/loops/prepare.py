@@ -104,6 +104,11 @@ def prepare(  # noqa: PLR0913 - a program, and what it cannot hold
             "backward pass: those are done by budgetfit.Run. Use loop='run', or a "
             "recipe without loss_chunks and optimizer_in_backward."
         )
+    if recipe.compile != "none":
+        raise InputError(
+            f"loop={loop.kind!r} is predicted without torch.compile. Use loop='run', "
+            "or a recipe with compile='none'."
+        )
     if loss is not None and loop.loads_update_first:
         raise InputError(
             f"loop={loop.kind!r} trains with the loss of the model, from labels in the "

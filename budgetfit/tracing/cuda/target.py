@@ -21,11 +21,13 @@ class CudaTarget:
         compute_capability: (major, minor) of the GPU.
         torch_version: (major, minor) of the PyTorch that will train.
         cudnn: Whether cuDNN is enabled, as it is by default.
-        sm_count: Multiprocessors of the GPU, which libraries of Triton kernels size
-            their buffers by; None where Triton is not loaded.
+        sm_count: Multiprocessors of the GPU, which libraries of Triton kernels and
+            compiled code size buffers by; None where there are none of these.
+        threads_per_sm: Threads that a multiprocessor holds, likewise.
     """
 
     compute_capability: tuple[int, int]
     torch_version: tuple[int, int]
     cudnn: bool = True
     sm_count: int | None = None
+    threads_per_sm: int | None = None

@@ -29,6 +29,7 @@ class Patch(NamedTuple):
 _DISPATCH = "tracing/cuda/dispatch/thread_kernels.py"
 _LIBRARIES = "tracing/values/library_patches.py"
 _KERNELS = "tracing/cuda/triton/device_answers.py"
+_INDUCTOR = "tracing/compiled/inductor_answers.py"
 _LOOPS = "traces/loops/library_state.py"
 _TORCH = "tracing/isolation/torch_state.py"
 _FAKES = "fake tensors of its own are treated so, too"
@@ -137,6 +138,28 @@ PATCHES: Final = (
         "torch._subclasses.fake_tensor.FakeTensor.is_cuda",
         _KERNELS,
         "as above",
+    ),
+    Patch(
+        "torch.cuda.is_available, torch.cuda.device_count, torch.cuda.current_device, "
+        "torch.cuda.set_device, torch.cuda.synchronize, torch.cuda.device, "
+        "torch.cuda.get_device_capability, torch.cuda.get_device_name, "
+        "torch.cuda.get_device_properties, torch.cuda.get_rng_state, "
+        "torch.cuda.set_rng_state, torch.cuda._DeviceGuard, torch.version.cuda, "
+        "torch._dynamo.device_interface.CudaInterface",
+        _INDUCTOR,
+        "inductor generates code for the GPU of the plan; compile='blocks' alone",
+        "CUDA seems to be here for the seconds in which code is generated",
+    ),
+    Patch(
+        "the device guard of CUDA, kernels of aten::empty for CUDA",
+        _INDUCTOR,
+        "as above; where PyTorch is built without CUDA",
+    ),
+    Patch(
+        "functions and settings of torch._inductor, module triton",
+        _INDUCTOR,
+        "as above",
+        "what is compiled meanwhile is compiled for that GPU",
     ),
     Patch(
         "modules and classes of transformers, torch.nn.functional",

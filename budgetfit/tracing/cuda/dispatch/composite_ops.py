@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from budgetfit.tracing.cuda.dispatch.dispatch_modes import in_selective_checkpoint
 from budgetfit.tracing.cuda.dispatch.fused_rms_norm import fused_rms_norm, is_fused
@@ -104,7 +105,8 @@ def _attention(target: CudaTarget) -> Callable[..., Any]:
 
 def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any]:
     def guarded(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(first, FakeTensor):
+        # AOTAutograd's functional tensors, of compiled blocks, wrap fakes.
+        if isinstance(first, (FakeTensor, FunctionalTensor)):
             return kernel(first, *args, **kwargs)
         return _composite(composite, first, *args, **kwargs)
 

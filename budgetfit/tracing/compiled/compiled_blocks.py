@@ -1,0 +1,173 @@
+"""CompiledBlocks: forwards of blocks as torch.compile would run them on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
+
+from budgetfit.errors import InputError
+from budgetfit.tracing.compiled.cuda_backend import CudaBackend, check_supported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from budgetfit.tracing.cuda.target import CudaTarget
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+# Of one code object: blocks of one class in several sizes, modes and dtypes.
+_RECOMPILE_LIMIT = 1024
+
+
+class CompiledBlocks:
+    """Compiles the blocks of one traced model; equal blocks share generated code.
+
+    Args:
+        target: The GPU, with ``sm_count`` and ``threads_per_sm``.
+        uniform: Generate the same code for almost all batch sizes, for a search among
+            them: some small buffers of training are then missing or larger.
+
+    Raises:
+        InputError: If there is no target (a trace of the CPU), or the generated code of
+            this installation is not known to be that of training.
+    """
+
+    def __init__(self, target: CudaTarget | None, *, uniform: bool = False) -> None:
+        if target is None:
+            raise InputError(
+                "Compiled blocks are planned and verified for CUDA: on the CPU, "
+                "torch.compile generates other code. Use compile='none' there."
+            )
+        check_supported(target)
+        self._backend = CudaBackend(target, uniform=uniform)
+        self._functions: dict[types.CodeType, types.FunctionType] = {}
+
+    def forward_of(self, block: nn.Module) -> Callable[..., Any]:
+        """Return the block's forward, compiled at its first call for each grad mode.
+
+        The compiled code is kept with the returned function alone: it does not change
+        what the process has compiled.
+        """
+        with _without_warnings():
+            import torch._dynamo  # noqa: PLC0415 - takes seconds
+
+        compiled: Any = torch.compile(
+            self._copied(block.forward), backend=self._backend, dynamic=False
+        )
+        warm: set[bool] = set()
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() not in warm:
+                warm.add(torch.is_grad_enabled())
+                with _compiling(block):
+                    compiled(*args, **kwargs)
+            before = self._backend.runs
+            out = compiled(*args, **kwargs)
+            if self._backend.runs == before:
+                raise InputError(
+                    f"torch.compile runs {type(block).__name__}.forward eagerly: it "
+                    "found nothing in it that it can compile. Use compile='none'."
+                )
+            return out
+
+        return forward
+
+    def _copied(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the bound method with a code object of its own.
+
+        Dynamo keeps what it has compiled with the code object: in the model's own, it
+        would meet what a user compiles, and stay behind.
+        """
+        if not isinstance(forward, types.MethodType):
+            return forward
+        function = forward.__func__
+        if not isinstance(function, types.FunctionType):
+            return forward
+        code = function.__code__
+        if code not in self._functions:
+            self._functions[code] = _with_code(function, code.replace())
+        copied = self._functions[code]
+        if copied.__globals__ is not function.__globals__:
+            return forward
+        return types.MethodType(copied, forward.__self__)
+
+
+def _with_code(function: types.FunctionType, code: types.CodeType) -> Any:
+    copied = types.FunctionType(
+        code,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+@contextlib.contextmanager
+def _compiling(block: nn.Module) -> Iterator[None]:
+    """Run a call that only compiles: what it allocates and saves is not recorded.
+
+    Dynamo compiles nothing under a dispatch mode, and a checkpoint around the block
+    must not see the tensors that this call saves.
+    """
+    mode = next(
+        mode
+        for mode in _get_current_dispatch_mode_stack()
+        if isinstance(mode, FakeTensorMode)
+    )
+    rng = torch.get_rng_state()
+    dynamo: Any = torch._dynamo
+    with (
+        _without_warnings(),
+        _disable_current_modes(),
+        mode,
+        _without_hooks(block),
+        torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+        dynamo.config.patch(
+            recompile_limit=_RECOMPILE_LIMIT,
+            accumulated_recompile_limit=_RECOMPILE_LIMIT,
+        ),
+    ):
+        yield
+    torch.set_rng_state(rng)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hide what torch's compiler warns of: its own deprecated functions."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def _without_hooks(block: nn.Module) -> Iterator[None]:
+    kept = [
+        (hooks, dict(hooks))
+        for module in block.modules()
+        for hooks in (getattr(module, name) for name in _HOOKS)
+        if hooks
+    ]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            hooks.update(before)

@@ -1,0 +1,249 @@
+"""What inductor is told while it generates code: that the GPU of the plan is here."""
+
+# ruff: noqa: PLC0415 - inductor's modules take seconds to import
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import sys
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from budgetfit.tracing.cuda.target import CudaTarget
+
+# c10/core/impl/DeviceGuardImplInterface.h and torch/headeronly/core/DeviceType.h.
+_GUARDS: Final = "_ZN3c104impl26device_guard_impl_registryE"
+_DEVICE_TYPES, _CUDA, _META = 21, 1, 14
+_TRITON: Final = "3.7.1"  # that of torch 2.13
+UNIFORM: Final = {"split_reductions": False, "triton.mix_order_reduction": False}
+_ANSWERING: list[CudaTarget] = []
+
+
+@contextlib.contextmanager
+def answers_for_inductor(
+    target: CudaTarget,
+    *,
+    uniform: bool = False,
+    partition: Callable[..., Any] | None = None,
+    module: Callable[[str], Any] | None = None,
+) -> Iterator[None]:
+    """Let inductor generate code for the target's GPU without CUDA and Triton.
+
+    Args:
+        target: With ``sm_count`` and ``threads_per_sm``.
+        uniform: Generate the same code for almost all batch sizes: reductions are not
+            split to fill the GPU, nor fused with those over other dimensions.
+        partition: Called with inductor's ``partition_fn`` and its arguments.
+        module: Makes the module of generated code.
+    """
+    import torch._inductor.compile_fx as inductor
+    import torch._inductor.graph as graphs
+    from torch._inductor import config
+
+    with contextlib.ExitStack() as stack:
+        if not _ANSWERING:
+            _answer(target, stack)
+            if uniform:
+                stack.enter_context(config.patch(UNIFORM))
+        _ANSWERING.append(target)
+        stack.callback(_ANSWERING.pop)
+        if partition is not None:
+            function = functools.partial(partition, inductor.partition_fn)
+            stack.enter_context(mock.patch.object(inductor, "partition_fn", function))
+        if module is not None:
+
+            def compile_to_module(lowering: Any) -> Any:
+                code, _ = lowering.codegen()
+                return module(code.value)
+
+            stack.enter_context(
+                mock.patch.object(
+                    graphs.GraphLowering, "_compile_to_module", compile_to_module
+                )
+            )
+        yield
+
+
+def _answer(target: CudaTarget, stack: contextlib.ExitStack) -> None:
+    import torch._dynamo.device_interface as interfaces
+    import torch._functorch.config as autograd_config
+    import torch._inductor.codegen.triton as codegen
+    import torch._inductor.compile_fx as inductor
+    import torch._inductor.scheduler
+    from torch._inductor import config, utils
+    from torch._inductor.fx_passes import joint_graph, post_grad
+
+    def patch(owner: Any, name: str, value: Any) -> None:
+        stack.enter_context(mock.patch.object(owner, name, value))
+
+    if torch.version.cuda is None:
+        stack.enter_context(_guard_for_cuda())
+        _folded_constants_on_host(stack)
+    properties = _properties(target)
+    capability = target.compute_capability
+    answers: dict[str, Callable[..., Any]] = {
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "is_available": lambda: True,
+        "get_device_properties": lambda *_, **__: properties,
+        "synchronize": lambda *_: None,
+        "set_device": lambda *_: None,
+    }
+    for name, answer in answers.items():
+        patch(torch.cuda, name, answer)
+        patch(interfaces.CudaInterface, name, staticmethod(answer))
+    patch(torch.cuda, "get_device_capability", lambda *_, **__: capability)
+    patch(torch.cuda, "get_device_name", lambda *_, **__: properties.name)
+    patch(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())
+    patch(torch.cuda, "set_rng_state", lambda *_: None)
+    patch(torch.cuda, "_DeviceGuard", _NoGuard)
+    patch(torch.cuda, "device", _NoGuard)
+    patch(torch.version, "cuda", "13.0")
+    patch(FakeTensorMode, "avoid_device_init", property(lambda _: True))
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)  # none is made on the device
+    stack.callback(torch._C._set_only_lift_cpu_tensors, before)
+    number = capability[0] * 10 + capability[1]
+    only_interface: dict[str, Callable[..., Any]] = {
+        "get_compute_capability": lambda *_: number,
+        "is_triton_capable": lambda *_: True,
+        "raise_if_triton_unavailable": lambda *_: None,
+        "exchange_device": lambda *_: 0,
+        "maybe_exchange_device": lambda *_: 0,
+        "is_bf16_supported": lambda *_, **__: capability >= (8, 0),
+    }
+    for name, answer in only_interface.items():
+        patch(interfaces.CudaInterface, name, staticmethod(answer))
+    worker: Any = interfaces.CudaInterface.Worker
+    patch(worker, "get_device_properties", staticmethod(lambda *_, **__: properties))
+    patch(worker, "current_device", staticmethod(lambda: 0))
+    patch(interfaces.CudaInterface, "device", _NoGuard)
+    if "triton" not in sys.modules:
+        stack.enter_context(mock.patch.dict(sys.modules, _triton()))
+    version = utils.TritonAttrsDescriptorVersion.V4_DICT
+    everywhere: dict[str, Callable[..., Any]] = {
+        "triton_version_uses_attrs_dict": lambda: True,
+        "get_triton_attrs_descriptor_version": lambda: version,
+        "has_triton": lambda *_: True,
+        "has_triton_package": lambda *_: True,
+    }
+    modules = [m for n, m in sys.modules.items() if n.startswith("torch._inductor")]
+    for module in [*modules, sys.modules["torch.utils._triton"]]:
+        for name, answer in everywhere.items():
+            if name in vars(module):
+                patch(module, name, answer)
+    patch(codegen, "gen_attr_descriptor_import", lambda: "")
+    patch(
+        codegen.TritonKernel, "inductor_meta_common", classmethod(lambda *_, **__: {})
+    )
+    for module in (joint_graph, post_grad):
+        patch(module, "lazy_init", functools.partial(_tables_on_cpu, module.lazy_init))
+    patch(inductor, "get_input_idxs_to_check", lambda *_, **__: ())
+    stack.enter_context(
+        config.patch(force_disable_caches=True, compile_threads=1, shape_padding=False)
+    )
+    stack.enter_context(
+        autograd_config.patch(
+            enable_autograd_cache=False, force_non_lazy_backward_lowering=True
+        )
+    )
+
+
+def _tables_on_cpu(lazy_init: Callable[..., None], *_: Any) -> None:
+    """Make inductor's tables of patterns, once, from traces on the CPU."""
+    lazy_init(torch.device("cpu"))
+
+
+def _properties(target: CudaTarget) -> Any:
+    """Return what ``torch.cuda.get_device_properties`` would.
+
+    Without ``sm_count`` and ``threads_per_sm`` there is no telling how inductor splits
+    reductions. The rest decides how kernels are launched, not what they write.
+    """
+    major, minor = target.compute_capability
+    return types.SimpleNamespace(
+        name="GPU",
+        major=major,
+        minor=minor,
+        multi_processor_count=target.sm_count,
+        max_threads_per_multi_processor=target.threads_per_sm,
+        total_memory=24 << 30,
+        regs_per_multiprocessor=65536,
+        warp_size=32,
+        max_threads_per_block=1024,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=99 << 10,
+        shared_memory_per_multiprocessor=100 << 10,
+        L2_cache_size=48 << 20,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        gcnArchName="",
+    )
+
+
+class _NoGuard:
+    """``torch.cuda.device`` without a device."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def _triton() -> dict[str, types.ModuleType]:
+    """Return modules in place of Triton: inductor asks only whether a value is its."""
+    triton: Any = types.ModuleType("triton")
+    language: Any = types.ModuleType("triton.language")
+    triton.__version__ = _TRITON
+    triton.language = language
+    language.dtype = type("dtype", (), {})
+    language.constexpr = type("constexpr", (), {})
+    return {"triton": triton, "triton.language": language}
+
+
+@contextlib.contextmanager
+def _guard_for_cuda() -> Iterator[None]:
+    """Lend device cuda the device guard of meta, which does nothing.
+
+    A CPU build has none for cuda, and asks for it in every op on a fake tensor there.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, _GUARDS)
+    before = registry[_CUDA]
+    if before is None:
+        registry[_CUDA] = registry[_META]
+    try:
+        yield
+    finally:
+        registry[_CUDA] = before
+
+
+def _folded_constants_on_host(stack: contextlib.ExitStack) -> None:
+    """Let what inductor evaluates to fold constants be made on the host."""
+    library = torch.library.Library("aten", "IMPL")
+
+    def empty(size: Any, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype)
+
+    def empty_strided(
+        size: Any, stride: Any, *, dtype: Any = None, **_: Any
+    ) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype)
+
+    library.impl("empty.memory_format", empty, "CUDA")
+    library.impl("empty_strided", empty_strided, "CUDA")
+    stack.callback(library._destroy)

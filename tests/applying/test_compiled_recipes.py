@@ -1,0 +1,151 @@
+"""A recipe with compiled blocks trains as the plain model does, and is undone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import budgetfit
+from budgetfit.applying.run.run import Run
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.errors import InputError
+from tests.applying.small_models import BLOCKS, batch_for, make
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import nn
+
+# Dynamo asks tensors for their gradients, and hides the warning of that from users.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+NAMES = tuple(f"layers.{n}" for n in range(BLOCKS))
+GRAPHS: list[torch.fx.GraphModule] = []
+
+
+def noting(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
+    GRAPHS.append(graph)
+    return graph.forward
+
+
+def compiled(block: nn.Module) -> Callable[..., Any]:
+    return torch.compile(block.forward, backend=noting)
+
+
+def alone(*names: str) -> tuple[Segment, ...]:
+    return tuple(Segment((name,)) for name in names)
+
+
+TREATED = {
+    "kept": (),
+    "recomputed": alone(*NAMES),
+    "some recomputed": alone(*NAMES[:2]),
+    "segments": (Segment(NAMES[:3]), Segment(NAMES[3:])),
+    "nested": (Segment(NAMES[:4], nested=True),),
+    "selective": (Segment(NAMES[:1], "selective", saved_ops=("aten.tanh.default:0",)),),
+    "offloaded": (Segment(NAMES[1:2], "offload"),),
+    "input on host": (Segment(NAMES[1:2], input_on_host=True),),
+}
+
+
+def losses(run: Run, steps: int = 3) -> list[float]:
+    torch.manual_seed(3)
+    return [run.step(batch_for("stack")).item() for _ in range(steps)]
+
+
+@pytest.mark.parametrize("how", TREATED)
+def test_every_treatment_trains_as_without_compile(how: str) -> None:
+    torch._dynamo.reset()  # noqa: SLF001 - what other tests compiled
+    GRAPHS.clear()
+    recipe = Recipe(batch_size=4, segments=TREATED[how], compile="blocks")
+    model, plain = make("stack"), make("stack")
+    plain.load_state_dict(model.state_dict())
+    keys = list(model.state_dict())
+    with Run(model, recipe, blocks=NAMES, compile_forward=compiled) as run:
+        assert list(model.state_dict()) == keys
+        found = losses(run)
+    assert GRAPHS
+    with Run(plain, Recipe(batch_size=4)) as eager:
+        expected = losses(eager)
+    assert found == pytest.approx(expected, rel=1e-5)
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weight, plain.state_dict()[name])
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+def test_a_run_compiles_before_its_first_step_and_drops_what_that_made() -> None:
+    torch._dynamo.reset()  # noqa: SLF001 - as above
+    phases: list[str] = []
+    recipe = Recipe(batch_size=4, compile="blocks")
+    model = make("stack")
+    run = Run(
+        model, recipe, blocks=NAMES, compile_forward=compiled, on_phase=phases.append
+    )
+    run.step(batch_for("stack"))
+    assert phases.count("backward") == 2
+    assert phases.count("optimizer") == 1
+    phases.clear()
+    run.step(batch_for("stack"))
+    assert phases.count("backward") == 1
+    run.undo()
+
+
+def test_blocks_that_a_user_compiled_are_compiled_by_the_plan_instead() -> None:
+    model = make("stack")
+    model.get_submodule("layers.3").compile(backend=noting)
+    recipe = Recipe(batch_size=4, compile="blocks")
+    with pytest.warns(UserWarning, match="switched off for"):
+        run = Run(model, recipe, blocks=NAMES, compile_forward=compiled)
+    losses(run, 1)
+    run.undo()
+
+
+@pytest.fixture(scope="module")
+def plan() -> budgetfit.Plan:
+    made = budgetfit.plan(
+        make("stack"), "1GB", batch=batch_for("stack"), batch_size=4, headroom=0
+    )
+    recipe = replace(made.recipe, compile="blocks")
+    estimate = replace(made.estimate, recipe=recipe)
+    return made.changed(recipe=recipe, estimate=estimate)
+
+
+def test_a_plan_is_saved_and_loaded_with_it(
+    plan: budgetfit.Plan, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    assert budgetfit.Plan.load(path).recipe == plan.recipe
+    assert "torch.compile for the forward of each block" in str(plan)
+
+
+def test_verify_on_a_cpu_says_that_it_ran_without(plan: budgetfit.Plan) -> None:
+    GRAPHS.clear()
+    model = make("stack")
+    model.get_submodule("layers.3").compile(backend=noting)
+    check = budgetfit.verify(plan, model, batch=batch_for("stack"), device="cpu")
+    assert str(check).startswith("PASSED without torch.compile: ")
+    assert not GRAPHS
+    model.get_submodule("layers.3")(hidden_states=torch.zeros(1, 16))
+    assert GRAPHS  # it is compiled again
+
+
+def test_prepare_compiles_and_a_script_refuses(
+    plan: budgetfit.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from budgetfit.applying import torch_compile  # noqa: PLC0415
+
+    model = make("stack")
+    seen: list[nn.Module] = []
+    monkeypatch.setattr(
+        torch_compile.torch, "compile", lambda forward, **_: seen.append(1) or forward
+    )
+    with plan.prepare(model):
+        assert len(seen) == BLOCKS
+        assert "forward" in vars(model.get_submodule("layers.5"))
+    assert all("forward" not in vars(module) for module in model.modules())
+    with pytest.raises(InputError, match=r"blocks under torch\.compile"):
+        plan.to_torch_script()

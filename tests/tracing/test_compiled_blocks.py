@@ -1,0 +1,304 @@
+# ruff: noqa: ANN401, SLF001 - stand-ins of torch's compilers; programs of a session
+"""Blocks under torch.compile: inductor's code for a GPU on fake tensors."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import budgetfit
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.errors import InputError, TraceError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.traces.session import TraceSession
+from budgetfit.tracing.compiled import cuda_backend
+from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
+from budgetfit.tracing.compiled.cuda_backend import CHECKED_TORCH, check_supported
+from budgetfit.tracing.compiled.fused_kernel import FusedKernel
+from budgetfit.tracing.compiled.generated_code import module_on_fakes
+from budgetfit.tracing.compiled.inductor_answers import answers_for_inductor
+from budgetfit.tracing.cuda.target import CudaTarget, installed_torch_version
+from budgetfit.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from budgetfit.core.step_trace import StepTrace
+
+WIDTH, DEPTH, SAMPLES = 1024, 3, 64
+TARGET = CudaTarget(
+    compute_capability=(8, 9), torch_version=(2, 13), sm_count=128, threads_per_sm=1536
+)
+supported = pytest.mark.skipif(
+    installed_torch_version() not in CHECKED_TORCH or sys.platform != "linux",
+    reason="compiled blocks are predicted for other versions of torch",
+)
+
+
+class Pointwise(nn.Module):
+    """Four ops that each save a tensor where they run one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.sigmoid(torch.exp(x * self.scale)))
+
+
+class Tower(nn.Module):
+    """Pointwise blocks and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Pointwise() for _ in range(DEPTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.sum()
+
+
+def session(model: nn.Module | None = None, gpu: str = "rtx-4090") -> TraceSession:
+    workload = Workload(
+        model=model or Tower(),
+        batch={"x": torch.ones(2, WIDTH)},
+        loss=lambda outputs, _: outputs,
+        gpu=find_gpu(gpu),
+    )
+    return TraceSession(workload.with_found_blocks())
+
+
+def recipe(**changes: Any) -> Recipe:
+    return replace(
+        Recipe(batch_size=SAMPLES, optimizer="sgd", compile="blocks"), **changes
+    )
+
+
+def saved_bytes(trace: StepTrace) -> int:
+    """Bytes that are live at the end of the first forward and not before it."""
+    phase = next(each for each in trace.phases if each.name == "forward")
+    live = 0
+    for event in trace.events[phase.start : phase.end].tolist():
+        size = int(trace.fixed_bytes[abs(event) - 1])
+        live += size if event > 0 else -size
+    return live
+
+
+@supported
+def test_a_compiled_block_saves_its_input_and_computes_the_rest_again() -> None:
+    traces = session()
+    eager = traces.tracer.trace(
+        traces._program(recipe(compile="none")),
+        SAMPLES,
+    )
+    assert eager.log.sizes.count(SAMPLES * WIDTH * 4) >= 4 * DEPTH
+    compiled = traces.exact(recipe())
+    tensor = SAMPLES * WIDTH * 4
+    # x, the two inputs between blocks, and the output; not three more in each block.
+    assert saved_bytes(compiled) < (DEPTH + 2) * tensor
+    assert saved_bytes(session().exact(recipe(compile="none"))) > 3 * DEPTH * tensor
+
+
+@supported
+def test_recomputed_blocks_are_compiled_inside_their_checkpoint() -> None:
+    names = tuple(f"blocks.{n}" for n in range(DEPTH))
+    alone = tuple(Segment((name,)) for name in names)
+    traces = session()
+    for segments in (alone, (Segment(names[:2]),), (Segment((names[1],), "offload"),)):
+        trace = traces.exact(recipe(segments=segments))
+        assert "budgetfit.fused_kernel.default" in trace.op_names
+        assert "aten.sigmoid.default" not in trace.op_names
+
+
+@supported
+def test_blocks_under_selective_checkpointing_run_eagerly() -> None:
+    kept = Segment(("blocks.1",), "selective", saved_ops=("aten.sigmoid.default:0",))
+    names = session().exact(recipe(segments=(kept,))).op_names
+    assert {"aten.sigmoid.default", "budgetfit.fused_kernel.default"} <= set(names)
+
+
+@supported
+def test_a_fused_kernel_moves_the_bytes_of_its_tensors_once() -> None:
+    trace = session().exact(recipe())
+    fused = trace.op_names.index("budgetfit.fused_kernel.default")
+    least = trace.ops.bytes_fixed[trace.ops.name == fused].min()
+    assert 2 * SAMPLES * WIDTH * 4 <= least <= 3 * SAMPLES * WIDTH * 4
+
+
+@supported
+def test_generated_code_is_made_once_for_equal_blocks_and_later_traces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def noting(self: Any, code: str) -> Any:
+        made.append(code)
+        return module_on_fakes(code, self._count)
+
+    monkeypatch.setattr(cuda_backend.CudaBackend, "_module", noting)
+    traces = session()
+    traces.exact(recipe())
+    # Forward and backward; the first block's input needs no gradient.
+    assert len(made) == 4
+    traces.exact(recipe(segments=(Segment(("blocks.0",)),)))
+    assert len(made) == 4
+    traces.exact(recipe(batch_size=SAMPLES // 2))
+    assert len(made) == 8
+
+
+@supported
+def test_another_number_of_multiprocessors_is_another_trace() -> None:
+    one, other = session(), session(gpu="rtx-4060")
+    assert one.workload.target == other.workload.target
+    assert one._program(recipe()) != other._program(recipe())
+    eager = recipe(compile="none")
+    assert one._program(eager) == other._program(eager)
+
+
+@supported
+def test_what_a_user_has_compiled_stays_compiled_and_nothing_is_left_behind() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def noting(graph: torch.fx.GraphModule, _inputs: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = Tower()
+    block = model.blocks[0]
+    compiled = torch.compile(block.forward, backend=noting)
+    x = torch.ones(2, WIDTH)
+    compiled(x)
+    assert len(graphs) == 1
+    entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
+    before = len(entries(Pointwise.forward.__code__))
+    session(model).exact(recipe())
+    assert len(entries(Pointwise.forward.__code__)) == before
+    compiled(x)
+    assert len(graphs) == 1
+    assert all("forward" not in vars(each) for each in model.modules())
+
+
+class Fails(Pointwise):
+    """Fails while it is compiled."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).reshape(-1, 7, 11)
+
+
+@supported
+def test_torch_is_as_before_after_an_error() -> None:
+    names = ("is_available", "synchronize", "get_device_properties", "_DeviceGuard")
+    before = [getattr(torch.cuda, name) for name in names], torch.version.cuda
+    model = Tower()
+    model.blocks[1] = Fails()
+    with pytest.raises(TraceError, match=r"reshape|invalid|shape"):
+        session(model).exact(recipe())
+    with answers_for_inductor(TARGET):
+        assert torch.cuda.is_available()
+    after = [getattr(torch.cuda, name) for name in names], torch.version.cuda
+    assert before == after
+
+
+@supported
+def test_a_block_that_cannot_be_compiled_is_an_error() -> None:
+    class Eager(Pointwise):
+        @torch.compiler.disable
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    model = Tower()
+    model.blocks[1] = Eager()
+    traces = session(model)
+    traces.tracer.workload = replace(
+        traces.workload, blocks=tuple(f"blocks.{n}" for n in range(DEPTH))
+    )
+    with pytest.raises(InputError, match=r"runs Eager\.forward eagerly"):
+        traces.exact(recipe())
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (replace(TARGET, torch_version=(2, 9)), "predicted for torch 2.13, and this"),
+        (replace(TARGET, compute_capability=(6, 1)), "capability 7.0; this GPU has"),
+    ],
+)
+def test_what_was_not_compared_is_refused(target: CudaTarget, words: str) -> None:
+    if target.torch_version in CHECKED_TORCH != installed_torch_version():
+        target = replace(target, torch_version=installed_torch_version())
+    with pytest.raises(InputError, match=words):
+        check_supported(target)
+
+
+def test_a_trace_of_the_cpu_is_refused() -> None:
+    with pytest.raises(InputError, match="planned and verified for CUDA"):
+        CompiledBlocks(None)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    calls: list[Any] = []
+    monkeypatch.setattr(
+        torch.ops.budgetfit.fused_kernel,
+        "default",
+        lambda inputs, outputs: calls.append((inputs, outputs)),
+    )
+    return calls
+
+
+def test_a_kernel_reads_and_writes_what_its_parameters_are_named_for(
+    launched: list[Any],
+) -> None:
+    source = "import x\n\ndef triton_(in_ptr0, in_out_ptr0, out_ptr1, n, X : tl.c):\n"
+    a, b, c = (torch.zeros(n) for n in (1, 2, 3))
+    FusedKernel(source).run(a, b, c, 5, stream=0)
+    ((inputs, outputs),) = launched
+    assert [each.numel() for each in inputs] == [1, 2]
+    assert [each.numel() for each in outputs] == [2, 3]
+
+
+def test_generated_code_runs_on_the_cpu_and_is_counted() -> None:
+    code = """
+from torch._C import _cuda_getCurrentRawStream as get_raw_stream
+from torch._inductor.async_compile import AsyncCompile
+import torch
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda
+reinterpret_tensor = torch._C._dynamo.guards._reinterpret_tensor
+def call(args):
+    with torch.cuda._DeviceGuard(0):
+        torch.cuda.set_device(0)
+        made = empty_strided_cuda((4, 2), (2, 1), torch.float32)
+        part = made[1:]
+        return made, reinterpret_tensor(part, (2,), (1,), 2)
+"""
+    runs: list[int] = []
+    made, view = module_on_fakes(code, lambda: runs.append(1)).call([])
+    assert made.device.type == "cpu"
+    assert runs == [1]
+    assert view.storage_offset() == 4  # from the view's own start
+
+
+def test_compile_is_none_or_blocks() -> None:
+    with pytest.raises(InputError, match="compile must be one of: none, blocks; got"):
+        Recipe(batch_size=1, compile="model")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="compile must be one of"):
+        budgetfit.plan(Tower(), "24GB", compile="max-autotune")
+
+
+@supported
+def test_other_loops_are_refused() -> None:
+    with pytest.raises(InputError, match=r"predicted without torch\.compile"):
+        budgetfit.estimate(
+            Tower(),
+            recipe(),
+            loop="plain",
+            gpu="rtx-4090",
+            batch={"x": torch.ones(2, WIDTH)},
+            loss=lambda outputs, _: outputs,
+        )
