@@ -36,6 +36,7 @@ BENCHMARKS: Final = (
     Benchmark("command_times", "How long commands take"),
     Benchmark("solver_speed", "How long solving takes", plain=True),
     Benchmark("step_times", "Against published step times"),
+    Benchmark("compiled_steps", "Speed-ups of torch.compile"),
     Benchmark("linked_objects", "Objects linked in circles"),
     Benchmark("against_full", "Against every block recomputed"),
     Benchmark("six_blocks", "Against all 64 subsets of six blocks"),

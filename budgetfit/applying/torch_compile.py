@@ -37,8 +37,12 @@ COMPILE_OPTIONS: Final = {"shape_padding": False}
 
 
 def compiled_forward(block: nn.Module) -> Callable[..., Any]:
-    """Return the block's forward under ``torch.compile``, as plans predict it."""
-    return torch.compile(block.forward, options=dict(COMPILE_OPTIONS))
+    """Return the block's forward under ``torch.compile``, as plans predict it.
+
+    ``dynamic=False``: blocks that share their code and get tensors of other sizes (an
+    encoder's and a decoder's) are compiled for each, not once for all sizes.
+    """
+    return torch.compile(block.forward, dynamic=False, options=dict(COMPILE_OPTIONS))
 
 
 def compile_blocks(

@@ -154,6 +154,12 @@ class Arguments:
         adapter = self.adapter_on(target.gpu, precisions)
         name = optimizer_name(self.optimizer)
         lengths = _sample_sizes(self)
+        if lengths is not None and lengths.vary and self.compile != "none":
+            raise InputError(
+                "compile='blocks' is planned for batches of one size: each other size "
+                "is compiled again, and takes memory of its own. Leave compile= or "
+                "lengths= out."
+            )
         workload, source = _read_model(
             self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
         )

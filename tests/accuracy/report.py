@@ -90,6 +90,7 @@ GROUPS: dict[str, Callable[[Case], str]] = {
     "card": lambda case: case.gpu,
     "attention": _attention,
     "allocator": _path,
+    "torch.compile": lambda case: "each block" if case.compile else "off",
 }
 FIGURES: dict[str, Callable[[Comparison], float]] = {
     "allocated": lambda row: row.allocated_error,

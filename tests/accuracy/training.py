@@ -157,7 +157,9 @@ def compile_every_block(
     dynamo: Any = importlib.import_module("torch._dynamo")
     dynamo.config.recompile_limit = 64  # blocks share their code
     for block in found:
-        forward = torch.compile(block.forward, options={"shape_padding": False})
+        forward = torch.compile(
+            block.forward, dynamic=False, options={"shape_padding": False}
+        )
         if recompute:
             forward = partial(checkpoint, forward, use_reentrant=False)
         block.forward = forward

@@ -19,6 +19,7 @@ from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.compiled import cuda_backend
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
 from budgetfit.tracing.compiled.cuda_backend import CHECKED_TORCH, check_supported
+from budgetfit.tracing.compiled.decompositions import cuda_decompositions
 from budgetfit.tracing.compiled.fused_kernel import FusedKernel
 from budgetfit.tracing.compiled.generated_code import module_on_fakes
 from budgetfit.tracing.compiled.inductor_answers import answers_for_inductor
@@ -282,6 +283,36 @@ def call(args):
     assert made.device.type == "cpu"
     assert runs == [1]
     assert view.storage_offset() == 4  # from the view's own start
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of its own deprecated functions
+def test_norms_of_16_bit_tensors_save_statistics_in_fp32_as_on_cuda() -> None:
+    table = cuda_decompositions()
+    x = torch.randn(4, 6, 8).bfloat16()
+    scale, shift = torch.randn(2, 8).bfloat16()
+    layer_norm = table[torch.ops.aten.native_layer_norm.default]
+    out, mean, rstd = layer_norm(x, [8], scale, shift, 1e-5)
+    assert (out.dtype, mean.dtype, rstd.dtype) == (
+        *(torch.bfloat16, torch.float32, torch.float32),
+    )
+    expected = nn.functional.layer_norm(x, [8], scale, shift)
+    torch.testing.assert_close(out, expected, atol=0.02, rtol=0.02)
+    batch_norm = table[torch.ops.aten._native_batch_norm_legit.no_stats]
+    found = batch_norm(x, None, None, True, 0.1, 1e-5)
+    assert [each.dtype for each in found] == [
+        *(torch.bfloat16, torch.float32, torch.float32),
+    ]
+
+
+def test_batches_of_several_sizes_are_refused() -> None:
+    with pytest.raises(InputError, match="planned for batches of one size"):
+        budgetfit.plan(
+            Tower(),
+            "24GB",
+            batch={"x": torch.ones(2, WIDTH)},
+            lengths=[512, WIDTH],
+            compile="blocks",
+        )
 
 
 def test_compile_is_none_or_blocks() -> None:

@@ -15,6 +15,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_map
 
 from budgetfit.errors import InputError
+from budgetfit.tracing.compiled.decompositions import cuda_decompositions
 from budgetfit.tracing.compiled.generated_code import module_on_fakes
 from budgetfit.tracing.compiled.inductor_answers import answers_for_inductor
 from budgetfit.tracing.cuda.target import installed_torch_version
@@ -84,6 +85,7 @@ class CudaBackend:
                 graph,
                 example_inputs,
                 inner_compile=self._compile,
+                decompositions=cuda_decompositions(),
             )
 
     def _compile(
