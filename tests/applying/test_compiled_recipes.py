@@ -93,6 +93,18 @@ def test_a_run_compiles_before_its_first_step_and_drops_what_that_made() -> None
     run.undo()
 
 
+def test_no_step_is_dropped_whose_backward_updates_the_weights() -> None:
+    torch._dynamo.reset()  # noqa: SLF001 - as above
+    plain, model = make("stack"), make("stack")
+    plain.load_state_dict(model.state_dict())
+    recipe = Recipe(batch_size=4, optimizer="sgd", optimizer_in_backward=True)
+    both = replace(recipe, compile="blocks")
+    with Run(plain, recipe) as eager:
+        expected = losses(eager)
+    with Run(model, both, blocks=NAMES, compile_forward=compiled) as run:
+        assert losses(run) == pytest.approx(expected, rel=1e-5)
+
+
 def test_blocks_that_a_user_compiled_are_compiled_by_the_plan_instead() -> None:
     model = make("stack")
     model.get_submodule("layers.3").compile(backend=noting)

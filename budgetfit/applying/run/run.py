@@ -364,7 +364,9 @@ class Run:
         self.group = AccumulationGroup(recipe.gradient_accumulation_steps)
         self._monitor.expect_recipe(recipe)
         self._longest_is_due = recipe.longest_batch_first and not self._is_trace
-        self._compile_is_due = recipe.compile != "none" and not self._is_trace
+        # A backward that updates the weights cannot be dropped.
+        dropped = not self._is_trace and not recipe.optimizer_in_backward
+        self._compile_is_due = dropped and recipe.compile != "none"
 
     def _begin_group(self) -> None:
         """Drop foreign gradients; check that parameters and settings are unchanged.
