@@ -36,7 +36,6 @@ UNSUPPORTED_OPTIONS: Final = {
     "--deepspeed": _SHARDED,
     "--zero": _SHARDED,
     "--tensor-parallel": _SHARDED,
-    "--compile": _COMPILED,
     "--torch-compile": _COMPILED,
     "--seq-len": "use --max-length, the tokens in one sample: --max-length 2048",
     "--seq-length": "use --max-length, the tokens in one sample: --max-length 2048",
