@@ -10,6 +10,7 @@ import torch
 
 import budgetfit
 from budgetfit.applying.run.run import Run
+from budgetfit.applying.torch_compile import compiled_modules
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 from tests.applying.small_models import BLOCKS, batch_for, make
@@ -113,6 +114,7 @@ def test_blocks_that_a_user_compiled_are_compiled_by_the_plan_instead() -> None:
         run = Run(model, recipe, blocks=NAMES, compile_forward=compiled)
     losses(run, 1)
     run.undo()
+    assert compiled_modules(model) == ["layers.3"]
 
 
 @pytest.fixture(scope="module")

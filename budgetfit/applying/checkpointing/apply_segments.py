@@ -137,7 +137,8 @@ def _apply_segment(segment: Segment, calls: list[BlockCall], undo: Undo) -> None
     elif (
         _has_own_flag(first.block)
         and not first.offload
-        and "forward" not in vars(first.block)  # compiled: a module's call compiles it
+        # The flag acts in the class's forward, which a compiled one would contain.
+        and "forward" not in vars(first.block)
     ):
         undo.set_attribute(first.block, _FLAG, value=True)
         undo.set_attribute(first.block, _CHECKPOINT_FUNCTION, first)

@@ -55,7 +55,7 @@ class CompiledBlocks:
             )
         check_supported(target)
         self._backend = CudaBackend(target, uniform=uniform)
-        self._functions: dict[types.CodeType, types.FunctionType] = {}
+        self._copies: dict[types.FunctionType, types.FunctionType] = {}
 
     def forward_of(self, block: nn.Module) -> Callable[..., Any]:
         """Return the block's forward, compiled at its first call for each grad mode.
@@ -98,18 +98,15 @@ class CompiledBlocks:
         function = forward.__func__
         if not isinstance(function, types.FunctionType):
             return forward
-        code = function.__code__
-        if code not in self._functions:
-            self._functions[code] = _with_code(function, code.replace())
-        copied = self._functions[code]
-        if copied.__globals__ is not function.__globals__:
-            return forward
-        return types.MethodType(copied, forward.__self__)
+        # Not by code: decorated forwards of several classes have that of one wrapper.
+        if function not in self._copies:
+            self._copies[function] = _copy(function)
+        return types.MethodType(self._copies[function], forward.__self__)
 
 
-def _with_code(function: types.FunctionType, code: types.CodeType) -> Any:
+def _copy(function: types.FunctionType) -> types.FunctionType:
     copied = types.FunctionType(
-        code,
+        function.__code__.replace(),
         function.__globals__,
         function.__name__,
         function.__defaults__,
@@ -131,13 +128,13 @@ def _compiling(block: nn.Module) -> Iterator[None]:
         for mode in _get_current_dispatch_mode_stack()
         if isinstance(mode, FakeTensorMode)
     )
-    rng = torch.get_rng_state()
     dynamo: Any = torch._dynamo
     with (
         _without_warnings(),
         _disable_current_modes(),
         mode,
         _without_hooks(block),
+        torch.random.fork_rng(devices=()),
         torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
         dynamo.config.patch(
             recompile_limit=_RECOMPILE_LIMIT,
@@ -145,7 +142,6 @@ def _compiling(block: nn.Module) -> Iterator[None]:
         ),
     ):
         yield
-    torch.set_rng_state(rng)
 
 
 @contextlib.contextmanager

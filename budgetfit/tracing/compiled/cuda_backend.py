@@ -6,7 +6,6 @@ schedules it for the GPU, and the Python code that it generates runs on fakes.
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
@@ -71,7 +70,7 @@ class CudaBackend:
     """
 
     def __init__(self, target: CudaTarget, *, uniform: bool) -> None:
-        self._answers = functools.partial(answers_for_inductor, target, uniform=uniform)
+        self._target, self._uniform = target, uniform
         self.runs = 0
 
     def __call__(
@@ -80,7 +79,12 @@ class CudaBackend:
         """Return what runs instead of ``graph``."""
         import torch._inductor.compile_fx as inductor  # noqa: PLC0415 - takes seconds
 
-        with self._answers(partition=_partition):
+        with answers_for_inductor(
+            self._target,
+            uniform=self._uniform,
+            partition=_partition,
+            module=self._module,
+        ):
             return inductor.compile_fx(
                 graph,
                 example_inputs,
@@ -94,10 +98,9 @@ class CudaBackend:
         """Generate the code of a forward or backward graph."""
         import torch._inductor.compile_fx as inductor  # noqa: PLC0415 - as above
 
-        with self._answers(module=self._module):
-            move_graph(graph)
-            moved = [_on_cuda(each) for each in example_inputs]
-            return inductor.compile_fx_inner(graph, moved, **kwargs)
+        move_graph(graph)
+        moved = [_on_cuda(each) for each in example_inputs]
+        return inductor.compile_fx_inner(graph, moved, **kwargs)
 
     def _module(self, code: str) -> Any:
         return module_on_fakes(code, self._count)

@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 
     from budgetfit.tracing.cuda.target import CudaTarget
 
+    _Patch = Callable[[Any, str, Any], None]
+
 # c10/core/impl/DeviceGuardImplInterface.h and torch/headeronly/core/DeviceType.h.
 _GUARDS: Final = "_ZN3c104impl26device_guard_impl_registryE"
 _DEVICE_TYPES, _CUDA, _META = 21, 1, 14
 _TRITON: Final = "3.7.1"  # that of torch 2.13
 UNIFORM: Final = {"split_reductions": False, "triton.mix_order_reduction": False}
-_ANSWERING: list[CudaTarget] = []
 
 
 @contextlib.contextmanager
 def answers_for_inductor(
     target: CudaTarget,
     *,
-    uniform: bool = False,
-    partition: Callable[..., Any] | None = None,
-    module: Callable[[str], Any] | None = None,
+    uniform: bool,
+    partition: Callable[..., Any],
+    module: Callable[[str], Any],
 ) -> Iterator[None]:
     """Let inductor generate code for the target's GPU without CUDA and Triton.
 
@@ -47,51 +48,41 @@ def answers_for_inductor(
         module: Makes the module of generated code.
     """
     import torch._inductor.compile_fx as inductor
-    import torch._inductor.graph as graphs
-    from torch._inductor import config
+    import torch._inductor.scheduler
+    from torch._inductor.graph import GraphLowering
+
+    def compile_to_module(lowering: Any) -> Any:
+        code, _ = lowering.codegen()
+        return module(code.value)
 
     with contextlib.ExitStack() as stack:
-        if not _ANSWERING:
-            _answer(target, stack)
-            if uniform:
-                stack.enter_context(config.patch(UNIFORM))
-        _ANSWERING.append(target)
-        stack.callback(_ANSWERING.pop)
-        if partition is not None:
-            function = functools.partial(partition, inductor.partition_fn)
-            stack.enter_context(mock.patch.object(inductor, "partition_fn", function))
-        if module is not None:
 
-            def compile_to_module(lowering: Any) -> Any:
-                code, _ = lowering.codegen()
-                return module(code.value)
+        def patch(owner: Any, name: str, value: Any) -> None:
+            stack.enter_context(mock.patch.object(owner, name, value))
 
-            stack.enter_context(
-                mock.patch.object(
-                    graphs.GraphLowering, "_compile_to_module", compile_to_module
-                )
-            )
+        if torch.version.cuda is None:
+            stack.enter_context(_guard_for_cuda())
+            _folded_constants_on_host(stack)
+        if "triton" not in sys.modules:
+            stack.enter_context(mock.patch.dict(sys.modules, _triton()))
+        _answer_for_device(target, patch)
+        before = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)  # none is made on the device
+        stack.callback(torch._C._set_only_lift_cpu_tensors, before)
+        _answer_for_triton(patch)
+        _change_settings(stack, patch, uniform=uniform)
+        function = functools.partial(partition, inductor.partition_fn)
+        patch(inductor, "partition_fn", function)
+        patch(GraphLowering, "_compile_to_module", compile_to_module)
         yield
 
 
-def _answer(target: CudaTarget, stack: contextlib.ExitStack) -> None:
-    import torch._dynamo.device_interface as interfaces
-    import torch._functorch.config as autograd_config
-    import torch._inductor.codegen.triton as codegen
-    import torch._inductor.compile_fx as inductor
-    import torch._inductor.scheduler
-    from torch._inductor import config, utils
-    from torch._inductor.fx_passes import joint_graph, post_grad
+def _answer_for_device(target: CudaTarget, patch: _Patch) -> None:
+    """Answer questions about the device, asked of torch or of Dynamo's interface."""
+    from torch._dynamo.device_interface import CudaInterface
 
-    def patch(owner: Any, name: str, value: Any) -> None:
-        stack.enter_context(mock.patch.object(owner, name, value))
-
-    if torch.version.cuda is None:
-        stack.enter_context(_guard_for_cuda())
-        _folded_constants_on_host(stack)
-    properties = _properties(target)
-    capability = target.compute_capability
-    answers: dict[str, Callable[..., Any]] = {
+    properties, capability = _properties(target), target.compute_capability
+    both: dict[str, Callable[..., Any]] = {
         "current_device": lambda: 0,
         "device_count": lambda: 1,
         "is_available": lambda: True,
@@ -99,22 +90,16 @@ def _answer(target: CudaTarget, stack: contextlib.ExitStack) -> None:
         "synchronize": lambda *_: None,
         "set_device": lambda *_: None,
     }
-    for name, answer in answers.items():
-        patch(torch.cuda, name, answer)
-        patch(interfaces.CudaInterface, name, staticmethod(answer))
-    patch(torch.cuda, "get_device_capability", lambda *_, **__: capability)
-    patch(torch.cuda, "get_device_name", lambda *_, **__: properties.name)
-    patch(torch.cuda, "get_rng_state", lambda *_: torch.get_rng_state())
-    patch(torch.cuda, "set_rng_state", lambda *_: None)
-    patch(torch.cuda, "_DeviceGuard", _NoGuard)
-    patch(torch.cuda, "device", _NoGuard)
-    patch(torch.version, "cuda", "13.0")
-    patch(FakeTensorMode, "avoid_device_init", property(lambda _: True))
-    before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)  # none is made on the device
-    stack.callback(torch._C._set_only_lift_cpu_tensors, before)
+    of_torch: dict[str, Callable[..., Any]] = {
+        "get_device_capability": lambda *_, **__: capability,
+        "get_device_name": lambda *_, **__: properties.name,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda *_: None,
+        "_DeviceGuard": _NoGuard,
+        "device": _NoGuard,
+    }
     number = capability[0] * 10 + capability[1]
-    only_interface: dict[str, Callable[..., Any]] = {
+    of_interface: dict[str, Callable[..., Any]] = {
         "get_compute_capability": lambda *_: number,
         "is_triton_capable": lambda *_: True,
         "raise_if_triton_unavailable": lambda *_: None,
@@ -122,16 +107,24 @@ def _answer(target: CudaTarget, stack: contextlib.ExitStack) -> None:
         "maybe_exchange_device": lambda *_: 0,
         "is_bf16_supported": lambda *_, **__: capability >= (8, 0),
     }
-    for name, answer in only_interface.items():
-        patch(interfaces.CudaInterface, name, staticmethod(answer))
-    worker: Any = interfaces.CudaInterface.Worker
-    patch(worker, "get_device_properties", staticmethod(lambda *_, **__: properties))
-    patch(worker, "current_device", staticmethod(lambda: 0))
-    patch(interfaces.CudaInterface, "device", _NoGuard)
-    if "triton" not in sys.modules:
-        stack.enter_context(mock.patch.dict(sys.modules, _triton()))
+    for name, answer in (both | of_torch).items():
+        patch(torch.cuda, name, answer)
+    for name, answer in (both | of_interface).items():
+        patch(CudaInterface, name, staticmethod(answer))
+    for name in ("get_device_properties", "current_device"):
+        patch(CudaInterface.Worker, name, staticmethod(both[name]))
+    patch(CudaInterface, "device", _NoGuard)
+    patch(torch.version, "cuda", "13.0")
+    patch(FakeTensorMode, "avoid_device_init", property(lambda _: True))
+
+
+def _answer_for_triton(patch: _Patch) -> None:
+    """Let inductor find Triton, and ask nothing of it."""
+    import torch._inductor.codegen.triton as codegen
+    from torch._inductor import utils
+
     version = utils.TritonAttrsDescriptorVersion.V4_DICT
-    everywhere: dict[str, Callable[..., Any]] = {
+    answers: dict[str, Callable[..., Any]] = {
         "triton_version_uses_attrs_dict": lambda: True,
         "get_triton_attrs_descriptor_version": lambda: version,
         "has_triton": lambda *_: True,
@@ -139,19 +132,32 @@ def _answer(target: CudaTarget, stack: contextlib.ExitStack) -> None:
     }
     modules = [m for n, m in sys.modules.items() if n.startswith("torch._inductor")]
     for module in [*modules, sys.modules["torch.utils._triton"]]:
-        for name, answer in everywhere.items():
+        for name, answer in answers.items():
             if name in vars(module):
                 patch(module, name, answer)
     patch(codegen, "gen_attr_descriptor_import", lambda: "")
     patch(
         codegen.TritonKernel, "inductor_meta_common", classmethod(lambda *_, **__: {})
     )
+
+
+def _change_settings(
+    stack: contextlib.ExitStack, patch: _Patch, *, uniform: bool
+) -> None:
+    """Generate code in this process, at once, as training with a plan does."""
+    import torch._functorch.config as autograd_config
+    import torch._inductor.compile_fx as inductor
+    from torch._inductor import config
+    from torch._inductor.fx_passes import joint_graph, post_grad
+
     for module in (joint_graph, post_grad):
         patch(module, "lazy_init", functools.partial(_tables_on_cpu, module.lazy_init))
     patch(inductor, "get_input_idxs_to_check", lambda *_, **__: ())
     stack.enter_context(
         config.patch(force_disable_caches=True, compile_threads=1, shape_padding=False)
     )
+    if uniform:
+        stack.enter_context(config.patch(UNIFORM))
     stack.enter_context(
         autograd_config.patch(
             enable_autograd_cache=False, force_non_lazy_backward_lowering=True
