@@ -9,11 +9,22 @@ card.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final, Generic, Literal, NamedTuple, TypeVar, get_args
+from dataclasses import dataclass, field, replace
+from typing import (
+    TYPE_CHECKING,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+)
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Category = Literal[
     "parameters",
@@ -166,6 +177,9 @@ OP_COST_COLUMNS: Final = (
 )
 
 
+_Range = TypeVar("_Range", Phase, BlockPass)
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StepTrace:
     """Training steps as allocations and frees.
@@ -211,3 +225,28 @@ class StepTrace:
     random_blocks: tuple[str, ...] = field(default=())
     unverified_ops: tuple[UnverifiedOp, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
+
+    def with_setup_events(
+        self, events: Sequence[int], *, ops_from: int = 0
+    ) -> StepTrace:
+        """Return the trace with other events in its first phase, the setup.
+
+        Args:
+            events: Those of the setup.
+            ops_from: Ops at this event or later move with what follows.
+        """
+        setup, *phases = self.phases
+        shift = len(events) - setup.end
+
+        def moved(row: _Range) -> _Range:
+            return row._replace(start=row.start + shift, end=row.end + shift)
+
+        rest = self.events[setup.end :]
+        ops = self.ops.event + shift * (self.ops.event >= ops_from)
+        return replace(
+            self,
+            events=np.concatenate([np.asarray(events, rest.dtype), rest]),
+            phases=(setup._replace(end=len(events)), *map(moved, phases)),
+            passes=tuple(map(moved, self.passes)),
+            ops=replace(self.ops, event=ops),
+        )

@@ -296,33 +296,18 @@ def _storages_of(trace: StepTrace, model: nn.Module) -> dict[int, int]:
 def _joined(trace: StepTrace, log: _LoadingLog, replaced: int) -> StepTrace:
     """Return the trace with its first events replaced by those of loading."""
     new = len(log.sizes)
-    shift = len(log.events) - replaced
-    setup, *phases = trace.phases
     temporaries = np.full(new, CATEGORIES.index("temporaries"))
 
     def longer(column: Any, more: Any) -> Any:  # noqa: ANN401 - an array and its rows
         return np.concatenate([column, np.asarray(more, column.dtype)])
 
-    return replace(
+    setup = trace.events[replaced : trace.phases[0].end]
+    longer_trace = replace(
         trace,
         fixed_bytes=longer(trace.fixed_bytes, log.sizes),
         bytes_per_sample=longer(trace.bytes_per_sample, np.zeros(new)),
         category=longer(trace.category, temporaries),
         layer=longer(trace.layer, np.full(new, -1)),
         scratch_index=longer(trace.scratch_index, np.full(new, -1)),
-        events=longer(
-            np.asarray(log.events, trace.events.dtype), trace.events[replaced:]
-        ),
-        phases=(
-            setup._replace(end=setup.end + shift),
-            *(
-                row._replace(start=row.start + shift, end=row.end + shift)
-                for row in phases
-            ),
-        ),
-        passes=tuple(
-            row._replace(start=row.start + shift, end=row.end + shift)
-            for row in trace.passes
-        ),
-        ops=replace(trace.ops, event=trace.ops.event + shift),
     )
+    return longer_trace.with_setup_events((*log.events, *setup.tolist()))
