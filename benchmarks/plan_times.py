@@ -1,6 +1,7 @@
 """What a user waits for: whole plans on two cores, imports excluded.
 
     python -m benchmarks.plan_times
+    python -m benchmarks.plan_times --against REVISION   # of this repository
 
 Each plan is made in a process of its own on two cores, three times without the cache
 of traces (the median counts, the range is printed), then with one that was filled by
@@ -8,8 +9,12 @@ the same plan. The answer comes first; the
 rows of the table below it are worked out when somebody looks, and that time is in "with
 table". Memory is the most that the process ever held, imports included. Targets, for
 the answer without a cache: 5 s for 24 and 32 blocks, 15 s for 126, 1.5 GB.
+
+With another revision the two trees make the same plans in turn, and processor seconds
+are compared: those depend least on what else a machine does.
 """
 
+import argparse
 import importlib
 import json
 import os
@@ -19,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from benchmarks.shared import ROOT, config, quiet, table
@@ -64,6 +70,7 @@ def one_plan(case: Case, *, warm: bool) -> dict[str, object]:
     plan(tiny, gpu="t4", batch=torch.zeros(2, 8))  # warms torch's lazy imports
     for _ in range(1 + warm):
         started = time.perf_counter()
+        started_cpu = time.process_time()
         made = plan(
             config(case.model),
             precision=case.precision,
@@ -71,11 +78,13 @@ def one_plan(case: Case, *, warm: bool) -> dict[str, object]:
             **case.where,
         )
         answer_s = time.perf_counter() - started
+        answer_cpu_s = time.process_time() - started_cpu
         rows = len(made.alternatives)
         table_s = time.perf_counter() - started
     recipe = made.recipe
     return {
         "answer_s": answer_s,
+        "answer_cpu_s": answer_cpu_s,
         "table_s": table_s,
         "rows": rows,
         "peak_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
@@ -84,13 +93,18 @@ def one_plan(case: Case, *, warm: bool) -> dict[str, object]:
     }
 
 
-def in_own_process(number: int, cache: str) -> dict[str, object]:
-    """Make one plan on two cores, in a process of its own."""
+def in_own_process(number: int, cache: str, tree: Path = ROOT) -> dict[str, object]:
+    """Make one plan on two cores, in a process of its own, by the code in ``tree``."""
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     done = subprocess.run(  # noqa: S603 - this very program
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.plan_times", str(number)],
-        cwd=ROOT,
-        env={**os.environ, CACHE: cache, "OMP_NUM_THREADS": str(CORES)},
+        [sys.executable, "-W", "ignore", str(Path(__file__)), "--case", str(number)],
+        cwd=tree,
+        env={
+            **os.environ,
+            CACHE: cache,
+            "OMP_NUM_THREADS": str(CORES),
+            "PYTHONPATH": str(tree),
+        },
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
         check=True,
         stdout=subprocess.PIPE,
@@ -116,12 +130,52 @@ def help_line() -> str:
     )
 
 
+def compared(revision: str) -> str:
+    """Return a table of processor seconds of answers beside another revision's."""
+    rows = []
+    git = ["git", "-C", str(ROOT), "worktree"]
+    with tempfile.TemporaryDirectory() as folder:
+        other = Path(folder) / "tree"
+        subprocess.run([*git, "add", "-q", "--detach", other, revision], check=True)  # noqa: S603
+        try:
+            for number, case in enumerate(CASES):
+                pairs = [
+                    [
+                        float(str(in_own_process(number, "off", tree)["answer_cpu_s"]))
+                        for tree in (other, ROOT)
+                    ]
+                    for _ in range(PLAN_RUNS)
+                ]
+                ratios = [new / old for old, new in pairs]
+                before_s, now_s = map(statistics.median, zip(*pairs, strict=True))
+                rows.append(
+                    (
+                        f"{case.title}: {case.model}",
+                        f"{before_s:.1f}",
+                        f"{now_s:.1f}",
+                        f"{statistics.median(ratios):.2f}",
+                        f"{min(ratios):.2f} to {max(ratios):.2f}",
+                    )
+                )
+                print(*rows[-1], sep="  ", file=sys.stderr)
+        finally:
+            subprocess.run([*git, "remove", "--force", other], check=True)  # noqa: S603
+    headers = ("plan", f"{revision}, s", "now, s", "median ratio", "range")
+    return table(headers, rows)
+
+
 def main() -> int:
     """Print the table, or, given a number, make one plan and print its figures."""
-    if len(sys.argv) > 1:
-        case = CASES[int(sys.argv[1])]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--against", metavar="REVISION", help="of this repository")
+    parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
+    wanted = parser.parse_args()
+    if wanted.case is not None:
         warm = os.environ.get(CACHE, "off") != "off"
-        print(json.dumps(one_plan(case, warm=warm)))
+        print(json.dumps(one_plan(CASES[wanted.case], warm=warm)))
+        return 0
+    if wanted.against:
+        print(compared(wanted.against))
         return 0
     print(help_line() + "\n")
     rows = []

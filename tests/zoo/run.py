@@ -3,6 +3,7 @@
 python -m tests.zoo.run                  # all
 python -m tests.zoo.run "causal LM" T5   # families, or names that hold a word
 python -m tests.zoo.run --write          # also docs/zoo.md
+python -m tests.zoo.run --alternatives   # and each plan's alternatives: twice as long
 """
 
 import argparse
@@ -10,8 +11,9 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,10 +35,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES)
+    parser.add_argument("--alternatives", action="store_true", help="of each plan")
     wanted = parser.parse_args()
     names = [name for name in zoo() if _is_wanted(name, wanted.words)]
     stages = tuple(wanted.stages)
-    outcomes = sorted(_outcomes(names, wanted.jobs, stages), key=_failures_first)
+    limited = partial(_limited, stages=stages, alternatives=wanted.alternatives)
+    outcomes = sorted(_outcomes(names, wanted.jobs, limited), key=_failures_first)
     for outcome in outcomes:
         passed = " ".join(
             f"{stage:8}" if stage in outcome.passed else " " * 8 for stage in STAGES
@@ -61,12 +65,12 @@ def _failures_first(outcome: Outcome) -> tuple[int, str, str]:
 
 
 def _outcomes(
-    names: Sequence[str], jobs: int, stages: tuple[str, ...]
+    names: Sequence[str], jobs: int, limited: Callable[[str], Outcome]
 ) -> Iterable[Outcome]:
     # Spawned: torch's threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_quiet) as pool:
-        waiting = {pool.submit(_limited, name, stages): name for name in names}
+        waiting = {pool.submit(limited, name): name for name in names}
         for count, future in enumerate(as_completed(waiting), 1):
             name = waiting[future]
             print(f"\r{count}/{len(names)} {name:60}", end="", file=sys.stderr)
@@ -87,7 +91,7 @@ def _quiet() -> None:
     transformers.utils.logging.set_verbosity_error()
 
 
-def _limited(name: str, stages: tuple[str, ...]) -> Outcome:
+def _limited(name: str, *, stages: tuple[str, ...], alternatives: bool) -> Outcome:
     """Check an entry within its time; an alarm ends Python code wherever it is.
 
     The time is the processor's, so that a busy machine fails nobody; one that waits for
@@ -102,7 +106,7 @@ def _limited(name: str, stages: tuple[str, ...]) -> Outcome:
     signal.setitimer(signal.ITIMER_PROF, SECONDS_PER_ENTRY)
     signal.alarm(10 * SECONDS_PER_ENTRY)
     try:
-        return check(zoo()[name], stages)
+        return check(zoo()[name], stages, alternatives=alternatives)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
