@@ -111,6 +111,13 @@ class Estimate:
         reports = lazy_import("budgetfit.reporting.render")
         return str(reports.render(reports.estimate_text(self)))
 
+    @property
+    def left_bytes(self) -> int | None:
+        """``usable_bytes`` less ``reserved_bytes``; None without a budget."""
+        if self.usable_bytes is None:
+            return None
+        return self.usable_bytes - self.reserved_bytes
+
     def with_samples(self, samples: int) -> Estimate | None:
         """Return this estimate at another effective batch size.
 

@@ -175,14 +175,14 @@ def _evidence(gpu: Gpu, reports: Sequence[Report]) -> str:
         for report in reports
     )
     if same_gpu:
-        share = f"{same_gpu} of them of this card"
+        share = f"{same_gpu} of them for this card"
     elif same_capability:
         share = (
-            f"{same_capability} of them of capability {major}.{minor}, "
-            "none of this card"
+            f"{same_capability} of them for capability {major}.{minor}, "
+            "none for this card"
         )
     else:
-        share = f"none of them of capability {major}.{minor}"
+        share = f"none of them for capability {major}.{minor}"
     return f"{len(reports)} published reports, {share}"
 
 

@@ -89,7 +89,7 @@ def limit_text(estimate: Estimate) -> Text:
             f"reserved {format_bytes(estimate.reserved_bytes)} "
             f"of {format_bytes(estimate.usable_bytes)} usable   "
         )
-    return text.append_text(fits_text(estimate.fits))
+    return text.append_text(fits_text(estimate.fits, estimate.left_bytes))
 
 
 def _next(then: str) -> list[RenderableType]:
@@ -193,7 +193,7 @@ def time_lines(estimate: Estimate, samples: int | None = None) -> list[str]:
     """Step time, throughput and epoch time, marked as estimates."""
     rate = rate_text(estimate.samples_per_s)
     scaled = scaled_text(estimate.time_factor)
-    texts = [f"step {range_text(estimate)}, {rate} samples/s{scaled}"]
+    texts = [f"optimizer step {range_text(estimate)}, {rate} samples/s{scaled}"]
     if samples is not None:
         hours = [estimate.hours(samples)]
         if estimate.step_range_ms is not None:

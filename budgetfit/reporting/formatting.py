@@ -96,6 +96,15 @@ def percent_text(ratio: float) -> str:
     return f"{percent:+.0f} %" if abs(percent) >= 10 else f"{percent:+.2f} %"  # noqa: PLR2004
 
 
+def faster_text(ratio: float) -> str:
+    """Say how much faster something is, from the ratio of rates less one.
+
+    >>> faster_text(0.18), faster_text(-0.0042)
+    ('18 % faster', '0.42 % slower')
+    """
+    return f"{percent_text(abs(ratio))[1:]} {'faster' if ratio >= 0 else 'slower'}"
+
+
 def size_text(size_bytes: int) -> str:
     """Format a size in GiB and, where it is round, also in GB.
 
@@ -166,7 +175,8 @@ def blocks_text(recipe: Recipe, blocks: Sequence[str]) -> str:
         blocks: Module paths of all blocks of the model, in execution order.
 
     Returns:
-        For example ``recompute blocks 0-15 (16 of 24); keep blocks 16-23``.
+        For example ``recompute blocks 0-15 (16 of 24); keep all activations of blocks
+        16-23``.
     """
     if not blocks:
         return "no repeated blocks to checkpoint; everything is kept"
@@ -181,19 +191,19 @@ def blocks_text(recipe: Recipe, blocks: Sequence[str]) -> str:
         if segment.saved_ops and named > _MOST_OP_SETS:
             treatment = "recompute", " but save selected ops"
         alike.setdefault(treatment, []).append(segment)
-    parts = [
-        f"{verb} {_segments_text(segments, blocks)}{how}"
-        for (verb, how), segments in alike.items()
-    ]
+    parts = []
+    for (verb, how), segments in alike.items():
+        each = " in each" if "outputs" in how and len(segments) > 1 else ""
+        parts.append(f"{verb} {_segments_text(segments, blocks)}{how}{each}")
     if kept:
-        parts.append(f"keep {_names_text(kept, blocks)}")
+        parts.append(f"keep all activations of {_names_text(kept, blocks)}")
     return "; ".join(parts)
 
 
 def _treatment(segment: Segment) -> tuple[str, str]:
     """Return the verb before and the text after the block numbers."""
     if segment.mode == "selective":
-        return "recompute", f" but save {ops_text(segment.saved_ops)}"
+        return "recompute", f" but save the outputs of {ops_text(segment.saved_ops)}"
     if segment.mode == "offload":
         return "offload", ""
     hows = []

@@ -24,7 +24,7 @@ def plan_header(plan: Plan) -> list[str]:
     budget = plan.budget
     usable = f"{format_bytes(budget.usable_bytes)} usable"
     aside = (
-        f"CUDA itself takes {cuda_context_text(budget)}, "
+        f"the CUDA context takes {cuda_context_text(budget)}, "
         f"{format_bytes(budget.headroom_bytes)} stay free (headroom)"
     )
     return [

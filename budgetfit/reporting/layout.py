@@ -16,6 +16,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from budgetfit.utils.format_bytes import format_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
@@ -145,8 +147,12 @@ class Bar:
         return Measurement(self.width, self.width)
 
 
-def fits_text(fits: bool | None) -> Text:
-    """FITS, DOES NOT FIT, or nothing where no budget was given."""
+def fits_text(fits: bool | None, left_bytes: int | None) -> Text:
+    """FITS, DOES NOT FIT, or nothing where no budget was given; and by how much."""
     if fits is None:
         return Text("")
-    return Text("FITS", "bold green") if fits else Text("DOES NOT FIT", "bold red")
+    if fits:
+        left = "" if left_bytes is None else f", {format_bytes(left_bytes)} left"
+        return Text(f"FITS{left}", "bold green")
+    over = f", {format_bytes(-left_bytes)} over" if (left_bytes or 0) < 0 else ""
+    return Text(f"DOES NOT FIT{over}", "bold red")

@@ -16,7 +16,7 @@ from budgetfit.reporting.estimate_text import (
     recipe_lines,
     time_lines,
 )
-from budgetfit.reporting.formatting import percent_text, rate_text
+from budgetfit.reporting.formatting import faster_text, rate_text
 from budgetfit.reporting.header import plan_header
 from budgetfit.reporting.layout import bullets, fits_text, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes
@@ -100,7 +100,8 @@ def _recommendation(
         f"reserved {format_bytes(estimate.reserved_bytes)} "
         f"of {format_bytes(plan.budget.usable_bytes)} usable{_host(plan)}   "
     )
-    side.append_text(fits_text(plan.fits))
+    left_bytes = plan.budget.usable_bytes - estimate.reserved_bytes
+    side.append_text(fits_text(plan.fits, left_bytes))
     texts = [
         *_longest(plan),
         *recipe_lines(plan.recipe, plan.model.blocks),
@@ -164,7 +165,7 @@ def gain_text(plan: Plan) -> str | None:
     if full is None or full.recipe == plan.recipe:
         return None
     ratio = plan.comparable.samples_per_s / full.samples_per_s - 1
-    return f"{percent_text(ratio)} over checkpointing every block"
+    return f"{faster_text(ratio)} than checkpointing every block"
 
 
 def _full_checkpointing(plan: Plan) -> Estimate | None:
@@ -232,7 +233,7 @@ def _alternative(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
 def _next(plan: Plan, saved_as: str | None) -> list[RenderableType]:
     """The suggested commands, never wrapped."""
     texts = [
-        "add --save plan.json, then: budgetfit verify plan.json",
+        "run it with --save plan.json, then, on the GPU: budgetfit verify plan.json",
         "or in Python: run = budgetfit.apply(plan); budgetfit.verify(plan)",
     ]
     if saved_as:

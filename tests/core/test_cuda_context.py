@@ -56,7 +56,7 @@ def test_a_capability_without_reports_has_the_mean_of_all() -> None:
     assert found.typical_bytes == round(
         math.exp(math.log(4) / 3) * context_bytes(find_gpu("h200"))
     )
-    assert "none of them of capability 9.0" in found.source
+    assert "none of them for capability 9.0" in found.source
 
 
 @pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
@@ -80,8 +80,8 @@ def test_19_of_20_reports_lie_in_the_range_that_the_others_leave() -> None:
 def test_the_source_counts_its_evidence() -> None:
     known = estimated_context(find_gpu("rtx-4090")).source
     alike = estimated_context(find_gpu("rtx-4080")).source
-    assert known == "estimated from 45 published reports, 9 of them of this card"
-    assert alike.endswith("11 of them of capability 8.9, none of this card")
+    assert known == "estimated from 45 published reports, 9 of them for this card"
+    assert alike.endswith("11 of them for capability 8.9, none for this card")
 
 
 def test_a_card_that_no_table_has_is_estimated_by_its_threads() -> None:

@@ -71,7 +71,7 @@ def test_a_later_plan_uses_and_names_what_verify_measured() -> None:
     assert found.provenance["process"] == (
         f"reserved + the CUDA context, {where} by verify"
     )
-    assert "CUDA itself takes 470 MiB (measured)" in str(found)
+    assert "the CUDA context takes 470 MiB (measured)" in str(found)
     text = " ".join(str(found).split())  # lines are wrapped
     assert f"process = reserved + the CUDA context, {where} by verify" in text
     estimate = found.estimate

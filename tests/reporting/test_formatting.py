@@ -74,7 +74,7 @@ def test_rates_and_differences_have_about_three_digits() -> None:
 def test_many_sets_of_saved_ops_are_told_together() -> None:
     ops = [f"aten.mm.default:{number}" for number in range(3)]
     for count, text in (
-        (2, "but save 1 matrix product; recompute block 1"),
+        (2, "but save the outputs of 1 matrix product; recompute block 1"),
         (3, "recompute blocks 0-2 (3 of 24) but save selected ops; keep"),
     ):
         recipe = sample_recipe(
@@ -94,7 +94,10 @@ def test_one_sample_is_told_without_the_batch_dimension() -> None:
 @pytest.mark.parametrize(
     ("chosen", "text"),
     [
-        (singles(range(16)), "recompute blocks 0-15 (16 of 24); keep blocks 16-23"),
+        (
+            singles(range(16)),
+            "recompute blocks 0-15 (16 of 24); keep all activations of blocks 16-23",
+        ),
         (singles(range(24)), "recompute all 24 blocks"),
         ((), "keep all 24 blocks; nothing is recomputed"),
         (
@@ -105,15 +108,18 @@ def test_one_sample_is_told_without_the_batch_dimension() -> None:
             segments(range(2), range(2, 5), range(7, 8)),
             (
                 "recompute blocks 0-4, 7 (6 of 24) in 3 segments of 1 to 3 blocks; "
-                "keep blocks 5-6, 8-23"
+                "keep all activations of blocks 5-6, 8-23"
             ),
         ),
-        (singles(range(1)), "recompute block 0 (1 of 24); keep blocks 1-23"),
+        (
+            singles(range(1)),
+            "recompute block 0 (1 of 24); keep all activations of blocks 1-23",
+        ),
         (
             (*singles(range(2)), Segment((BLOCKS[2],), mode="offload")),
             (
                 "recompute blocks 0-1 (2 of 24); "
-                "offload block 2 (1 of 24); keep blocks 3-23"
+                "offload block 2 (1 of 24); keep all activations of blocks 3-23"
             ),
         ),
     ],
@@ -139,9 +145,10 @@ def test_every_treatment_has_words_of_its_own() -> None:
     assert blocks_text(recipe, BLOCKS) == (
         "recompute blocks 0-3 (4 of 24) in segments of 4 blocks, in two levels; "
         "recompute block 4 (1 of 24), inputs wait on the host; "
-        "recompute block 5 (1 of 24) but save attention, 1 matrix product; "
-        "recompute block 6 (1 of 24) but save 1 matrix product; "
-        "offload block 7 (1 of 24); keep blocks 8-23"
+        "recompute block 5 (1 of 24) but save the outputs of attention, "
+        "1 matrix product; "
+        "recompute block 6 (1 of 24) but save the outputs of 1 matrix product; "
+        "offload block 7 (1 of 24); keep all activations of blocks 8-23"
     )
 
 
@@ -163,7 +170,7 @@ def test_several_chains_of_blocks_are_told_apart() -> None:
     recipe = sample_recipe(segments=(Segment((blocks[0],)), Segment((blocks[2],))))
     assert blocks_text(recipe, blocks) == (
         "recompute encoder.block 0, decoder.block 0 (2 of 4); "
-        "keep encoder.block 1, bridge"
+        "keep all activations of encoder.block 1, bridge"
     )
 
 

@@ -148,8 +148,11 @@ def test_the_first_screen_answers_three_questions(root: Element, plan: Plan) -> 
         estimate.process_bytes,
     ]
     assert "Yes, with 1.00 GiB to spare" in answers[1].text
-    assert "recompute blocks 0-15 (16 of 24); keep blocks 16-23" in answers[0].text
-    assert "+25 % over checkpointing every block" in answers[2].text
+    assert (
+        "recompute blocks 0-15 (16 of 24); keep all activations of blocks 16-23"
+        in answers[0].text
+    )
+    assert "25 % faster than checkpointing every block" in answers[2].text
 
 
 def test_the_timeline_has_the_numbers_of_the_plan(root: Element, plan: Plan) -> None:
