@@ -264,13 +264,13 @@ def test_chunks_are_tried_where_the_loss_is_five_per_cent_of_the_budget(
 def test_the_certificate_says_how_far_from_the_fastest_a_plan_can_be() -> None:
     roomy, slow = session(), single(0, 1)
     assert optimality_text(roomy, Recipe(batch_size=1)) == (
-        "proven by these times: at this batch size no other checkpointing is faster"
+        "by these times no other checkpointing of this batch size is faster (proven)"
     )
     recipe = Recipe(batch_size=1, segments=slow)
     share = 1 - chain_time_ns(CHAIN, ()) / chain_time_ns(CHAIN, slow)
     assert optimality_text(roomy, recipe) == (
-        "proven by these times: at this batch size no other checkpointing is over "
-        f"{100 * share:.1f} % faster"
+        "by these times no other checkpointing of this batch size is over "
+        f"{100 * share:.1f} % faster (proven)"
     )
     steps = replace(recipe, gradient_accumulation_steps=4)
     slow_optimizer = session(replace(CHAIN, optimizer_ns=10**6))

@@ -185,6 +185,7 @@ def test_setup_and_optimizer_step_are_what_no_segments_change() -> None:
 def test_a_near_miss_is_looked_at_longer(
     workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lowest_peak, "FAR_ABOVE", math.inf)
     monkeypatch.setattr(lowest_peak, "MAX_EVENTS", 0)
     far_mib = 1
     least = lowest_judged(session(workload, budget(far_mib)))
@@ -196,10 +197,23 @@ def test_a_near_miss_is_looked_at_longer(
     assert len(tried) > in_short
 
 
+def test_what_is_far_above_the_limit_is_looked_at_briefly(
+    workload: Workload, tried: list[Recipe]
+) -> None:
+    least = lowest_judged(session(workload, budget(1)))
+    assert len(tried) == lowest_peak.MAX_JUDGED
+    tried.clear()
+    above_mib = round(least.reserved_bytes / lowest_peak.FAR_ABOVE / MIB) + 1
+    lowest_judged(session(workload, budget(above_mib)))
+    assert len(tried) > lowest_peak.MAX_JUDGED
+
+
 def test_inputs_on_the_host_but_for_one_are_tried_while_traces_are_short(
     workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A tensor that is alive somewhere else may save the allocator a segment.
+    monkeypatch.setattr(lowest_peak, "FAR_ABOVE", math.inf)
+
     def on_host() -> set[int]:
         tried.clear()
         lowest_judged(session(workload, budget(1)))

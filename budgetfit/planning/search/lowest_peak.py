@@ -46,6 +46,9 @@ MAX_EVENTS: Final = 100_000
 # A peak just above the budget is searched longer: small changes save 20 MiB segments.
 NEARLY_FITS: Final = 0.04  # above what is usable
 MAX_EVENTS_NEARLY_FITS: Final = 400_000
+# So far above what is usable no choice of segments fits: the allocator reserved up to
+# 8 % less for one with more live bytes. Judging on only makes a refusal slower.
+FAR_ABOVE: Final = 1.5
 # The loss is not chunked further to save less than this share of the peak.
 MIN_SAVED: Final = 0.002
 MAX_MIXTURES: Final = 1000  # three blocks have about 500
@@ -152,8 +155,9 @@ def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
     least: Estimate | None = None
     events = 0
     most_events = MAX_EVENTS
+    is_far_above = False
     for number, row in enumerate(rated):
-        if number >= MAX_JUDGED and events > most_events:
+        if number >= MAX_JUDGED and (events > most_events or is_far_above):
             break
         if least is not None and row.is_above(least.reserved_bytes):
             continue
@@ -162,8 +166,10 @@ def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
             return found
         if least is None or found.reserved_bytes < least.reserved_bytes:
             least = found
-        if least.reserved_bytes <= row.session.budget.usable_bytes * (1 + NEARLY_FITS):
+        usable_bytes = row.session.budget.usable_bytes
+        if least.reserved_bytes <= usable_bytes * (1 + NEARLY_FITS):
             most_events = MAX_EVENTS_NEARLY_FITS
+        is_far_above = least.reserved_bytes > usable_bytes * FAR_ABOVE
         events += len(row.session.traces.exact(row.recipe).events)
     return least
 
