@@ -43,7 +43,8 @@ class Parallelism:
             says.
         reduce_dtype: Of ``MixedPrecisionPolicy``: dtype of the reduced gradients; None
             for that of the computation.
-        bucket_cap_mb: Of ``DistributedDataParallel``: MiB of a bucket of gradients.
+        bucket_cap_mb: Of ``DistributedDataParallel``: MiB of a bucket of gradients;
+            None for its default, one of 1 and others of 25.
         gradient_as_bucket_view: Of ``DistributedDataParallel``: whether gradients are
             views of the buckets.
         sync_each_batch: Whether gradients are reduced in each micro-batch, instead of
@@ -58,7 +59,7 @@ class Parallelism:
     shard: int | None = None
     param_dtype: PolicyDtype | None = None
     reduce_dtype: PolicyDtype | None = None
-    bucket_cap_mb: int = 25
+    bucket_cap_mb: int | None = None
     gradient_as_bucket_view: bool = False
     sync_each_batch: bool = False
 
@@ -70,7 +71,8 @@ class Parallelism:
             raise InputError(
                 "Parallelism is for several GPUs; got gpus=1. Use parallelism=None."
             )
-        check_positive_int("bucket_cap_mb", self.bucket_cap_mb, example=25)
+        if self.bucket_cap_mb is not None:
+            check_positive_int("bucket_cap_mb", self.bucket_cap_mb, example=25)
         for name in ("gpus_per_node", "shard"):
             self._check_divisor(name, getattr(self, name), self.gpus)
         self._check_reshard()
