@@ -122,7 +122,7 @@ class Estimate:
         Returns:
             None where neither its micro-batches nor one of them add up to it.
         """
-        steps, rest = divmod(samples, self.recipe.batch_size)
+        steps, rest = divmod(samples, self.recipe.batch_size * self.recipe.ranks)
         judged = self.recipe.gradient_accumulation_steps
         if rest or steps not in {1, judged}:
             return None

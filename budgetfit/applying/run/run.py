@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from torch._subclasses import FakeTensor
@@ -53,6 +54,7 @@ from budgetfit.applying.run.step_conditions import (
     check_grad_and_autocast,
 )
 from budgetfit.applying.run.step_monitor import StepMonitor
+from budgetfit.applying.sharding import gradient_sync, wrap
 from budgetfit.applying.torch_compile import compiled_modules, warn_compiled_after_apply
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
@@ -178,6 +180,12 @@ class Run:
             self._undo.add(self._blocks.undo)
             self._monitor = StepMonitor(model, self.device, plan, dims)
             self._apply_recipe(recipe)
+            self._wrapped = model  # what is called
+            if recipe.parallelism is not None:
+                names = (
+                    blocks if blocks is not None else plan.model.blocks if plan else ()
+                )
+                self._wrapped = wrap(model, names, recipe.parallelism, self.device)
             self.scaler = make_scaler(self._precision, kind)
             self._make_optimizer(optimizer, learning_rate, steps_on)
             if not self._is_trace:
@@ -279,6 +287,9 @@ class Run:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the recipe's autocast, for evaluation."""
+        parallelism = self.recipe.parallelism
+        if parallelism is not None and parallelism.param_dtype is not None:
+            return nullcontext()  # MixedPrecisionPolicy takes its place
         return autocast_context(self._precision, self.device.type)
 
     def state_dict(self) -> dict[str, Any]:
@@ -417,7 +428,10 @@ class Run:
         moved, function = pass_num_items(
             self.model, moved, self._loss, num_items_in_batch
         )
-        loss = self._forward_backward(moved, function, divisor)
+        with gradient_sync(
+            self._wrapped, self.recipe.parallelism, is_last=self.group.is_complete
+        ):
+            loss = self._forward_backward(moved, function, divisor)
         if self.group.is_complete:
             self._update(max_grad_norm)
         elif not self._is_trace:
@@ -461,7 +475,9 @@ class Run:
             self._blocks.training_forward(),
             self._monitor.recording_run_blocks(),
         ):
-            value = compute_loss(self.model, batch, loss, on_missing_loss=self._no_loss)
+            value = compute_loss(
+                self._wrapped, batch, loss, on_missing_loss=self._no_loss
+            )
         # On CUDA some losses have a storage of the size of their input (mse_loss): copy
         # and division, also by 1, release it.
         reported = value.detach().clone()
