@@ -31,6 +31,7 @@ class Ranks:
         parallelism: Of the plan.
 
     Attributes:
+        rank: This one's number, from 0.
         size: Number of ranks.
         device: This rank's.
 
@@ -42,6 +43,7 @@ class Ranks:
     def __init__(self, parallelism: Parallelism) -> None:
         if not distributed.is_initialized():
             _initialize(parallelism)
+        self.rank = distributed.get_rank()
         self.size = distributed.get_world_size()
         if self.size != parallelism.gpus:
             raise InputError(

@@ -50,10 +50,13 @@ def drop_accumulated(wrapped: nn.Module) -> None:
     if not _is_sharded(wrapped):
         return
     module: Any = wrapped
+    root = module._get_fsdp_state()
+    if not root._is_root:  # before the first forward
+        return
     reset = getattr(module, "reset_iter_state", None)  # from torch 2.13 on
     if reset is not None:
         reset()
-    for state in module._get_fsdp_state()._state_ctx.all_states:
+    for state in root._state_ctx.all_states:
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:  # before torch 2.13
             groups = filter(None, [state._fsdp_param_group])

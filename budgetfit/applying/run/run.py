@@ -128,6 +128,7 @@ class Run:
         trained: The parameters of the optimizer.
         group: The micro-batches since the last update.
         accumulated: Detects changes of their gradients.
+        ranks: The ranks of ``recipe.parallelism``; None without one.
 
     Raises:
         InputError: If model and recipe are incompatible; the model is then unchanged.
@@ -166,10 +167,10 @@ class Run:
         with Undo() as self._undo:
             if not self._is_trace:  # a private copy
                 claim(model, self, self._undo)
-            self._ranks = None
+            self.ranks = None
             if recipe.parallelism is not None and not self._is_trace:
-                self._ranks = Ranks(recipe.parallelism)
-                device = self._ranks.device
+                self.ranks = Ranks(recipe.parallelism)
+                device = self.ranks.device
             # ``fully_shard`` moves the model, and replaces its parameters for good.
             shards = recipe.parallelism is not None and (
                 recipe.parallelism.engine == "fsdp2"
@@ -200,8 +201,8 @@ class Run:
             self._apply_recipe(recipe)
             self._wrapped = None
             if recipe.parallelism is not None:
-                if self._ranks is not None and shards:
-                    self._ranks.check_same_weights(model)
+                if self.ranks is not None and shards:
+                    self.ranks.check_same_weights(model)
                 names = (
                     blocks if blocks is not None else plan.model.blocks if plan else ()
                 )
@@ -322,6 +323,10 @@ class Run:
         The states of model, optimizer, GradScaler (None without one) and random
         generators, the counts of steps and, between micro-batches, the gradients so
         far. ``torch.load(path, map_location="cpu", weights_only=True)`` reads it.
+
+        On several ranks each calls it, when no micro-batches wait for an update, and
+        gets its shards: ``torch.distributed.checkpoint`` saves and loads
+        ``{"run": run}``, on any number of ranks.
         """
         return save_state(self)
 
@@ -356,7 +361,7 @@ class Run:
         """
         if not self._step_lock.ended and self.group.count:
             self.drop_group()
-        if self._ranks is not None and not self._step_lock.ended:
+        if self.ranks is not None and not self._step_lock.ended:
             warn_if_stays_sharded(self._called)
         self._step_lock.ended = True
         self._undo()
@@ -489,7 +494,7 @@ class Run:
         Between them the factor of this rank's loss with which the mean over ranks, of
         gradients and losses, is that of all samples.
         """
-        ranks = self._ranks
+        ranks = self.ranks
         if ranks is None or self._wrapped is None:
             return weight, 1.0, count
         check_weight(weight)
