@@ -149,8 +149,7 @@ class CachingAllocator:
         in a method of their own it took 4 to 6 % longer.
         """
         streams, free_blocks, in_use = self._streams, self._free_blocks, self._in_use
-        starts, ends = self._starts, self._ends
-        small, large = self._pools[0]
+        starts, ends, (small, large) = self._starts, self._ends, self._pools[0]
         deltas: list[int] = []
         add = deltas.append
         for event in events:

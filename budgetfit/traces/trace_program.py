@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from budgetfit.workload.training_setup import TrainingSetup
     from budgetfit.workload.workload import Workload
 
+# On several GPUs: weights are gathered anew, and buckets are built in the second one.
+STEPS_OF_SEVERAL = 3
 MICRO_STEPS = 2  # a third micro-batch does what the second did
 EVALUATED_BATCHES = 2  # one after the other
 # A Run and the trainers switch it off (transformers 5.23, ``TrainingArguments``).
@@ -121,6 +123,8 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
             blocks=blocks,
             target=target,
             micro_steps=micro_steps,
+            steps=1 if recipe.parallelism is None else STEPS_OF_SEVERAL,
+            parallelism=recipe.parallelism,
             short=short,
             copy_modules=loss.fake,
             real_values=real_values,
@@ -128,6 +132,11 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         )
 
     with silence_fake_tensor_log():
+        if recipe.parallelism is not None:
+            micro_steps = min(recipe.gradient_accumulation_steps, MICRO_STEPS + 1)
+            raw = _with_most_blocks(trace, micro_steps, len(blocks))
+            raw.notes.extend(dict.fromkeys(assumed))
+            return raw
         raw = _with_most_blocks(trace, 1, len(blocks))
         if loop.kind == "run" and recipe.gradient_accumulation_steps > 1:
             if raw.gradients is not None and raw.gradients.complete:
