@@ -59,8 +59,8 @@ class Budget:
             nccl = f", NCCL up to {format_bytes(high)}" if high else ""
             raise InputError(
                 f"{format_bytes(self.total_bytes)} leave nothing to plan with: the "
-                f"CUDA context takes about {format_bytes(self.context_bytes)}{nccl} and "
-                f"the headroom {format_bytes(self.headroom_bytes)}. Give more memory"
+                f"CUDA context takes about {format_bytes(self.context_bytes)}{nccl} "
+                f"and the headroom {format_bytes(self.headroom_bytes)}. Give more memory"
                 ', for example vram="8GB", or less headroom.'
             )
 

@@ -2,8 +2,8 @@
 
 Its reducer is C++. It allocates one bucket for all gradients, and at the start of the
 second step it frees that and allocates buckets of ``bucket_cap_mb`` MiB (left out: of 1
-and then 25) in the order in which gradients arrived. For that it reads tensors of fakes:
-the reducer keeps its first bucket, and the log has what it would have done.
+and then 25) in the order in which gradients arrived. For that it reads tensors, which
+fakes have not: the reducer keeps its first bucket, and the log has what it would do.
 
 Sources: ``torch/nn/parallel/distributed.py`` and
 ``torch/csrc/distributed/c10d/reducer.cpp``, ``rebuild_buckets`` and
