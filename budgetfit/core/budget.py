@@ -60,8 +60,8 @@ class Budget:
             raise InputError(
                 f"{format_bytes(self.total_bytes)} leave nothing to plan with: the "
                 f"CUDA context takes about {format_bytes(self.context_bytes)}{nccl} "
-                f"and the headroom {format_bytes(self.headroom_bytes)}. Give more memory"
-                ', for example vram="8GB", or less headroom.'
+                f"and the headroom {format_bytes(self.headroom_bytes)}. Give more "
+                'memory, for example vram="8GB", or less headroom.'
             )
 
     @property

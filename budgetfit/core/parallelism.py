@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from budgetfit.core.precision import Precision
 
 Engine = Literal["ddp", "fsdp2"]
 PolicyDtype = Literal["bf16", "fp16", "fp32"]
@@ -110,6 +113,32 @@ class Parallelism:
                 raise InputError(
                     f"{name}={value!r} is no setting of {self.engine}. Leave it out."
                 )
+
+    def in_precision(self, precision: Precision) -> Parallelism:
+        """Return it with FSDP2's dtypes in place of a precision's autocast."""
+        if self.engine != "fsdp2" or precision.autocast is None or self.param_dtype:
+            return self
+        return replace(self, param_dtype=precision.autocast, reduce_dtype="fp32")
+
+    def describe(self) -> str:
+        """Return it in words, for reports: ``fsdp2, weights kept after forward``."""
+        words = [self.engine]
+        reshard = self.reshard_after_forward
+        if reshard is False:
+            words.append("weights kept after forward")
+        elif reshard is not True:
+            words.append(f"weights over {reshard} ranks after forward")
+        if self.shard is not None:
+            words.append(f"sharded over {self.shard}, {self.replicate} copies")
+        if self.gradient_as_bucket_view:
+            words.append("gradients in buckets")
+        return ", ".join(words)
+
+    @property
+    def communicators(self) -> int:
+        """Groups of ranks that exchange data."""
+        sharded = 1 if isinstance(self.reshard_after_forward, bool) else 3
+        return sharded + (self.shard is not None)
 
     @staticmethod
     def _check_divisor(name: str, value: int | None, ranks: int) -> None:
