@@ -24,7 +24,6 @@ _COMPILED: Final = (
 
 # Options of other tools that users try, and what to do instead.
 UNSUPPORTED_OPTIONS: Final = {
-    "--gpus": _SEVERAL_GPUS,
     "--num-gpus": _SEVERAL_GPUS,
     "--n-gpus": _SEVERAL_GPUS,
     "--devices": _SEVERAL_GPUS,

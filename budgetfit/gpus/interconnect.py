@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 _MIB: Final = 2**20
 Anchors = tuple[tuple[float, float], ...]  # payload in bytes, GB/s
 
-NVLINK_3: Final[Anchors] = (
+_NVLINK_3: Final[Anchors] = (
     *((2**15, 1.31), (2**18, 7.47), (_MIB, 18.0), (4 * _MIB, 72.33)),
     *((16 * _MIB, 106.16), (64 * _MIB, 171.54), (256 * _MIB, 194.07)),
     *((2**30, 229.04), (2**32, 233.88)),
 )
-NVLINK_4: Final[Anchors] = (
+_NVLINK_4: Final[Anchors] = (
     *((2**15, 1.44), (2**18, 11.74), (_MIB, 39.93), (4 * _MIB, 107.16)),
     *((16 * _MIB, 219.89), (64 * _MIB, 346.51), (256 * _MIB, 436.15)),
     *((2**30, 463.58), (2**32, 473.1)),
 )
-NODES: Final[Anchors] = (
+_NODES: Final[Anchors] = (
     *((2**17, 0.45), (_MIB, 5.37), (4 * _MIB, 18.9), (16 * _MIB, 64.43)),
     *((64 * _MIB, 156.74), (256 * _MIB, 229.09), (2**30, 361.99)),
     *((2**32, 377.34),),
@@ -82,16 +82,18 @@ class Link(NamedTuple):
 def find_link(gpu: Gpu, *, across_nodes: bool) -> Link:
     """Return the link between GPUs of one machine, or of several."""
     if across_nodes:
-        return Link("8 x 50 GB/s between nodes", NODES, NODES, 0.7, 1.6)
+        table = _longer_for_more(_NODES)
+        return Link("8 x 50 GB/s between nodes", table, table, 0.7, 1.6)
     generation = _NVLINK.get(gpu.name)
     if generation == 3:  # noqa: PLR2004 - of NVLink
-        return Link("NVLink 3", NVLINK_3, NVLINK_3, 0.8, 1.3)
+        table = _longer_for_more(_NVLINK_3)
+        return Link("NVLink 3", table, table, 0.8, 1.3)
     if generation is not None:
         factor = NVLINK_5_FACTOR if generation > 4 else 1.0  # noqa: PLR2004
         return Link(
             f"NVLink {generation}",
-            _scaled(NVLINK_4, factor),
-            _scaled(NVLINK_4, factor * WITHOUT_NVLS),
+            _scaled(_NVLINK_4, factor),
+            _scaled(_NVLINK_4, factor * WITHOUT_NVLS),
             0.8 if factor == 1 else 0.6,
             1.3 if factor == 1 else 2.0,
         )
@@ -103,8 +105,18 @@ def find_link(gpu: Gpu, *, across_nodes: bool) -> Link:
     return Link("PCIe", table, table, 0.6, 2.5)
 
 
+def _longer_for_more(table: Anchors) -> Anchors:
+    """Return anchors by which a larger payload never takes less time."""
+    found: list[tuple[float, float]] = []
+    shortest = 0.0
+    for size, rate in table:
+        shortest = max(shortest, size / rate)
+        found.append((size, size / shortest))
+    return tuple(found)
+
+
 def _scaled(table: Anchors, factor: float) -> Anchors:
-    return tuple((size, rate * factor) for size, rate in table)
+    return _longer_for_more(tuple((size, rate * factor) for size, rate in table))
 
 
 def _interpolated(table: Anchors, payload_bytes: float) -> float:

@@ -57,7 +57,7 @@ def network_time(
 
     Args:
         trace: Of one rank.
-        times_ns: What each op takes; 0 for collectives.
+        times_ns: What each op takes; of collectives what the host needs, if it waits.
         parallelism: Whose ranks exchange data.
         gpu: Each rank's.
         accumulation: Micro-batches of the step.
@@ -142,6 +142,7 @@ def _wait_ns(
             if name.startswith("c10d."):
                 # The payload of a collective does not depend on the batch size.
                 payload = float(trace.ops.bytes_fixed[op])
+                queues.now += taken  # where the host is slower: to issue it
                 queues.collective(name, factor * links.time_ns(name, payload))
             else:
                 queues.kernel(name, taken)
