@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from budgetfit.api.plan import apply, check, estimate, plan, verify
     from budgetfit.applying.run.run import Run
     from budgetfit.core.loop import Loop
+    from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.plan import Estimate, Plan
     from budgetfit.core.recipe import Recipe, Segment
     from budgetfit.core.verification import Verification
@@ -30,6 +31,7 @@ __all__ = [
     "Estimate",
     "InputError",
     "Loop",
+    "Parallelism",
     "Plan",
     "Recipe",
     "Run",
@@ -49,6 +51,7 @@ _MODULES: Final = {
     "Estimate": "budgetfit.core.plan",
     "InputError": "budgetfit.errors",
     "Loop": "budgetfit.core.loop",
+    "Parallelism": "budgetfit.core.parallelism",
     "Plan": "budgetfit.core.plan",
     "Recipe": "budgetfit.core.recipe",
     "Run": "budgetfit.applying.run.run",

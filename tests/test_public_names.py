@@ -8,7 +8,16 @@ import budgetfit
 
 PUBLIC = (
     *("plan", "estimate", "apply", "verify", "check"),
-    *("Plan", "Recipe", "Segment", "Loop", "Estimate", "Verification", "Run"),
+    *(
+        "Plan",
+        "Recipe",
+        "Segment",
+        "Loop",
+        "Parallelism",
+        "Estimate",
+        "Verification",
+        "Run",
+    ),
     *("BudgetfitError", "DoesNotFitError", "TraceError", "InputError"),
 )
 

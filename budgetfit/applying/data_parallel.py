@@ -13,6 +13,8 @@ from budgetfit.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
+    from budgetfit.core.parallelism import Parallelism
+
 # By class names: importing the classes is slow.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
 _SHARDED = "FSDPModule"  # base class that ``fully_shard`` adds to a module's class
@@ -29,6 +31,22 @@ def refuse_planning_distributed(model: nn.Module) -> None:
         raise InputError(
             "The model is sharded by fully_shard already, and a plan is made for one "
             "card that holds all of it. Leave fully_shard out while planning."
+        )
+
+
+def refuse_wrapped(model: nn.Module, parallelism: Parallelism | None) -> None:
+    """Refuse a model to train that is wrapped or, where a plan shards it, sharded.
+
+    Raises:
+        InputError: If it is; says where the wrapper goes.
+    """
+    if parallelism is None:
+        refuse_wrapper(model)
+    elif _has(model, *_WRAPPERS, _SHARDED):
+        raise InputError(
+            f"The plan is for {parallelism.engine} on {parallelism.gpus} GPUs, and the "
+            "model is wrapped or sharded already. Hand in the plain one on each rank: "
+            "apply does the rest, as planned."
         )
 
 
@@ -56,7 +74,8 @@ def warn_if_not_synchronized(model: nn.Module) -> None:
         return
     warnings.warn(
         f"{processes} processes train, and each of them a model of its own: run.model "
-        "exchanges no gradients. Wrap what the run calls, after apply: run.model = "
+        "exchanges no gradients. Plan for them, plan(..., "
+        f"gpus={processes}); or wrap what the run calls, after apply: run.model = "
         "torch.nn.parallel.DistributedDataParallel(run.model).",
         stacklevel=4,
     )

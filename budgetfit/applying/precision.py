@@ -26,12 +26,21 @@ _DTYPES = {
 }
 
 
-def apply_precision(model: nn.Module, precision: Precision, device_type: str) -> Undo:
+def apply_precision(
+    model: nn.Module, precision: Precision, device_type: str, *, for_good: bool = False
+) -> Undo:
     """Cast parameters and buffers in place, and set float32 matmul precision on CUDA.
 
     Only floating-point tensors change; complex and integer ones do not. Under autocast
     frozen parameters keep their dtype: only weights that are updated need fp32. With
     ``weights="as-is"`` nothing is cast.
+
+    Args:
+        model: Changed in place.
+        precision: The dtypes.
+        device_type: ``"cuda"`` or ``"cpu"``.
+        for_good: Parameters are not restored, and so not kept alive: they are about to
+            be replaced by their shards.
 
     Returns:
         Restores the dtypes. Parameters keep their trained values, rounded to the old
@@ -51,9 +60,9 @@ def apply_precision(model: nn.Module, precision: Precision, device_type: str) ->
                 is_frozen = is_parameter and not tensor.requires_grad
                 if precision.autocast is not None and is_frozen:
                     continue
-                if is_parameter:
+                if is_parameter and not for_good:
                     undo.add(_cast, tensor, tensor.dtype)
-                else:
+                elif not is_parameter:
                     undo.add(_restore_buffer, tensor, tensor.detach().to("cpu"))
                 _cast(tensor, dtype)
         if device_type == "cuda" and precision.autocast is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.validation import MAX_BATCH_SIZE, check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.utils.function_name import qualified_name
@@ -127,6 +128,7 @@ class Recipe:
             room in its memory; where lengths vary.
         compile: ``blocks``: ``torch.compile`` for the forward of each block, inside its
             checkpoint; blocks under selective checkpointing run eagerly.
+        parallelism: How several GPUs train the model; None: one GPU does.
     """
 
     batch_size: int
@@ -138,6 +140,7 @@ class Recipe:
     optimizer_in_backward: bool = False
     longest_batch_first: bool = False
     compile: CompileMode = "none"
+    parallelism: Parallelism | None = None
 
     def __post_init__(self) -> None:
         """Check counts, names, and that no block is in two segments."""
@@ -159,6 +162,7 @@ class Recipe:
                 "out."
             )
         check_compile(self.compile)
+        self._check_parallelism()
         segments = self.segments if isinstance(self.segments, (list, tuple)) else None
         if segments is None or not all(isinstance(each, Segment) for each in segments):
             raise InputError(
@@ -171,6 +175,28 @@ class Recipe:
             raise InputError(
                 f"Block {min(twice)!r} is in more than one segment. Name each once."
             )
+
+    def _check_parallelism(self) -> None:
+        """Check that several GPUs can train by the other settings."""
+        parallelism: object = self.parallelism
+        if parallelism is None:
+            return
+        if not isinstance(parallelism, Parallelism):
+            raise InputError(
+                "parallelism must be a Parallelism, for example budgetfit.Parallelism("
+                f'engine="fsdp2", gpus=8); got {parallelism!r:.80}.'
+            )
+        for name, default in (
+            ("optimizer_in_backward", False),
+            ("longest_batch_first", False),
+            ("compile", "none"),
+            ("loss_chunks", 1),
+        ):
+            if getattr(self, name) != default:
+                raise InputError(
+                    f"{name} is not planned for several GPUs yet. Leave it out, or use "
+                    "parallelism=None."
+                )
 
     def _check_names(self) -> None:
         """Check that names are text; for a function, show where it belongs."""
@@ -192,8 +218,18 @@ class Recipe:
 
     @property
     def effective_batch_size(self) -> int:
-        """Samples per optimizer step."""
+        """Samples per optimizer step, over all ranks."""
+        return self.samples_per_rank * self.ranks
+
+    @property
+    def samples_per_rank(self) -> int:
+        """Samples per optimizer step on each device."""
         return self.batch_size * self.gradient_accumulation_steps
+
+    @property
+    def ranks(self) -> int:
+        """Devices that train."""
+        return 1 if self.parallelism is None else self.parallelism.gpus
 
     @property
     def wrapped_blocks(self) -> tuple[str, ...]:

@@ -196,6 +196,8 @@ class StepTrace:
         layer: Each storage's index into ``layers``.
         scratch_index: Index into ``scratch``, or -1 for an affine size.
         scratch: Storages sized by a kernel rule.
+        stream: Each storage's CUDA stream, 0 for the default one. May be shorter: the
+            rest are on the default stream.
         events: ``k + 1`` allocates storage k, ``-(k + 1)`` frees it; 0 is
             ``EMPTY_CACHE``.
         phases: Consecutive ranges of events.
@@ -225,6 +227,12 @@ class StepTrace:
     random_blocks: tuple[str, ...] = field(default=())
     unverified_ops: tuple[UnverifiedOp, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
+    stream: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
+
+    def side_streams(self) -> dict[int, int]:
+        """Return the streams of storages not on the default one, as events number."""
+        rows = np.flatnonzero(self.stream)
+        return dict(zip((rows + 1).tolist(), self.stream[rows].tolist(), strict=True))
 
     def with_setup_events(
         self, events: Sequence[int], *, ops_from: int = 0

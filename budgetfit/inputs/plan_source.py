@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from budgetfit.applying.data_parallel import refuse_wrapper
+from budgetfit.applying.data_parallel import refuse_wrapped
 from budgetfit.applying.loss.prediction_loss import prediction_loss
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
@@ -85,7 +85,7 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
             f"made from a config. {hint}"
         )
     model = as_torch_module(model)
-    refuse_wrapper(model)
+    refuse_wrapped(model, plan.recipe.parallelism)
     check_same_model(plan, model)
     warn_changed_settings(plan, model)
     return model

@@ -1,6 +1,6 @@
 """Simulate PyTorch's CUDA caching allocator for a whole list of mallocs and frees.
 
-One loop over plain ints, for one stream, native segments and no ``max_split_size_mb``:
+One loop over plain ints, for native segments and no ``max_split_size_mb``:
 what most replays need; ``simulated_allocator.py`` has the others. It returns the block
 size of each event, and its state can be copied. Tests compare it with
 ``memory.reference_allocator``, which cites the source.
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, insort
-from itertools import accumulate
-from typing import ClassVar, Final, NamedTuple
+from itertools import accumulate, chain
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from budgetfit.core.step_trace import EMPTY_CACHE
 from budgetfit.memory.reference_allocator.allocator import (
@@ -20,11 +21,15 @@ from budgetfit.memory.reference_allocator.allocator import (
     segment_bytes,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 # A block is one int, its size and then its address: ints compare faster than tuples.
 _ADDRESS_BITS: Final = 50
 _ADDRESSES: Final = (1 << _ADDRESS_BITS) - 1
 # Between segments, so that blocks of different segments are never merged.
 _GAP_BYTES: Final = 512
+NO_STREAMS: Final[Mapping[int, int]] = MappingProxyType({})  # all on the default one
 _FIRST_ADDRESS: Final = 1 << (_ADDRESS_BITS - 1)  # room above and below
 
 
@@ -56,6 +61,8 @@ class CachingAllocator:
     """The caching allocator of a device of ``total_bytes``, with default settings.
 
     ``large_segment_bytes`` is the only other one; requests are rounded by the caller.
+    Each CUDA stream has pools of its own: ``streams`` are those of the mallocs that are
+    not on the default one, by event.
 
     Which of two free blocks of equal size is taken depends on their addresses. CUDA's
     driver puts a segment below those before it (decision 0042), and so does this.
@@ -71,7 +78,10 @@ class CachingAllocator:
     addresses_rise: ClassVar[bool] = False
 
     def __init__(
-        self, total_bytes: int, large_segment_bytes: int = LARGE_SEGMENT_BYTES
+        self,
+        total_bytes: int,
+        large_segment_bytes: int = LARGE_SEGMENT_BYTES,
+        streams: Mapping[int, int] = NO_STREAMS,
     ) -> None:
         self.total_bytes = total_bytes
         self.large_segment_bytes = large_segment_bytes
@@ -79,8 +89,11 @@ class CachingAllocator:
         self.reserved_bytes = 0
         self.retries = 0
         self.failed_event: int | None = None
-        self._small: list[int] = []  # free blocks, by size and address
-        self._large: list[int] = []
+        self._streams = streams
+        # Free blocks by size and address, small and large ones, of each stream.
+        self._pools: dict[int, tuple[list[int], list[int]]] = {
+            stream: ([], []) for stream in (0, *streams.values())
+        }
         self._starts: dict[int, int] = {}  # free blocks' sizes by start address
         self._ends: dict[int, int] = {}  # and by end address
         self._in_use: dict[int, int] = {}
@@ -106,6 +119,10 @@ class CachingAllocator:
         for name, value in vars(self).items():
             if isinstance(value, (list, dict)):
                 setattr(other, name, value.copy())
+        vars(other)["_pools"] = {
+            stream: (small.copy(), large.copy())
+            for stream, (small, large) in self._pools.items()
+        }
         return other
 
     def block_of(self, storage: int) -> tuple[int, int] | None:
@@ -131,8 +148,8 @@ class CachingAllocator:
         One long loop on purpose: most of a replay's time is spent here, and with frees
         in a method of their own it took 4 to 6 % longer.
         """
-        small, large, in_use = self._small, self._large, self._in_use
-        starts, ends = self._starts, self._ends
+        streams, free_blocks, in_use = self._streams, self._free_blocks, self._in_use
+        starts, ends, (small, large) = self._starts, self._ends, self._pools[0]
         deltas: list[int] = []
         add = deltas.append
         for event in events:
@@ -141,7 +158,13 @@ class CachingAllocator:
                 if not size:
                     add(0)
                     continue
-                keys = small if size <= SMALL_REQUEST_BYTES else large
+                keys = (
+                    free_blocks(event, size)
+                    if streams
+                    else small
+                    if size <= SMALL_REQUEST_BYTES
+                    else large
+                )
                 index = bisect_left(keys, size << _ADDRESS_BITS)
                 if index < len(keys):
                     key = keys.pop(index)
@@ -155,7 +178,9 @@ class CachingAllocator:
                     address = self._new_segment(found)
                 remainder = found - size
                 # Small blocks are always split, large ones if more than 1 MiB is left.
-                if remainder and (remainder > SMALL_REQUEST_BYTES or keys is small):
+                if remainder and (
+                    remainder > SMALL_REQUEST_BYTES or size <= SMALL_REQUEST_BYTES
+                ):
                     start = address + size
                     starts[start] = ends[start + remainder] = remainder
                     insort(keys, remainder << _ADDRESS_BITS | start)
@@ -169,7 +194,13 @@ class CachingAllocator:
                 if not found:
                     self._free_nothing(event)
                     continue
-                keys = small if found <= SMALL_REQUEST_BYTES else large
+                keys = (
+                    free_blocks(-event, found)
+                    if streams
+                    else small
+                    if found <= SMALL_REQUEST_BYTES
+                    else large
+                )
                 end = address + found
                 if address in ends:
                     below = ends.pop(address)
@@ -184,6 +215,11 @@ class CachingAllocator:
                 starts[address] = ends[end] = end - address
                 insort(keys, end - address << _ADDRESS_BITS | address)
         return deltas
+
+    def _free_blocks(self, event: int, size: int) -> list[int]:
+        """Return the free blocks of a malloc's stream that are small or large as it."""
+        small, large = self._pools[self._streams.get(event, 0)]
+        return small if size <= SMALL_REQUEST_BYTES else large
 
     def _free_nothing(self, event: int) -> None:
         """Do what an event does that frees no block."""
@@ -209,7 +245,7 @@ class CachingAllocator:
 
     def _empty_cache(self) -> None:
         """Release wholly free segments to the device (``cudaFree``)."""
-        for keys in (self._small, self._large):
+        for keys in chain.from_iterable(self._pools.values()):
             left = []
             for key in keys:
                 size, address = key >> _ADDRESS_BITS, key & _ADDRESSES

@@ -105,7 +105,9 @@ def block_bytes(
     """
     blocks = np.zeros(trace.fixed_bytes.size, np.int64)
     # On a card that is smaller than the device there is no limit.
-    allocator = make_allocator(UNLIMITED_BYTES, settings, UNLIMITED_BYTES - 1)
+    allocator = make_allocator(
+        UNLIMITED_BYTES, settings, UNLIMITED_BYTES - 1, trace.side_streams()
+    )
     result = allocator.run(
         trace.events.tolist(), _rounded_bytes(trace, device, settings, batch_size)
     )
@@ -163,7 +165,7 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     if known is not None and known.reserved_bytes <= most:
         return known
     parts, events = _program(*program)
-    allocator = make_allocator(total, settings, card_bytes)
+    allocator = make_allocator(total, settings, card_bytes, trace.side_streams())
     sizes = partial(_rounded_bytes, trace, device, settings)
     runs = list(_run(allocator, sizes, parts, events))
     allocated = [each.peak_allocated_bytes for each in runs]
@@ -211,7 +213,9 @@ def unlimited_replay(
         parts,
         events,
         _rounded_bytes(trace, device_properties(gpu), settings, batch_size),
-        make_allocator(UNLIMITED_BYTES, settings, gpu.total_bytes),
+        make_allocator(
+            UNLIMITED_BYTES, settings, gpu.total_bytes, trace.side_streams()
+        ),
     )
 
 
@@ -360,7 +364,10 @@ class ReplayAfterTraining:
             _rounded_bytes, trace, device_properties(gpu), budget.allocator
         )
         self._trained = make_allocator(
-            budget.usable_bytes, budget.allocator, gpu.total_bytes
+            budget.usable_bytes,
+            budget.allocator,
+            gpu.total_bytes,
+            trace.side_streams(),
         )
         parts, events = _program(trace, batch_size, (), micro_steps)
         self._scheduled = len(parts)

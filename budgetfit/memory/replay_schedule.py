@@ -192,11 +192,14 @@ def storages_in_turns(trace: StepTrace, events: list[int]) -> dict[int, int] | N
     freed = {-event for event in events if event < 0}
     left, found = allocated - freed, freed - allocated
 
+    streams = trace.side_streams()
+
     def size(storage: int) -> tuple[object, ...]:
         row = storage - 1
         rule = int(trace.scratch_index[row])
         sized = int(trace.fixed_bytes[row]), int(trace.bytes_per_sample[row])
-        return (*sized, trace.scratch[rule] if rule >= 0 else ())
+        scratch = trace.scratch[rule] if rule >= 0 else ()
+        return (*sized, scratch, streams.get(storage, 0))
 
     before = sorted(found, key=lambda each: (repr(size(each)), each))
     after = sorted(left, key=lambda each: (repr(size(each)), each))

@@ -13,6 +13,7 @@ import numpy as np
 
 from budgetfit.core.step_trace import EMPTY_CACHE
 from budgetfit.memory.caching_allocator import (
+    NO_STREAMS,
     AllocatorRun,
     CachingAllocator,
     MappedBlock,
@@ -27,6 +28,8 @@ from budgetfit.memory.reference_allocator.allocator import (
 from budgetfit.memory.reference_allocator.block_pool import UNMAPPED
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from budgetfit.core.allocator_settings import AllocatorSettings
@@ -64,19 +67,25 @@ class SimulatedAllocator(Protocol):
 
 
 def make_allocator(
-    total_bytes: int, settings: AllocatorSettings, card_bytes: int
+    total_bytes: int,
+    settings: AllocatorSettings,
+    card_bytes: int,
+    streams: Mapping[int, int] = NO_STREAMS,
 ) -> SimulatedAllocator:
-    """Return the allocator of a device; arguments as for ``ReferenceAllocator``."""
+    """Return the allocator of a device; other arguments as for ``ReferenceAllocator``.
+
+    ``streams``: of the mallocs that are not on the default stream, by event.
+    """
     if (
         settings.expandable_segments
         or settings.max_split_bytes is not None
         or settings.throw_on_cudamalloc_oom
         or settings.collect_above_bytes(card_bytes) is not None
     ):
-        return _ReferenceEvents(total_bytes, settings, card_bytes)
+        return _ReferenceEvents(total_bytes, settings, card_bytes, streams)
     if total_bytes <= card_bytes:
         total_bytes = min(total_bytes, settings.allowed_bytes(card_bytes))
-    return CachingAllocator(total_bytes, settings.large_segment_bytes)
+    return CachingAllocator(total_bytes, settings.large_segment_bytes, streams)
 
 
 def rounded_bytes(
@@ -99,9 +108,14 @@ class _ReferenceEvents:
     """The reference allocator, run on lists of events."""
 
     def __init__(
-        self, total_bytes: int, settings: AllocatorSettings, card_bytes: int
+        self,
+        total_bytes: int,
+        settings: AllocatorSettings,
+        card_bytes: int,
+        streams: Mapping[int, int],
     ) -> None:
-        self._made_for = total_bytes, settings, card_bytes
+        self._made_for = total_bytes, settings, card_bytes, streams
+        self._streams = streams
         # The sizes of a run are rounded already: they stay as they are.
         self._allocator = ReferenceAllocator(
             total_bytes, settings, card_bytes=card_bytes
@@ -155,7 +169,9 @@ class _ReferenceEvents:
         for event in events:
             if event > 0:
                 try:
-                    block = blocks[event] = allocator.malloc(sizes[event - 1])
+                    block = blocks[event] = allocator.malloc(
+                        sizes[event - 1], self._streams.get(event, 0)
+                    )
                 except OutOfMemory:
                     self.failed_event = event
                     break

@@ -185,7 +185,8 @@ class TraceSession:
         trace = self._cached_steps(program, batch_size)
         if trace is None or program.evaluates:
             return trace
-        trace = with_loading(trace, self.workload.model)
+        if program.parallelism is None:
+            trace = with_loading(trace, self.workload.model)
         return trace if program.compile == "none" else with_emptied_cache(trace)
 
     def _cached_steps(
@@ -296,7 +297,8 @@ class TraceSession:
 
         The full model may run where the shortened one fails, so it is traced instead.
         """
-        if self._extrapolator is None or program.compile != "none":
+        whole = program.compile != "none" or program.parallelism is not None
+        if self._extrapolator is None or whole:
             return None
         try:
             return self._extrapolator.trace(program, batch_sizes, self.tracer)

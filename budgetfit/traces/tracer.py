@@ -28,6 +28,7 @@ from budgetfit.tracing.values.known_values import UnknownValueError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.recipe import CompileMode, Segment
     from budgetfit.gpus.table import Gpu
     from budgetfit.tracing.cuda.target import CudaTarget
@@ -62,6 +63,7 @@ class Program(NamedTuple):
     accumulation: int = 1
     compile: CompileMode = "none"
     sm_count: int = 0
+    parallelism: Parallelism | None = None
 
     @classmethod
     def of_recipe(
@@ -77,7 +79,11 @@ class Program(NamedTuple):
         What a loop does between its steps, ``evaluation_batch_size``, is no part of it.
         """
         accumulation = recipe.gradient_accumulation_steps
-        if loop.kind == "run":
+        parallelism = recipe.parallelism
+        if parallelism is not None:
+            parallelism = replace(parallelism, gpus_per_node=None)
+            accumulation = min(accumulation, MICRO_STEPS + 1)
+        elif loop.kind == "run":
             accumulation = 1
         elif not loop.loads_update_first:
             accumulation = min(accumulation, MOST_MICRO_STEPS)
@@ -93,6 +99,7 @@ class Program(NamedTuple):
             accumulation=accumulation,
             compile=recipe.compile,
             sm_count=gpu.sm_count if recipe.compile != "none" else 0,
+            parallelism=parallelism,
         )
 
     def recipe(self, batch_size: int, segments: tuple[Segment, ...]) -> Recipe:
@@ -101,7 +108,7 @@ class Program(NamedTuple):
             batch_size=batch_size,
             gradient_accumulation_steps=(
                 (MICRO_STEPS if self.accumulates else 1)
-                if self.loop.kind == "run"
+                if self.loop.kind == "run" and self.parallelism is None
                 else self.accumulation
             ),
             precision=self.precision,
@@ -110,6 +117,7 @@ class Program(NamedTuple):
             loss_chunks=self.loss_chunks,
             optimizer_in_backward=self.optimizer_in_backward,
             compile=self.compile,
+            parallelism=self.parallelism,
         )
 
 

@@ -1,5 +1,6 @@
 """The quick allocator against the full one, event by event."""
 
+from collections.abc import Mapping
 from unittest import mock
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from budgetfit.core.allocator_settings import AllocatorSettings
-from budgetfit.memory.caching_allocator import CachingAllocator
+from budgetfit.memory.caching_allocator import NO_STREAMS, CachingAllocator
 from budgetfit.memory.reference_allocator.allocator import (
     Block,
     OutOfMemory,
@@ -50,7 +51,11 @@ def program(todo: list[int | float]) -> tuple[list[int], list[int]]:
 
 
 def played(
-    total: int, events: list[int], asked: list[int], settings_text: str = ""
+    total: int,
+    events: list[int],
+    asked: list[int],
+    settings_text: str = "",
+    streams: Mapping[int, int] = NO_STREAMS,
 ) -> list[tuple[int, ...]]:
     """Return what the full allocator says after each event, until it fails."""
     allocator = ReferenceAllocator(total, AllocatorSettings.parse(settings_text))
@@ -59,7 +64,9 @@ def played(
     for event in events:
         try:
             if event > 0:
-                block = blocks[event] = allocator.malloc(asked[event - 1])
+                block = blocks[event] = allocator.malloc(
+                    asked[event - 1], streams.get(event, 0)
+                )
                 given_bytes = 0 if block is None else block.size_bytes
             else:
                 block = blocks.pop(-event)
@@ -92,15 +99,20 @@ def test_of_two_free_blocks_of_equal_size_the_lower_is_taken(
 
 @mock.patch.object(CachingAllocator, "addresses_rise", new=True)  # as the other's
 @settings(max_examples=400)
-@example([11 * MIB - 512, MIB + 512], GIB)  # a rest just above 1 MiB is split off
-@given(requests, totals)
+@example([11 * MIB - 512, MIB + 512], GIB, 0)  # a rest just above 1 MiB is split off
+@given(requests, totals, st.integers(0, 2))
 def test_both_allocators_agree_after_every_event(
-    todo: list[int | float], total: int
+    todo: list[int | float], total: int, side_streams: int
 ) -> None:
     events, asked = program(todo)
-    quick = CachingAllocator(total)
+    # By turns on the default stream and on others.
+    streams = {n: n % (side_streams + 1) for n in events if n % (side_streams + 1)}
+    streams = {event: stream for event, stream in streams.items() if event > 0}
+    quick = CachingAllocator(total, streams=streams)
     rounded = [round_bytes(each) for each in asked]
-    for event, row in zip(events, played(total, events, asked), strict=False):
+    for event, row in zip(
+        events, played(total, events, asked, streams=streams), strict=False
+    ):
         done = quick.run([event], rounded)
         if quick.failed_event is not None:
             assert row == (event,)
@@ -108,6 +120,25 @@ def test_both_allocators_agree_after_every_event(
             break
         state = quick.allocated_bytes, quick.reserved_bytes
         assert (*done.deltas, *state, quick.retries) == row
+
+
+@pytest.mark.parametrize("text", ["", "max_split_size_mb:200"])
+def test_a_stream_never_takes_what_another_one_has_cached(text: str) -> None:
+    chosen = AllocatorSettings.parse(text)
+    sizes = [30 * MIB, 30 * MIB, 30 * MIB]
+    events = [1, -1, 2, -2, 3]
+    for streams, mib in (
+        ({}, 30),
+        ({2: 1}, 60),
+        ({2: 1, 3: 1}, 60),
+        ({2: 1, 3: 2}, 90),
+    ):
+        allocator = make_allocator(GIB, chosen, GIB, streams)
+        allocator.run(events, sizes)
+        assert allocator.reserved_bytes == mib * MIB
+        again = allocator.copy()
+        again.run([-3], sizes)
+        assert again.reserved_bytes == mib * MIB
 
 
 SIMULATED = [

@@ -127,7 +127,7 @@ def _smaller_micro_batch(
     """Return the recipe with the largest smaller micro-batch that should fit."""
     if recipe.optimizer_in_backward:  # no accumulation
         return None
-    total = recipe.effective_batch_size
+    total = recipe.samples_per_rank
     sizes = [size for size in range(recipe.batch_size - 1, 0, -1) if total % size == 0]
     for size in sizes:
         needed = None

@@ -68,12 +68,7 @@ class AccumulationGroup:
             InputError: If the weight is no positive number, or micro-batches of a group
                 have weights of different units.
         """
-        if not (math.isfinite(weight) and weight > 0):
-            raise InputError(
-                f"A micro-batch must weigh something in the mean, got weight={weight}. "
-                "Pass the number of items that its loss is the mean of, or leave out a "
-                "micro-batch that has none."
-            )
+        check_weight(weight)
         if self.count and share != self.shares:
             raise InputError(
                 "num_items_in_batch must be given for all micro-batches of a group or "
@@ -92,6 +87,20 @@ class AccumulationGroup:
         self.count += 1
         self.total += relative
         return 1.0 if share else self.planned / relative
+
+
+def check_weight(weight: float) -> None:
+    """Refuse a micro-batch that counts for nothing.
+
+    Raises:
+        InputError: If its weight is no positive number.
+    """
+    if not (math.isfinite(weight) and weight > 0):
+        raise InputError(
+            f"A micro-batch must weigh something in the mean, got weight={weight}. "
+            "Pass the number of items that its loss is the mean of, or leave out a "
+            "micro-batch that has none."
+        )
 
 
 class AccumulatedGradients:

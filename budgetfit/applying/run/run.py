@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
+import torch
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.allocator_settings import (
@@ -35,9 +37,18 @@ from budgetfit.applying.precision import (
     make_scaler,
     warn_if_emulated,
 )
+from budgetfit.applying.ranks import Ranks
+from budgetfit.applying.reduction import (
+    drop_accumulated,
+    reduce_accumulated,
+    sum_over_ranks,
+    to_shards,
+    warn_if_stays_sharded,
+)
 from budgetfit.applying.run.accumulation import (
     AccumulatedGradients,
     AccumulationGroup,
+    check_weight,
 )
 from budgetfit.applying.run.num_items_in_batch import describe_weight, pass_num_items
 from budgetfit.applying.run.optimizer_update import OptimizerUpdate
@@ -53,6 +64,7 @@ from budgetfit.applying.run.step_conditions import (
     check_grad_and_autocast,
 )
 from budgetfit.applying.run.step_monitor import StepMonitor
+from budgetfit.applying.sharding import gradient_sync, wrap
 from budgetfit.applying.torch_compile import compiled_modules, warn_compiled_after_apply
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
@@ -66,7 +78,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    import torch
     from torch import nn
 
     from budgetfit.applying.loss.call_model import Loss
@@ -117,6 +128,7 @@ class Run:
         trained: The parameters of the optimizer.
         group: The micro-batches since the last update.
         accumulated: Detects changes of their gradients.
+        ranks: The ranks of ``recipe.parallelism``; None without one.
 
     Raises:
         InputError: If model and recipe are incompatible; the model is then unchanged.
@@ -155,13 +167,22 @@ class Run:
         with Undo() as self._undo:
             if not self._is_trace:  # a private copy
                 claim(model, self, self._undo)
-            self.device = move_model(model, device, self._undo)
+            self.ranks = None
+            if recipe.parallelism is not None and not self._is_trace:
+                self.ranks = Ranks(recipe.parallelism)
+                device = self.ranks.device
+            # ``fully_shard`` moves the model, and replaces its parameters for good.
+            shards = recipe.parallelism is not None and (
+                recipe.parallelism.engine == "fsdp2"
+            )
+            self.device = move_model(model, device, self._undo, by_wrapper=shards)
             kind = self.device.type
             steps_on = simulated_device_type if self._is_trace else kind
             use_planned_settings(plan, self.device, self._undo)
             warn_if_emulated(self._precision, self.device)
             warn_of_other_settings(plan, self.device)
-            self._undo.add(apply_precision(model, self._precision, kind))
+            put_back = apply_precision(model, self._precision, kind, for_good=shards)
+            self._undo.add(put_back)
             self._modes = TrainingModes(model)
             self._undo.add(self._modes.undo)
             self._blocks = RecipeApplication(
@@ -178,6 +199,15 @@ class Run:
             self._undo.add(self._blocks.undo)
             self._monitor = StepMonitor(model, self.device, plan, dims)
             self._apply_recipe(recipe)
+            self._wrapped = None
+            if recipe.parallelism is not None:
+                if self.ranks is not None and shards:
+                    self.ranks.check_same_weights(model)
+                names = (
+                    blocks if blocks is not None else plan.model.blocks if plan else ()
+                )
+                self._wrapped = wrap(model, names, recipe.parallelism, self.device)
+                self._undo.add(self._unwrap)
             self.scaler = make_scaler(self._precision, kind)
             self._make_optimizer(optimizer, learning_rate, steps_on)
             if not self._is_trace:
@@ -248,6 +278,9 @@ class Run:
 
         def update() -> None:
             self.accumulated.check(self.group.count)
+            parallelism = self.recipe.parallelism
+            if parallelism is not None and not parallelism.sync_each_batch:
+                reduce_accumulated(self._called, self.trained)
             self._update(max_grad_norm)
 
         with self._step_lock.acquired():
@@ -279,6 +312,9 @@ class Run:
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the recipe's autocast, for evaluation."""
+        parallelism = self.recipe.parallelism
+        if parallelism is not None and parallelism.param_dtype is not None:
+            return nullcontext()  # MixedPrecisionPolicy takes its place
         return autocast_context(self._precision, self.device.type)
 
     def state_dict(self) -> dict[str, Any]:
@@ -287,6 +323,10 @@ class Run:
         The states of model, optimizer, GradScaler (None without one) and random
         generators, the counts of steps and, between micro-batches, the gradients so
         far. ``torch.load(path, map_location="cpu", weights_only=True)`` reads it.
+
+        On several ranks each calls it, when no micro-batches wait for an update, and
+        gets its shards: ``torch.distributed.checkpoint`` saves and loads
+        ``{"run": run}``, on any number of ranks.
         """
         return save_state(self)
 
@@ -306,6 +346,7 @@ class Run:
     def drop_group(self) -> None:
         """Drop the micro-batches since the last update."""
         self.accumulated.clear()
+        drop_accumulated(self._called)
         self.optimizer.zero_grad(set_to_none=True)
         self.group = AccumulationGroup(self.recipe.gradient_accumulation_steps)
         if self.scaler is not None:
@@ -315,10 +356,13 @@ class Run:
     def undo(self) -> None:
         """Restore the plain model: the same objects with the trained values.
 
-        Accumulated gradients are dropped: a following loop would add to them.
+        Accumulated gradients are dropped: a following loop would add to them. A model
+        that ``fully_shard`` has sharded stays sharded, with a warning.
         """
         if not self._step_lock.ended and self.group.count:
             self.drop_group()
+        if self.ranks is not None and not self._step_lock.ended:
+            warn_if_stays_sharded(self._called)
         self._step_lock.ended = True
         self._undo()
 
@@ -377,12 +421,22 @@ class Run:
         """
         if not self.recipe.optimizer_in_backward:
             self.optimizer.zero_grad(set_to_none=True)
+        to_shards(self._called)
         self._parameters.check(self.model, self.optimizer)
         check_attention(*self._attention)  # not of what wraps it, as DDP
         self._blocks.reapply_if_changed()
         if self.steps_done + self.skipped_steps == 0:
             warn_compiled_after_apply(self.model, self._compiled)
-            warn_if_not_synchronized(self.model)
+            warn_if_not_synchronized(self._called)
+
+    def _unwrap(self) -> None:
+        """Drop DDP, whose hooks on the parameters go with it."""
+        self._wrapped = None
+
+    @property
+    def _called(self) -> nn.Module:
+        """What the forward runs through: the model, or the engine around it."""
+        return self.model if self._wrapped is None else self._wrapped
 
     def _enter_phase(self, phase: str) -> None:
         self._phase = phase
@@ -410,6 +464,9 @@ class Run:
         counted = describe_weight(weight, num_items_in_batch)
         if weight is None:
             weight = count_samples(batch, self._dims) or 1
+        weight, factor, num_items_in_batch = self._over_ranks(
+            weight, num_items_in_batch
+        )
         divisor = self.group.divisor(weight, share=share, counted=counted)
         # Kept until the step is over, as by a loop that moves its batches itself:
         # memory is then the same, and as predicted.
@@ -417,12 +474,37 @@ class Run:
         moved, function = pass_num_items(
             self.model, moved, self._loss, num_items_in_batch
         )
-        loss = self._forward_backward(moved, function, divisor)
+        with gradient_sync(
+            self._called, self.recipe.parallelism, is_last=self.group.is_complete
+        ):
+            loss = self._forward_backward(moved, function, divisor, factor)
+        if self._wrapped is not None:
+            loss = sum_over_ranks(loss.div_(self.recipe.ranks), self._wrapped)
         if self.group.is_complete:
             self._update(max_grad_norm)
         elif not self._is_trace:
             self.accumulated.record()
         return loss
+
+    def _over_ranks(
+        self, weight: float, count: int | torch.Tensor | None
+    ) -> tuple[float, float, int | torch.Tensor | None]:
+        """Return a micro-batch's mean weight and number of items over all ranks.
+
+        Between them the factor of this rank's loss with which the mean over ranks, of
+        gradients and losses, is that of all samples.
+        """
+        ranks = self.ranks
+        if ranks is None or self._wrapped is None:
+            return weight, 1.0, count
+        check_weight(weight)
+        if count is None:
+            mean = ranks.total(weight) / ranks.size
+            return mean, weight / mean, None
+        if isinstance(count, torch.Tensor):
+            total = sum_over_ranks(count.to(self.device, copy=True), self._wrapped)
+            return weight, ranks.size, total
+        return weight, ranks.size, round(ranks.total(count))
 
     def _run_longest(self, batch: Any) -> None:
         """Run forward and backward of the longest batch, and drop their results.
@@ -449,23 +531,27 @@ class Run:
                 self._enter_phase("forward")
 
     def _forward_backward(
-        self, batch: Any, loss: Loss | None, divisor: float
+        self, batch: Any, loss: Loss | None, divisor: float, factor: float = 1.0
     ) -> torch.Tensor:
-        """Accumulate the gradients of a micro-batch's loss / ``divisor``.
+        """Accumulate the gradients of a micro-batch's loss * factor / ``divisor``.
 
         Returns:
-            The loss as the model computed it, detached.
+            The loss as the model computed it, times the factor, detached.
         """
         with (
             self.autocast(),
             self._blocks.training_forward(),
             self._monitor.recording_run_blocks(),
         ):
-            value = compute_loss(self.model, batch, loss, on_missing_loss=self._no_loss)
+            value = compute_loss(
+                self._called, batch, loss, on_missing_loss=self._no_loss
+            )
         # On CUDA some losses have a storage of the size of their input (mse_loss): copy
         # and division, also by 1, release it.
         reported = value.detach().clone()
-        value = value / divisor
+        if factor != 1.0:
+            reported *= factor
+        value = value / (divisor / factor)
         if self.scaler is not None:
             value = self.scaler.scale(value)
         self._enter_phase("backward")

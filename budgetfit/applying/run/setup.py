@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 
 
 def move_model(
-    model: nn.Module, device: torch.device | str | None, undo: Undo
+    model: nn.Module,
+    device: torch.device | str | None,
+    undo: Undo,
+    *,
+    by_wrapper: bool = False,
 ) -> torch.device:
     """Move the model to ``device``; None is the device of most of its weights.
+
+    With ``by_wrapper`` it stays where it is: ``fully_shard`` moves it, in parts.
 
     Raises:
         InputError: If its weights are on meta or inference tensors.
@@ -46,7 +52,7 @@ def move_model(
     wanted = torch.device(device)
     if wanted.type == "cuda" and wanted.index is None:
         wanted = torch.device("cuda", torch.cuda.current_device())
-    if home != wanted:
+    if home != wanted and not by_wrapper:
         undo.add(model.to, home)
         model.to(wanted)
     return wanted
@@ -91,7 +97,7 @@ def check_adoptable(before: Recipe, after: Recipe, *, waiting: int) -> None:
             else f"A Recipe is expected, not a {type(after).__name__}: for example "
             "run.adopt(plan.recipe)."
         )
-    for name in ("precision", "optimizer", "optimizer_in_backward"):
+    for name in ("precision", "optimizer", "optimizer_in_backward", "parallelism"):
         if getattr(before, name) != getattr(after, name):
             raise InputError(
                 f"A run cannot change its {name} from {getattr(before, name)!r} to "

@@ -10,11 +10,20 @@ from budgetfit.applying.run.accumulation import (
     AccumulationGroup,
 )
 from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
+from budgetfit.applying.run.state_by_name import (
+    is_by_name,
+    load_by_name,
+    rank_states_from_bytes,
+    rank_states_to_bytes,
+    states_by_name,
+)
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from budgetfit.applying.ranks import Ranks
 
 _NEEDED = {"model", "optimizer", "scaler"}
 _CLASS = "optimizer_class"
@@ -32,6 +41,7 @@ class Resumable(Protocol):
     skipped_steps: int
     group: AccumulationGroup
     accumulated: AccumulatedGradients
+    ranks: Ranks | None
 
     def drop_group(self) -> None:
         """Drop the micro-batches since the last update."""
@@ -40,17 +50,40 @@ class Resumable(Protocol):
 def save_state(run: Resumable) -> dict[str, Any]:
     """Return all that the next step depends on, except data and settings.
 
-    Tensors are references, as in a model's ``state_dict``.
+    Tensors are references, as in a model's ``state_dict``. Of several ranks each calls
+    this, and gets its own shards.
+
+    Raises:
+        InputError: If micro-batches wait for an update of several ranks.
     """
-    return {
-        "model": run.model.state_dict(),
-        "optimizer": run.optimizer.state_dict(),
+    state = {
         _CLASS: type(run.optimizer).__name__,
         "scaler": run.scaler.state_dict() if run.scaler is not None else None,
         "steps": {"done": run.steps_done, "skipped": run.skipped_steps},
-        "group": dataclasses.asdict(run.group),
-        "gradients": [item.grad for item in run.trained] if run.group.count else None,
-        "random": get_rng_states(run.device),
+    }
+    random = get_rng_states(run.device)
+    if run.ranks is None:
+        waits = run.group.count > 0
+        return {
+            "model": run.model.state_dict(),
+            "optimizer": run.optimizer.state_dict(),
+            **state,
+            "group": dataclasses.asdict(run.group),
+            "gradients": [item.grad for item in run.trained] if waits else None,
+            "random": random,
+        }
+    if run.group.count:
+        raise InputError(
+            f"{run.group.count} micro-batches wait for an update, and their gradients "
+            "are not reduced over the ranks yet. Save when run.updated is True, or "
+            "call run.flush() first."
+        )
+    weights, of_optimizer = states_by_name(run.model, run.optimizer)
+    return {
+        "model": weights,
+        "optimizer": of_optimizer,
+        **state,
+        "random": rank_states_to_bytes(run.ranks.gather(random)),
     }
 
 
@@ -60,21 +93,19 @@ def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
     Raises:
         InputError: If it is no state of this run; nothing is loaded then.
     """
-    missing = _NEEDED - set(state)
-    if missing:
-        raise InputError(
-            f"This is no state of a Run: {sorted(missing)} is missing. "
-            "Use what run.state_dict() returned."
-        )
-    _check_model(run.model, state["model"])
-    _check_optimizer(run.optimizer, state["optimizer"], state.get(_CLASS))
+    by_name = _check_state(run, state)
     run.drop_group()
-    run.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
+    if by_name:
+        load_by_name(run.model, run.optimizer, state["model"], state["optimizer"])
+    else:
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
     if run.scaler is not None and state["scaler"] is not None:
         run.scaler.load_state_dict(state["scaler"])
     steps = state.get("steps", {})
     run.steps_done, run.skipped_steps = steps.get("done", 0), steps.get("skipped", 0)
+    if by_name and not run.steps_done:
+        run.optimizer.state.clear()  # it was made only to be loaded into
     gradients = state.get("gradients")
     if gradients is not None:
         for parameter, gradient in zip(run.trained, gradients, strict=True):
@@ -84,7 +115,38 @@ def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
         run.group = AccumulationGroup(**state["group"])
         run.accumulated.record()
     if random and "random" in state:
-        set_rng_states(state["random"], run.device)
+        _set_random(run, state["random"])
+
+
+def _check_state(run: Resumable, state: dict[str, Any]) -> bool:
+    """Refuse what is no state of this run; return whether to load it by names."""
+    missing = _NEEDED - set(state)
+    if missing:
+        raise InputError(
+            f"This is no state of a Run: {sorted(missing)} is missing. "
+            "Use what run.state_dict() returned."
+        )
+    _check_model(run.model, state["model"])
+    _check_class(run.optimizer, state.get(_CLASS))
+    gradients = state.get("gradients")
+    if gradients is not None and run.ranks is not None:
+        raise InputError(
+            "This state has the gradients of micro-batches that wait for an update of "
+            f"one GPU, and {run.ranks.size} train here. Save it when run.updated is "
+            "True."
+        )
+    by_name = run.ranks is not None or is_by_name(state["optimizer"])
+    if not by_name:
+        _check_groups(run.optimizer, state["optimizer"])
+    return by_name
+
+
+def _set_random(run: Resumable, saved: Any) -> None:
+    """Restore a rank's random states; of another number of ranks there are none."""
+    rank, size = (0, 1) if run.ranks is None else (run.ranks.rank, run.ranks.size)
+    states = rank_states_from_bytes(saved) if isinstance(saved, bytes) else [saved]
+    if len(states) == size:
+        set_rng_states(states[rank], run.device)
 
 
 def _check_model(model: nn.Module, state: dict[str, Any]) -> None:
@@ -106,9 +168,7 @@ def _check_model(model: nn.Module, state: dict[str, Any]) -> None:
             )
 
 
-def _check_optimizer(
-    optimizer: torch.optim.Optimizer, state: dict[str, Any], saved_class: str | None
-) -> None:
+def _check_class(optimizer: torch.optim.Optimizer, saved_class: str | None) -> None:
     """Refuse the state of another optimizer; older states do not say their class."""
     own_class = type(optimizer).__name__
     if saved_class is not None and saved_class != own_class:
@@ -117,6 +177,10 @@ def _check_optimizer(
             f"and this run trains with {own_class}. Plan with the optimizer that it "
             "was saved from, or load state['model'] into the model before you apply."
         )
+
+
+def _check_groups(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Refuse the state of an optimizer over other numbers of parameters."""
     own = [len(group["params"]) for group in optimizer.param_groups]
     saved = [len(group["params"]) for group in state["param_groups"]]
     if own != saved:

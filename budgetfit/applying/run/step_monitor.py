@@ -89,7 +89,7 @@ class StepMonitor:
 
     def _warn_if_smaller(self, batch: Any) -> None:
         """Warn if the loader's first batch has fewer samples than planned."""
-        planned, effective = self._recipe.batch_size, self._recipe.effective_batch_size
+        planned, effective = self._recipe.batch_size, self._recipe.samples_per_rank
         samples = count_samples(batch, self._dims) or planned
         if self._plan is not None and samples < planned:
             warnings.warn(

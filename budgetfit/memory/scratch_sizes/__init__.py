@@ -15,4 +15,5 @@ from budgetfit.memory.scratch_sizes import (  # noqa: F401 - registers
     matmul,
     norms,
     reductions,
+    sharding,
 )

@@ -185,6 +185,7 @@ def _with_copied_storages(
             category=trace.category[origin],
             layer=layer.astype(np.int32),
             scratch_index=trace.scratch_index[origin],
+            stream=trace.stream[origin] if trace.stream.size else trace.stream,
             unverified_ops=tuple(
                 UnverifiedOp(op.name, tuple(np.flatnonzero(unverified == n).tolist()))
                 for n, op in enumerate(trace.unverified_ops)

@@ -32,6 +32,7 @@ _KERNELS = "tracing/cuda/triton/device_answers.py"
 _INDUCTOR = "tracing/compiled/inductor_answers.py"
 _LOOPS = "traces/loops/library_state.py"
 _TORCH = "tracing/isolation/torch_state.py"
+_RANKS = "tracing/recording/distributed"
 _FAKES = "fake tensors of its own are treated so, too"
 
 PATCHES: Final = (
@@ -167,6 +168,37 @@ PATCHES: Final = (
         "Liger replaces parts of them when a Trainer begins; use_liger_kernel=True "
         "alone",
         "models run with Liger's functions meanwhile",
+    ),
+    Patch(
+        "the default process group, sys.excepthook",
+        f"{_RANKS}/process_group.py",
+        "torch's fake one has the ranks of the plan; for several GPUs alone",
+        "a process group is there meanwhile; one of their own cannot be made",
+    ),
+    Patch(
+        "torch.UntypedStorage.resize_, "
+        "torch.distributed.fsdp._fully_shard._fsdp_init._move_states_to_device, "
+        "torch.distributed.tensor._sharding_prop.ShardingPropagator."
+        "_propagate_tensor_meta_non_cached",
+        f"{_RANKS}/fully_sharded.py",
+        "FSDP2 allocates and frees without an op; engine='fsdp2' alone",
+        "storages that they resize are logged; fully_shard moves no weights",
+    ),
+    Patch(
+        "torch.distributed.device_mesh.init_device_mesh, "
+        "torch.distributed.device_mesh.DeviceMesh.__init__, "
+        "torch.distributed.device_mesh.DeviceMesh._concatenate, "
+        "torch.distributed.fsdp._fully_shard._fsdp_init._get_post_forward_mesh_info, "
+        "torch.distributed.fsdp._fully_shard._fully_shard._get_post_forward_mesh_info",
+        f"{_RANKS}/fully_sharded.py",
+        "meshes read ranks out of tensors, which fakes have not; engine='fsdp2' alone",
+    ),
+    Patch(
+        "torch.nn.parallel.distributed.DistributedDataParallel.__init__, "
+        "torch.nn.parallel.distributed._verify_param_shape_across_processes",
+        f"{_RANKS}/data_parallel.py",
+        "its reducer reads tensors of fakes; engine='ddp' alone",
+        "a DDP that is made meanwhile does not build its buckets again",
     ),
     Patch(
         "transformers.utils.import_utils.is_fake_tensor",

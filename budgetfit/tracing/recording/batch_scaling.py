@@ -44,6 +44,7 @@ def affine_trace(first: RawTrace, second: RawTrace, blocks: Sequence[str]) -> St
     """
     pairs = (
         ("allocations and frees", first.log.events, second.log.events),
+        ("streams", first.log.streams, second.log.streams),
         ("phases", first.phases, second.phases),
         ("block passes", first.passes, second.passes),
         (
@@ -84,6 +85,8 @@ def _build(
         )
         found = KernelScratch(row.rule, arguments, row.part)
         scratch_index[storage] = scratch.setdefault(found, len(scratch))
+    stream = np.zeros(1 + max(log.streams, default=-1), np.int8)
+    stream[list(log.streams)] = list(log.streams.values())
     names = {name: n for n, name in enumerate(dict.fromkeys(op.name for op in log.ops))}
     return StepTrace(
         batch_sizes=sizes,
@@ -105,6 +108,7 @@ def _build(
         unverified_ops=_unverified(log.unverified),
         random_blocks=tuple(blocks[index] for index in sorted(first.random_blocks)),
         notes=tuple(first.notes),
+        stream=stream,
     )
 
 

@@ -46,7 +46,8 @@ class StepRecorder:
         log, tracker, raw = self.log, self.tracker, self.raw
         log_weights(self.fake, log, tracker)  # a dtype policy may have replaced them
         raw.gradients = GradientLog(log)
-        raw.gradients.register_hooks(self.fake)
+        if steps == 1:  # more are derived from it
+            raw.gradients.register_hooks(self.fake)
         raw.step_start = len(log.events)
         for self.step in range(steps):
             for self.micro_step in range(micro_steps):

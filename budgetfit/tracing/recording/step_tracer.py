@@ -35,15 +35,19 @@ from budgetfit.tracing.recording.tensor_owners import log_weights
 from budgetfit.tracing.values.concrete_execution import weight_values
 from budgetfit.tracing.values.known_values import KnownValues
 from budgetfit.tracing.values.library_patches import patch_libraries
+from budgetfit.utils.lazy_import import lazy_import
 from budgetfit.utils.user_code import preserve_globals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from budgetfit.core.parallelism import Parallelism
     from budgetfit.tracing.cuda.target import CudaTarget
     from budgetfit.tracing.fake.shortened_model import Shortening
+    from budgetfit.tracing.records import OpSemantics, RunOp
 
 
 # Values too large to propagate are assumed only at the batch sizes of an affine trace;
@@ -62,6 +66,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
     target: CudaTarget | None,
     micro_steps: int = 1,
     steps: int = 1,
+    parallelism: Parallelism | None = None,
     short: Shortening | None = None,
     copy_modules: Callable[[FakeTensorMode, nn.Module], Sequence[nn.Module]]
     | None = None,
@@ -83,6 +88,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         target: The GPU whose semantics are imitated; None for CPU semantics.
         micro_steps: Micro-batches of each step.
         steps: One is enough for a ``Run``: ``append_steady_step`` derives the second.
+        parallelism: That of the program, which is traced as one of its ranks.
         short: How to shorten the model.
         copy_modules: Given the fake mode and the fake model, makes fake copies of the
             other modules that the program runs; their tensors are weights as well.
@@ -109,7 +115,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         fake = fake_copy(model, mode, short, values.record_weight)
         others = () if copy_modules is None else copy_modules(mode, fake)
         semantics, imitation = imitate_cuda(target)
-        log = StorageLog(semantics, values.run)
+        log, ranks = _storage_log(parallelism, semantics, values.run, mode)
         tracker = ModuleTracker(fake, blocks, log)
         values.where = tracker.current_path
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
@@ -120,6 +126,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
             CudaDevicesOnCpu() if redirects else contextlib.nullcontext(),
             kernels_on_fakes(target),
             patch_libraries(values),
+            ranks,
             log,
         ):
             log.on_op = tracker.on_backward_op
@@ -138,6 +145,22 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         raw.notes += values.note_lines()
         tracker.remove_hooks()
     return raw
+
+
+def _storage_log(
+    parallelism: Parallelism | None,
+    semantics: OpSemantics | None,
+    run: RunOp,
+    mode: FakeTensorMode,
+) -> tuple[StorageLog, AbstractContextManager[None]]:
+    """Return the log, and the context in which the program may wrap its model."""
+    if parallelism is None:
+        return StorageLog(semantics, run), contextlib.nullcontext()
+    ranks = lazy_import("budgetfit.tracing.recording.distributed.one_rank")
+    made: tuple[StorageLog, AbstractContextManager[None]] = ranks.as_one_rank(
+        parallelism, semantics, run, mode
+    )
+    return made
 
 
 def _resized(

@@ -80,6 +80,7 @@ class StorageLog(TorchDispatchMode):
         made_from: Storage allocated outside modules (in the optimizer) -> the input
             storages of its op; ``storage_owners`` resolves them to layers.
         scratch: Storage index -> the kernel rule that sizes it.
+        streams: Storage index -> its CUDA stream, if that is not the default one.
         unverified: Storage index -> its op, if that op's kernels are unverified.
         events: ``k + 1`` for the allocation of storage k, ``-(k + 1)`` for its free.
         ops: The ops that ran, with what they ask of the GPU.
@@ -102,6 +103,7 @@ class StorageLog(TorchDispatchMode):
         self.layers: list[int] = []
         self.made_from: dict[int, tuple[int, ...]] = {}
         self.scratch: dict[int, KernelScratch[int]] = {}
+        self.streams: dict[int, int] = {}
         self.unverified: dict[int, str] = {}
         self.events: list[int] = []
         self.ops: list[OpRecord] = []

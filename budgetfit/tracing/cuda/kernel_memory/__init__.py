@@ -19,4 +19,5 @@ from budgetfit.tracing.cuda.kernel_memory import (  # noqa: F401 - registers
     pointwise,
     recurrent,
     reductions,
+    sharding,
 )

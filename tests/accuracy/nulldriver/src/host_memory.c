@@ -2,6 +2,7 @@
 #include "null_device.h"
 #include "ranges.h"
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -49,12 +50,49 @@ cudaError_t cudaHostUnregister(void *address) {
     return unpin(address) ? cudaSuccess : cudaErrorHostMemoryNotRegistered;
 }
 
+/* With NULLCUDA_ECHO=1, the last small copies to the device come back when exactly they
+ * are read: DistributedDataParallel sends the order of its buckets through the device. */
+#define ECHOED_BYTES (64 * KIB)
+#define ECHOES 64
+static struct echo {
+    const void *at;
+    size_t size_bytes;
+    char bytes[ECHOED_BYTES];
+} echoes[ECHOES];
+static size_t next_echo;
+
+static int echoes_copies(void) {
+    return getenv("NULLCUDA_ECHO") != NULL;
+}
+static void keep_echo(const void *at, const void *from, size_t size_bytes) {
+    if (size_bytes > ECHOED_BYTES) return;
+    pthread_mutex_lock(&lock);
+    struct echo *echo = &echoes[next_echo++ % ECHOES];
+    echo->at = at;
+    echo->size_bytes = size_bytes;
+    memcpy(echo->bytes, from, size_bytes);
+    pthread_mutex_unlock(&lock);
+}
+static void read_echo(void *to, const void *at, size_t size_bytes) {
+    pthread_mutex_lock(&lock);
+    for (size_t age = 1; age <= ECHOES; age++) {
+        struct echo *echo = &echoes[(next_echo + ECHOES - age) % ECHOES];
+        if (echo->at != at || echo->size_bytes != size_bytes) continue;
+        memcpy(to, echo->bytes, size_bytes);
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 /* What comes from the device is zeros (so tensor.item() is 0), what goes there is lost,
  * and what stays on the host is really copied. */
 static void copy_bytes(void *to, const void *from, size_t size_bytes) {
-    if (is_device_address(to)) return;
-    if (is_device_address(from)) memset(to, 0, size_bytes);
-    else memmove(to, from, size_bytes);
+    if (is_device_address(to)) {
+        if (echoes_copies() && !is_device_address(from)) keep_echo(to, from, size_bytes);
+    } else if (is_device_address(from)) {
+        memset(to, 0, size_bytes);
+        if (echoes_copies()) read_echo(to, from, size_bytes);
+    } else memmove(to, from, size_bytes);
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t size_bytes, enum cudaMemcpyKind kind) {
     copy_bytes(to, from, size_bytes);

@@ -1,0 +1,140 @@
+"""The ranks that train one model: process group, this rank's device, values of all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed
+
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from budgetfit.core.parallelism import Parallelism
+
+# What torchrun sets, and ``init_process_group`` reads.
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SAMPLED = 16  # elements of each tensor, to compare ranks
+
+
+class Ranks:
+    """This process among the ranks of a plan; each calls every method.
+
+    Values are exchanged in host memory, so that nothing waits for a GPU: by the process
+    group's own gloo backend, or one of its own beside NCCL alone.
+
+    Args:
+        parallelism: Of the plan.
+
+    Attributes:
+        rank: This one's number, from 0.
+        size: Number of ranks.
+        device: This rank's.
+
+    Raises:
+        InputError: If the process group has not as many ranks as planned; or there is
+            none, and torchrun has not started this process.
+    """
+
+    def __init__(self, parallelism: Parallelism) -> None:
+        if not distributed.is_initialized():
+            _initialize(parallelism)
+        self.rank = distributed.get_rank()
+        self.size = distributed.get_world_size()
+        if self.size != parallelism.gpus:
+            raise InputError(
+                f"The plan is for {parallelism.gpus} GPUs, one process each, and "
+                f"{self.size} processes train. Start it with "
+                f"{torchrun_command(parallelism)}, or plan with gpus={self.size}."
+            )
+        backends = str(distributed.get_backend_config())
+        self.device = _device("nccl" in backends)
+        self._is_fake = distributed.get_backend() == "fake"  # other ranks do not exist
+        self._group = None
+        if not self._is_fake and "gloo" not in backends:
+            self._group = distributed.new_group(backend="gloo")
+
+    def total(self, value: float) -> float:
+        """Return the sum of all ranks' values."""
+        if self._is_fake:
+            return value * self.size
+        total = torch.tensor(value, dtype=torch.float64)
+        distributed.all_reduce(total, group=self._group)
+        return total.item()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in order."""
+        values: list[Any] = [value] * self.size
+        if not self._is_fake:
+            distributed.all_gather_object(values, value, group=self._group)
+        return values
+
+    def check_same_weights(self, model: nn.Module) -> None:
+        """Check that all ranks hold the same weights, of which each keeps a part.
+
+        Raises:
+            InputError: If some elements differ.
+        """
+        digests = self.gather(_digest(model))
+        other = [k for k, digest in enumerate(digests) if digest != digests[0]]
+        if other:
+            raise InputError(
+                f"Rank {other[0]} has other weights than rank 0 (as have "
+                f"{len(other) - 1} more): each would keep a part of another model. "
+                "Load the same checkpoint on all ranks, or call the same "
+                "torch.manual_seed before the model is made."
+            )
+
+
+def torchrun_command(parallelism: Parallelism) -> str:
+    """Return the command that starts a script on the planned GPUs."""
+    nodes = parallelism.nodes
+    several = f"--nnodes {nodes} " if nodes > 1 else ""
+    return (
+        f"torchrun {several}--nproc-per-node {parallelism.gpus // nodes} your_script.py"
+    )
+
+
+def is_first_rank() -> bool:
+    """Whether this process is rank 0, or the only one."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _initialize(parallelism: Parallelism) -> None:
+    """Initialize the process group from torchrun's environment variables."""
+    missing = [name for name in _TORCHRUN if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"The plan is for {parallelism.gpus} GPUs, one process each, and this is "
+            f"one process without a process group ({missing[0]} is not set). Start it "
+            f"with {torchrun_command(parallelism)}, or plan with gpus=1."
+        )
+    on_cuda = torch.cuda.is_available() and distributed.is_nccl_available()
+    if on_cuda:
+        torch.cuda.set_device(_device(on_cuda))
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
+
+
+def _device(on_cuda: bool) -> torch.device:
+    if not on_cuda:
+        return torch.device("cpu")
+    local = os.environ.get("LOCAL_RANK")
+    index = torch.cuda.current_device() if local is None else int(local)
+    return torch.device("cuda", index)
+
+
+def _digest(model: nn.Module) -> str:
+    """Return a digest of some elements of each parameter."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().flatten()
+        sample = flat[:: max(1, len(flat) // _SAMPLED)].to("cpu", copy=True)
+        digest.update(f"{name} {tuple(parameter.shape)}".encode())
+        digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

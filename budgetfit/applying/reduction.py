@@ -1,0 +1,104 @@
+"""What ``fully_shard`` and DDP leave to a loop: losses, short groups, errors."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+    from torch import nn
+
+
+def sum_over_ranks(tensor: torch.Tensor, wrapped: nn.Module) -> torch.Tensor:
+    """Sum a tensor over all ranks, in place; the host does not wait for it.
+
+    By the process groups that the gradients take: another one would have buffers of its
+    own on the GPU.
+    """
+    for group in _groups(wrapped):
+        distributed.all_reduce(tensor, group=group)
+    return tensor
+
+
+def reduce_accumulated(wrapped: nn.Module, trained: Iterable[nn.Parameter]) -> None:
+    """Reduce gradients that were accumulated without: the last backward came too soon.
+
+    Args:
+        wrapped: The sharded model, or DDP around it.
+        trained: The parameters of the optimizer.
+    """
+    if _is_sharded(wrapped):
+        module: Any = wrapped
+        module.set_requires_gradient_sync(True)
+        # What fully_shard queues for the end of a backward: it reduces the gradients of
+        # each group that this backward has not reached.
+        module._get_fsdp_state()._root_post_backward_final_callback()
+        return
+    for parameter in trained:
+        if parameter.grad is not None:
+            parameter.grad.div_(distributed.get_world_size())
+            distributed.all_reduce(parameter.grad)
+
+
+def drop_accumulated(wrapped: nn.Module) -> None:
+    """Drop gradients that were accumulated without reduction, and an aborted step."""
+    if not _is_sharded(wrapped):
+        return
+    module: Any = wrapped
+    root = module._get_fsdp_state()
+    if not root._is_root:  # before the first forward
+        return
+    reset = getattr(module, "reset_iter_state", None)  # from torch 2.13 on
+    if reset is not None:
+        reset()
+    for state in root._state_ctx.all_states:
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # before torch 2.13
+            groups = filter(None, [state._fsdp_param_group])
+        for group in groups:
+            for parameter in group.fsdp_params:
+                # 2.13's reset keeps them.
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter._unsharded_param.grad = None
+
+
+def to_shards(wrapped: nn.Module) -> None:
+    """Register the sharded weights again, after an evaluation without a backward.
+
+    The outermost module keeps its gathered weights until a backward.
+    """
+    if _is_sharded(wrapped):
+        module: Any = wrapped
+        module.reshard()
+
+
+def warn_if_stays_sharded(wrapped: nn.Module) -> None:
+    """Warn that PyTorch has no way back from ``fully_shard``, and say what to do."""
+    if _is_sharded(wrapped):
+        warnings.warn(
+            f"The model stays sharded over {distributed.get_world_size()} ranks: "
+            "PyTorch does not undo fully_shard. For a plain model load its weights "
+            "into a new one: torch.distributed.checkpoint.state_dict."
+            "get_model_state_dict(run.model, "
+            "options=StateDictOptions(full_state_dict=True)).",
+            stacklevel=3,
+        )
+
+
+def _is_sharded(wrapped: nn.Module) -> bool:
+    return hasattr(wrapped, "set_requires_gradient_sync")
+
+
+def _groups(wrapped: nn.Module) -> list[Any]:
+    """Return the process groups that together join all ranks; None: the default one."""
+    if not _is_sharded(wrapped):
+        return [None]
+    weight: Any = next(wrapped.parameters())
+    groups: list[Any] = weight.device_mesh.get_all_groups()
+    return groups

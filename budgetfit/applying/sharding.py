@@ -1,0 +1,104 @@
+"""Wrap a model for several GPUs with PyTorch's ``fully_shard`` or DDP.
+
+A trace runs this on fake tensors, and training on real ones.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from budgetfit.utils.lazy_import import lazy_import
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from budgetfit.core.parallelism import Parallelism
+
+_DTYPES = {
+    None: None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
+
+
+def wrap(
+    model: nn.Module,
+    blocks: Iterable[str],
+    parallelism: Parallelism,
+    device: torch.device,
+) -> nn.Module:
+    """Shard or wrap a model, whose blocks are checkpointed already.
+
+    ``fully_shard`` changes the model in place and moves it to the device block by
+    block, so it may come from the CPU: then no rank ever holds all of it. DDP takes a
+    model on the device.
+
+    Args:
+        model: With all of its weights, the same on each rank.
+        blocks: Module paths that are sharded and gathered each for itself.
+        parallelism: The settings; as many ranks must be in the process group.
+        device: This rank's.
+
+    Returns:
+        The module to call: the model, or DDP around it.
+    """
+    if parallelism.engine == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            bucket_cap_mb=parallelism.bucket_cap_mb,
+            gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
+        )
+    fsdp = lazy_import("torch.distributed.fsdp")
+    settings: dict[str, Any] = {
+        "mesh": device_mesh(parallelism, device.type),
+        "mp_policy": fsdp.MixedPrecisionPolicy(
+            param_dtype=_DTYPES[parallelism.param_dtype],
+            reduce_dtype=_DTYPES[parallelism.reduce_dtype],
+        ),
+    }
+    reshard = parallelism.reshard_after_forward
+    for name in blocks:
+        block = model.get_submodule(name)
+        fsdp.fully_shard(block, reshard_after_forward=reshard, **settings)
+    wrapped: nn.Module = fsdp.fully_shard(model, **settings)
+    return wrapped
+
+
+def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:
+    """Return the mesh of all ranks; two-dimensional for HSDP."""
+    copies, gpus = parallelism.replicate, parallelism.gpus
+    shape = (copies, gpus // copies) if parallelism.shard else (gpus,)
+    names = ("dp_replicate", "dp_shard")[-len(shape) :]
+    mesh: DeviceMesh = lazy_import("torch.distributed.device_mesh").init_device_mesh(
+        device_type, shape, mesh_dim_names=names
+    )
+    return mesh
+
+
+def gradient_sync(
+    wrapped: nn.Module, parallelism: Parallelism | None, *, is_last: bool
+) -> AbstractContextManager[object]:
+    """Return the context of a micro-batch's forward and backward.
+
+    Args:
+        wrapped: From ``wrap``.
+        parallelism: Its settings; None for one GPU.
+        is_last: Whether the micro-batch is the last one of an update.
+    """
+    if parallelism is None:
+        return nullcontext()
+    reduces = is_last or parallelism.sync_each_batch
+    module: Any = wrapped
+    if parallelism.engine == "fsdp2":
+        module.set_requires_gradient_sync(reduces)
+        return nullcontext()
+    return nullcontext() if reduces else module.no_sync()

@@ -1,0 +1,178 @@
+"""Parallelism: the engine that trains one model on several GPUs, and its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, get_args
+
+from budgetfit.core.validation import check_positive_int
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from budgetfit.core.precision import Precision
+
+Engine = Literal["ddp", "fsdp2"]
+PolicyDtype = Literal["bf16", "fp16", "fp32"]
+MOST_GPUS: Final = 2**14
+_USE: Final = 'Use engine="fsdp2", or "ddp" where the model fits on each GPU.'
+_NOT_PLANNED: Final = {
+    **dict.fromkeys(
+        ("tp", "tensor", "cp", "context", "sp", "pp", "pipeline", "ep", "expert"),
+        "Tensor, context, pipeline and expert parallelism are not planned.",
+    ),
+    **dict.fromkeys(
+        ("deepspeed", "zero", "zero1", "zero2", "zero3"),
+        "DeepSpeed is not planned yet; ZeRO-3 shards what fsdp2 shards.",
+    ),
+    **dict.fromkeys(("fsdp", "fsdp1", "dp"), "FSDP1 and DataParallel are not planned."),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """How several GPUs train one model: the arguments of PyTorch's own wrappers.
+
+    Attributes:
+        engine: ``ddp``: ``DistributedDataParallel``. ``fsdp2``: ``fully_shard`` for
+            each block and for the rest.
+        gpus: Ranks, one GPU each: the world size.
+        gpus_per_node: GPUs of one machine; None for all of them in one.
+        reshard_after_forward: Of ``fully_shard``: whether a block's weights are freed
+            after its forward; a number keeps them sharded over so many ranks.
+        shard: Of ``fsdp2``: ranks that share one copy of the weights, with a copy in
+            each such group (HSDP); None for all ranks.
+        param_dtype: Of ``MixedPrecisionPolicy``, in place of autocast: dtype of the
+            gathered weights and of the computation. None: as the recipe's precision
+            says.
+        reduce_dtype: Of ``MixedPrecisionPolicy``: dtype of the reduced gradients; None
+            for that of the computation.
+        bucket_cap_mb: Of ``DistributedDataParallel``: MiB of a bucket of gradients;
+            None for its default, one of 1 and others of 25.
+        gradient_as_bucket_view: Of ``DistributedDataParallel``: whether gradients are
+            views of the buckets.
+        sync_each_batch: Whether gradients are reduced in each micro-batch, instead of
+            in the last one of an update (``no_sync``,
+            ``set_requires_gradient_sync(False)``).
+    """
+
+    engine: Engine
+    gpus: int
+    gpus_per_node: int | None = None
+    reshard_after_forward: bool | int = True
+    shard: int | None = None
+    param_dtype: PolicyDtype | None = None
+    reduce_dtype: PolicyDtype | None = None
+    bucket_cap_mb: int | None = None
+    gradient_as_bucket_view: bool = False
+    sync_each_batch: bool = False
+
+    def __post_init__(self) -> None:
+        """Check names, counts, and that no setting of the other engine is set."""
+        check_engine(self.engine)
+        check_positive_int("gpus", self.gpus, most=MOST_GPUS)
+        if self.gpus == 1:
+            raise InputError(
+                "Parallelism is for several GPUs; got gpus=1. Use parallelism=None."
+            )
+        if self.bucket_cap_mb is not None:
+            check_positive_int("bucket_cap_mb", self.bucket_cap_mb, example=25)
+        for name in ("gpus_per_node", "shard"):
+            self._check_divisor(name, getattr(self, name), self.gpus)
+        self._check_reshard()
+        for name in ("param_dtype", "reduce_dtype"):
+            value = getattr(self, name)
+            if value is not None and value not in get_args(PolicyDtype):
+                raise InputError(
+                    f"{name} must be one of: {', '.join(get_args(PolicyDtype))}; got "
+                    f"{value!r:.80}."
+                )
+        self._check_engine_settings()
+
+    def _check_reshard(self) -> None:
+        """Check the ranks over which weights stay sharded after forward."""
+        reshard, ranks = self.reshard_after_forward, self.shard or self.gpus
+        if isinstance(reshard, bool):
+            return
+        self._check_divisor("reshard_after_forward", reshard, ranks)
+        if reshard in {1, ranks}:
+            raise InputError(
+                f"reshard_after_forward={reshard} of {ranks} ranks is "
+                f"{reshard == ranks}: write that, or a divisor between 1 and {ranks}."
+            )
+
+    def _check_engine_settings(self) -> None:
+        """Check that settings of the other engine have their defaults."""
+        others = (
+            ("bucket_cap_mb", "gradient_as_bucket_view")
+            if self.engine == "fsdp2"
+            else ("reshard_after_forward", "shard", "param_dtype", "reduce_dtype")
+        )
+        for name in others:
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                raise InputError(
+                    f"{name}={value!r} is no setting of {self.engine}. Leave it out."
+                )
+
+    def in_precision(self, precision: Precision) -> Parallelism:
+        """Return it with FSDP2's dtypes in place of a precision's autocast."""
+        if self.engine != "fsdp2" or precision.autocast is None or self.param_dtype:
+            return self
+        return replace(self, param_dtype=precision.autocast, reduce_dtype="fp32")
+
+    def describe(self) -> str:
+        """Return it in words, for reports: ``fsdp2, weights kept after forward``."""
+        words = [self.engine]
+        reshard = self.reshard_after_forward
+        if reshard is False:
+            words.append("weights kept after forward")
+        elif reshard is not True:
+            words.append(f"weights over {reshard} ranks after forward")
+        if self.shard is not None:
+            words.append(f"sharded over {self.shard}, {self.replicate} copies")
+        if self.gradient_as_bucket_view:
+            words.append("gradients in buckets")
+        return ", ".join(words)
+
+    @property
+    def communicators(self) -> int:
+        """Groups of ranks that exchange data."""
+        sharded = 1 if isinstance(self.reshard_after_forward, bool) else 3
+        return sharded + (self.shard is not None)
+
+    @staticmethod
+    def _check_divisor(name: str, value: int | None, ranks: int) -> None:
+        if value is None:
+            return
+        check_positive_int(name, value, most=MOST_GPUS)
+        if ranks % value:
+            raise InputError(
+                f"{name}={value} does not divide {ranks} ranks. Use a divisor of them."
+            )
+
+    @property
+    def nodes(self) -> int:
+        """Number of machines."""
+        return self.gpus // (self.gpus_per_node or self.gpus)
+
+    @property
+    def replicate(self) -> int:
+        """Copies of the weights: ranks of DDP, groups of HSDP, otherwise 1."""
+        return (
+            self.gpus
+            if self.engine == "ddp"
+            else self.gpus // (self.shard or self.gpus)
+        )
+
+
+def check_engine(engine: object) -> None:
+    """Check that this names an engine that is planned.
+
+    Raises:
+        InputError: If not; names the engine to use.
+    """
+    if isinstance(engine, str) and engine in get_args(Engine):
+        return
+    known = isinstance(engine, str) and engine.lower().replace("-", "")
+    why = _NOT_PLANNED.get(known) if known else None
+    raise InputError(f"{why or f'{engine!r:.80} is no engine.'} {_USE}")

@@ -1,0 +1,101 @@
+"""What makes ``fully_shard`` run on fake tensors, and its memory known.
+
+Sources: ``torch/distributed/fsdp/_fully_shard`` of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_init, _fully_shard
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.utils._python_dispatch import _disable_current_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from budgetfit.tracing.recording.distributed.rank_log import RankLog
+
+_POST_FORWARD_MESH = "_get_post_forward_mesh_info"
+_GLOBAL_SHAPES = "_propagate_tensor_meta_non_cached"
+
+
+@contextlib.contextmanager
+def fully_shard_on_fakes(log: RankLog) -> Iterator[None]:
+    """Let ``fully_shard`` shard fake weights, and log what no op shows.
+
+    The weights are in host memory until it moves them, block by block: the log, paused
+    by the caller, begins there.
+    """
+    patches: list[tuple[Any, str, Any]] = [
+        (torch.UntypedStorage, "resize_", _logged_resize(log)),
+        (_fsdp_init, "_move_states_to_device", _logged_move(log)),
+        # A mesh reads ranks out of tensors.
+        (device_mesh, "init_device_mesh", _outside(device_mesh.init_device_mesh)),
+        (DeviceMesh, "__init__", _outside(DeviceMesh.__init__)),
+        (DeviceMesh, "_concatenate", staticmethod(_outside(DeviceMesh._concatenate))),
+        (ShardingPropagator, _GLOBAL_SHAPES, _unlogged_shapes(log)),
+    ]
+    patches += [
+        (module, _POST_FORWARD_MESH, _outside(getattr(module, _POST_FORWARD_MESH)))
+        for module in (_fsdp_init, _fully_shard)
+        if hasattr(module, _POST_FORWARD_MESH)
+    ]
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(mock.patch.object(*patch))
+        yield
+
+
+def _logged_resize(log: RankLog) -> Callable[..., Any]:
+    """Log the resizing of storages: so unsharded weights are freed and allocated."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        log.log_resize(storage, size)
+        return original(storage, size)
+
+    return resize_
+
+
+def _logged_move(log: RankLog) -> Callable[..., None]:
+    """Log weights as they come from the host; here they are on the device already."""
+
+    def move(
+        params: list[torch.Tensor], buffers: list[torch.Tensor], _: torch.device
+    ) -> None:
+        log.paused = False
+        for category, tensors in (("parameters", params), ("buffers", buffers)):
+            for tensor in tensors:
+                log.assign(tensor, category, -1)  # type: ignore[arg-type]
+
+    return move
+
+
+def _outside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs outside of all modes, on real tensors."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _unlogged_shapes(log: RankLog) -> Callable[..., Any]:
+    """Return the question for a result's global shape, asked with fakes of its own."""
+    original = getattr(ShardingPropagator, _GLOBAL_SHAPES)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with log.pause():
+            return original(*args, **kwargs)
+
+    return call

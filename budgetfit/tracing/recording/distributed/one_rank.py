@@ -1,0 +1,46 @@
+"""Trace as rank 0 of several."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from budgetfit.tracing.recording.distributed.data_parallel import (
+    data_parallel_on_fakes,
+)
+from budgetfit.tracing.recording.distributed.fully_sharded import fully_shard_on_fakes
+from budgetfit.tracing.recording.distributed.process_group import fake_process_group
+from budgetfit.tracing.recording.distributed.rank_log import RankLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from budgetfit.core.parallelism import Parallelism
+    from budgetfit.tracing.records import OpSemantics, RunOp
+
+
+def as_one_rank(
+    parallelism: Parallelism,
+    semantics: OpSemantics | None,
+    run: RunOp,
+    mode: FakeTensorMode,
+) -> tuple[RankLog, AbstractContextManager[None]]:
+    """Return the storage log of rank 0, and the context to trace in.
+
+    In it the traced program can wrap its model; opening it raises an InputError if the
+    process is one of several already.
+    """
+    log = RankLog(semantics, run, mode)
+    # FSDP2 takes the weights from the host as it wraps the model.
+    log.paused = parallelism.engine == "fsdp2"
+    return log, _context(parallelism, log)
+
+
+@contextlib.contextmanager
+def _context(parallelism: Parallelism, log: RankLog) -> Iterator[None]:
+    on_fakes = {"ddp": data_parallel_on_fakes, "fsdp2": fully_shard_on_fakes}
+    with fake_process_group(parallelism.gpus), on_fakes[parallelism.engine](log):
+        yield

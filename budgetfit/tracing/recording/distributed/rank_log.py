@@ -1,0 +1,133 @@
+"""RankLog: the storage log of one rank, with CUDA streams and DTensors."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+
+from budgetfit.tracing.recording.storage_log import StorageLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from budgetfit.core.step_trace import Category
+    from budgetfit.tracing.records import OpSemantics, RunOp
+
+
+class RankLog(StorageLog):
+    """Records what one rank allocates, and on which stream.
+
+    ``torch.cpu`` has streams in name only, and FSDP2 uses them on the CPU as it uses
+    those of ``torch.cuda``: which one is current decides the allocator's pool.
+
+    Attributes:
+        mode: That of the trace's own fakes; others are not memory.
+        paused: Nothing is logged meanwhile: what runs is not on the device.
+    """
+
+    def __init__(
+        self, semantics: OpSemantics | None, run: RunOp, mode: FakeTensorMode
+    ) -> None:
+        super().__init__(semantics, run)
+        self.mode = mode
+        self.paused = False
+        self._numbers: dict[int, int] = {id(torch.cpu.current_stream()): 0}
+        self._known: list[Any] = []  # streams, so that no id is used again
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the op and log what it allocates; ops of DTensors come as local ones."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented
+        if self.paused or self._is_foreign([*args, *(kwargs or {}).values()]):
+            return func(*args, **kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Log nothing that runs inside."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    def log_storage(
+        self,
+        tensor: torch.Tensor,
+        category: Category | None = None,
+        size_bytes: int | None = None,
+    ) -> int:
+        """Log a tensor's storage if it is new and on the device; return its index."""
+        tensor = local_tensor(tensor)
+        if self.paused or tensor.device.type == "meta" or self._is_foreign([tensor]):
+            return -1
+        return super().log_storage(tensor, category, size_bytes)
+
+    def index_of(self, tensor: torch.Tensor) -> int:
+        """Return the index of a tensor's live storage, or -1 if it is not logged."""
+        return super().index_of(local_tensor(tensor))
+
+    def log_resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
+        """Log that a storage is freed (0 bytes) or allocated again, without an op."""
+        key = storage._cdata
+        known = self._alive.get(key)
+        if size_bytes == 0:
+            self._log_free(key, None)
+        elif known is None and not self.paused:
+            index = self._allocate(size_bytes, self._category_now())
+            free = functools.partial(self._log_free, key)
+            self._alive[key] = index, weakref.ref(storage, free)
+
+    def allocate(self, size_bytes: int) -> int:
+        """Log an allocation that no op makes; return the storage's index."""
+        return self._allocate(size_bytes, self._category_now())
+
+    def free(self, index: int) -> None:
+        """Log that a storage is freed: one of ``allocate``, or one that stays alive."""
+        self.events.append(-(index + 1))
+        self.live_bytes -= self.sizes[index]
+
+    def alive(self) -> list[int]:
+        """Return the indices of the live storages of tensors."""
+        return sorted(index for index, _ in self._alive.values())
+
+    def _allocate(self, size_bytes: int, category: int) -> int:
+        index = super()._allocate(size_bytes, category)
+        stream = self._stream()
+        if stream:
+            self.streams[index] = stream
+        return index
+
+    def _stream(self) -> int:
+        stream = torch.cpu.current_stream()
+        if id(stream) not in self._numbers:
+            self._numbers[id(stream)] = len(self._numbers)
+            self._known.append(stream)
+        return self._numbers[id(stream)]
+
+    def _is_foreign(self, values: Iterable[Any]) -> bool:
+        """Whether there is a fake of another mode: DTensor asks for global shapes."""
+        for value in values:
+            if isinstance(value, FakeTensor):
+                if value.fake_mode is not self.mode:
+                    return True
+            elif isinstance(value, (list, tuple)) and self._is_foreign(value):
+                return True
+        return False
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a DTensor that this rank holds; others are returned."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,236 @@
+"""What one rank of several was recorded on: small models, engines, settings, cards."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from budgetfit import Parallelism, Recipe, Segment
+
+FILE: Final = Path(__file__).with_name("recordings.json")
+STEPS: Final = 4  # DDP builds its buckets in the second one
+VOCABULARY: Final = 16_000
+_TEXT: Final = {"input_ids": (256,), "labels": (256,)}
+_IMAGE: Final = {"pixel_values": (3, 224, 224), "labels": ()}
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """A model by its classes in transformers, and the inputs of one sample."""
+
+    family: str
+    settings: dict[str, Any]
+    blocks: tuple[str, ...]
+    inputs: dict[str, tuple[int, ...]] = field(default_factory=lambda: _TEXT)
+
+    def build(self) -> nn.Module:
+        """The model with weights in fp32, in host memory."""
+        transformers = importlib.import_module("transformers")
+        config_class, _, model_class = self.family.partition(" ")
+        config = getattr(transformers, config_class)(**self.settings)
+        model: nn.Module = getattr(transformers, model_class)(config)
+        return model.train()
+
+    def batch(self, samples: int, device: str) -> dict[str, torch.Tensor]:
+        """Zeros: no size depends on the values."""
+        return {
+            name: torch.zeros(
+                (samples, *shape),
+                dtype=torch.float32 if name == "pixel_values" else torch.int64,
+                device=device,
+            )
+            for name, shape in self.inputs.items()
+        }
+
+
+def _numbered(prefix: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{prefix}.{number}" for number in range(count))
+
+
+_LLAMA_LIKE: Final = {
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": VOCABULARY,
+    "use_cache": False,
+}
+_BERT_LIKE: Final = {
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+}
+_LAYERS = _numbered("model.layers", 4)
+MODELS: Final = {
+    "llama": SmallModel("LlamaConfig LlamaForCausalLM", _LLAMA_LIKE, _LAYERS),
+    "llama, wide": SmallModel(
+        "LlamaConfig LlamaForCausalLM",
+        {
+            **_LLAMA_LIKE,
+            "hidden_size": 1024,
+            "intermediate_size": 2816,
+            "num_hidden_layers": 8,
+            "tie_word_embeddings": True,
+        },
+        _numbered("model.layers", 8),
+    ),
+    "gpt2": SmallModel(
+        "GPT2Config GPT2LMHeadModel",
+        {"n_embd": 512, "n_layer": 6, "n_head": 8, "use_cache": False},
+        _numbered("transformer.h", 6),
+    ),
+    "qwen2": SmallModel(
+        "Qwen2Config Qwen2ForCausalLM",
+        {**_LLAMA_LIKE, "tie_word_embeddings": True, "hidden_size": 640},
+        _LAYERS,
+    ),
+    "gemma": SmallModel(
+        "GemmaConfig GemmaForCausalLM", {**_LLAMA_LIKE, "head_dim": 64}, _LAYERS
+    ),
+    "opt": SmallModel(
+        "OPTConfig OPTForCausalLM",
+        {
+            "hidden_size": 512,
+            "ffn_dim": 2048,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 8,
+            "word_embed_proj_dim": 512,
+            "vocab_size": VOCABULARY,
+            "use_cache": False,
+        },
+        _numbered("model.decoder.layers", 5),
+    ),
+    "bert": SmallModel(
+        "BertConfig BertForMaskedLM", _BERT_LIKE, _numbered("bert.encoder.layer", 6)
+    ),
+    "roberta": SmallModel(
+        "RobertaConfig RobertaForSequenceClassification",
+        {**_BERT_LIKE, "num_labels": 5},
+        _numbered("roberta.encoder.layer", 6),
+        {"input_ids": (256,), "labels": ()},
+    ),
+    "vit": SmallModel(
+        "ViTConfig ViTForImageClassification",
+        _BERT_LIKE,
+        _numbered("vit.layers", 6),
+        _IMAGE,
+    ),
+    "t5": SmallModel(
+        "T5Config T5ForConditionalGeneration",
+        {
+            "d_model": 512,
+            "d_ff": 1024,
+            "num_layers": 3,
+            "vocab_size": VOCABULARY,
+            "use_cache": False,
+            "decoder_start_token_id": 0,
+        },
+        (*_numbered("encoder.block", 3), *_numbered("decoder.block", 3)),
+    ),
+}
+
+FSDP2: Final = Parallelism(
+    engine="fsdp2", gpus=8, param_dtype="bf16", reduce_dtype="fp32"
+)
+DDP: Final = Parallelism(engine="ddp", gpus=8, bucket_cap_mb=25)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedCase:
+    """One rank's training; ``checkpointed``: the first so many blocks."""
+
+    parallelism: Parallelism
+    model: str = "llama"
+    card: str = "a100-80gb"
+    samples: int = 4
+    accumulation: int = 1
+    precision: str = "bf16-mixed"
+    optimizer: str = "adamw_torch_fused"
+    checkpointed: int = 0
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that is predicted."""
+        blocks = MODELS[self.model].blocks[: self.checkpointed]
+        return Recipe(
+            batch_size=self.samples,
+            gradient_accumulation_steps=self.accumulation,
+            precision=self.precision,
+            optimizer=self.optimizer,
+            segments=tuple(Segment((name,)) for name in blocks),
+            parallelism=self.parallelism,
+        )
+
+
+def _cases() -> dict[str, ShardedCase]:
+    sharded, copied = (ShardedCase(parallelism=each) for each in (FSDP2, DDP))
+
+    def fsdp2(**changes: Any) -> ShardedCase:
+        return replace(sharded, parallelism=replace(FSDP2, **changes))
+
+    def ddp(**changes: Any) -> ShardedCase:
+        return replace(copied, parallelism=replace(DDP, **changes))
+
+    no_policy = {"param_dtype": None, "reduce_dtype": None}
+    settings = {
+        "fsdp2": sharded,
+        "fsdp2, kept after forward": fsdp2(reshard_after_forward=False),
+        "fsdp2, over 4 after forward": fsdp2(reshard_after_forward=4),
+        "fsdp2, reduced in bf16": fsdp2(reduce_dtype="bf16"),
+        "fsdp2, autocast": fsdp2(**no_policy),
+        "fsdp2, fp32": replace(fsdp2(**no_policy), precision="fp32"),
+        "fsdp2, bf16 weights": replace(fsdp2(**no_policy), precision="bf16"),
+        "fsdp2, 2 ranks": fsdp2(gpus=2),
+        "fsdp2, 7 ranks": fsdp2(gpus=7),
+        "fsdp2, 64 ranks": fsdp2(gpus=64),
+        "fsdp2, 2 x 4": fsdp2(shard=4),
+        "fsdp2, 8 x 8": fsdp2(gpus=64, shard=8),
+        "fsdp2, 2 micro-batches": replace(sharded, accumulation=2),
+        "fsdp2, 3 micro-batches": replace(sharded, accumulation=3),
+        "fsdp2, 2 micro-batches, each reduced": replace(
+            fsdp2(sync_each_batch=True), accumulation=2
+        ),
+        "fsdp2, 2 x 4, 2 micro-batches": replace(fsdp2(shard=4), accumulation=2),
+        "fsdp2, checkpointed": replace(sharded, checkpointed=4),
+        "fsdp2, half checkpointed": replace(sharded, checkpointed=2),
+        "fsdp2, foreach": replace(sharded, optimizer="adamw_torch"),
+        "fsdp2, sgd": replace(sharded, optimizer="sgd"),
+        "fsdp2, rtx-4090": replace(sharded, card="rtx-4090"),
+        "fsdp2, h100": replace(sharded, card="h100-80gb"),
+        "fsdp2, 16 samples": replace(sharded, samples=16),
+        "ddp": copied,
+        "ddp, fp32": replace(copied, precision="fp32"),
+        "ddp, views": ddp(gradient_as_bucket_view=True),
+        "ddp, PyTorch's buckets": ddp(bucket_cap_mb=None),
+        "ddp, buckets of 100 MiB": ddp(bucket_cap_mb=100),
+        "ddp, buckets of 5 MiB, views": ddp(
+            bucket_cap_mb=5, gradient_as_bucket_view=True
+        ),
+        "ddp, 2 ranks": ddp(gpus=2),
+        "ddp, 64 ranks": ddp(gpus=64),
+        "ddp, 2 micro-batches": replace(copied, accumulation=2),
+        "ddp, 2 micro-batches, each reduced": replace(
+            ddp(sync_each_batch=True), accumulation=2
+        ),
+        "ddp, checkpointed": replace(copied, checkpointed=4),
+        "ddp, bf16 weights": replace(copied, precision="bf16"),
+        "ddp, rtx-4090": replace(copied, card="rtx-4090"),
+    }
+    cases = {f"llama, {name}": case for name, case in settings.items()}
+    for model in MODELS:
+        if model == "llama":
+            continue
+        few = ("fsdp2", "fsdp2, kept after forward", "fsdp2, 7 ranks", "ddp")
+        for name in few:
+            cases[f"{model}, {name}"] = replace(settings[name], model=model)
+    return cases
+
+
+CASES: Final = _cases()

@@ -1,0 +1,198 @@
+"""Train as one rank of several on the null driver, and record what was allocated.
+
+    python -m tests.accuracy.nulldriver.run --gpu CARD -- \
+        python -m tests.accuracy.sharded.record CARD [NAME...]
+
+PyTorch's own wrappers run on its CUDA build, under its fake process group: with NCCL in
+its place FSDP2 makes the same calls of the allocator. The steps are those of a ``Run``,
+written out. Writes ``recordings.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import Mock
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import distributed as ddp_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from budgetfit.applying.checkpointing.apply_segments import apply_segments
+from tests.accuracy.provenance import answer_for_the_device, choose_cudnn, origin
+from tests.accuracy.sharded.cases import CASES, FILE, MODELS, STEPS, ShardedCase
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, None: None}
+Peaks = list[tuple[str, int, int]]
+
+
+class Recorder:
+    """The peaks of each phase: allocated and reserved bytes."""
+
+    def __init__(self) -> None:
+        self.rows: Peaks = []
+        self._phase = "setup"
+        torch.cuda.reset_peak_memory_stats()
+
+    def begin(self, phase: str) -> None:
+        """End the phase before, and begin another."""
+        torch.cuda.synchronize()
+        peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        self.rows.append((self._phase, *peaks))
+        self._phase = phase
+        torch.cuda.reset_peak_memory_stats()
+
+
+def wrap(case: ShardedCase, model: nn.Module) -> nn.Module:
+    """Wrap the model, as a program of one's own does."""
+    given = case.parallelism
+    if given.engine == "ddp":
+        # It reads what other ranks sent: the null driver has no values.
+        ddp_module._verify_param_shape_across_processes = Mock()  # noqa: SLF001
+        wrapped = DistributedDataParallel(
+            model.cuda(),
+            device_ids=[0],
+            bucket_cap_mb=given.bucket_cap_mb,
+            gradient_as_bucket_view=given.gradient_as_bucket_view,
+        )
+        # torch reads the annotations of a hook: this one has none.
+        wrapped.register_comm_hook(None, lambda _, bucket: reduce(bucket))
+        return wrapped
+    mesh = (
+        init_device_mesh(
+            "cuda",
+            (given.gpus // given.shard, given.shard),
+            mesh_dim_names=("replicate", "shard"),
+        )
+        if given.shard
+        else init_device_mesh("cuda", (given.gpus,))
+    )
+    policy = MixedPrecisionPolicy(
+        param_dtype=_DTYPES[given.param_dtype],
+        reduce_dtype=_DTYPES[given.reduce_dtype],
+    )
+    for name in MODELS[case.model].blocks:
+        fully_shard(
+            model.get_submodule(name),
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=given.reshard_after_forward,
+        )
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def reduce(bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Reduce as DDP does: work of the fake process group has no result to read."""
+    buffer = bucket.buffer()
+    buffer.div_(distributed.get_world_size())
+    distributed.all_reduce(buffer)
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(buffer)
+    return future
+
+
+def make_optimizer(case: ShardedCase, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer that the name stands for."""
+    if case.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=1e-3)
+    fused = case.optimizer == "adamw_torch_fused"
+    return torch.optim.AdamW(model.parameters(), fused=fused or None)
+
+
+def record(case: ShardedCase) -> Peaks:
+    """Return the peaks of the setup and of each phase of each step."""
+    distributed.init_process_group(
+        "fake", store=FakeStore(), rank=0, world_size=case.parallelism.gpus
+    )
+    small = MODELS[case.model]
+    model = small.build()
+    if case.precision == "bf16":
+        model.to(torch.bfloat16)
+    recorder = Recorder()
+    apply_segments(model, case.recipe.segments)
+    wrapped = wrap(case, model)
+    optimizer = make_optimizer(case, model)
+    for _ in range(STEPS):
+        for micro in range(case.accumulation):
+            is_last = micro == case.accumulation - 1
+            recorder.begin("forward")
+            train(case, wrapped, optimizer, recorder, is_last=is_last)
+    recorder.begin("")
+    distributed.destroy_process_group()
+    return recorder.rows
+
+
+def train(
+    case: ShardedCase,
+    wrapped: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    recorder: Recorder,
+    *,
+    is_last: bool,
+) -> None:
+    """One micro-batch; the batch lives to its end."""
+    batch = MODELS[case.model].batch(case.samples, "cuda")
+    if case.precision == "bf16":
+        batch = {
+            name: x.to(torch.bfloat16) if x.is_floating_point() else x
+            for name, x in batch.items()
+        }
+    given = case.parallelism
+    reduces = is_last or given.sync_each_batch
+    context: Any = nullcontext()
+    if given.engine == "fsdp2":
+        wrapped.set_requires_gradient_sync(reduces)
+    elif not reduces:
+        context = wrapped.no_sync()
+    casts = case.precision == "bf16-mixed" and given.param_dtype is None
+    with context:
+        with torch.autocast("cuda", torch.bfloat16) if casts else nullcontext():
+            value = wrapped(**batch).loss
+        reported = value.detach().clone()
+        value = value / case.accumulation
+        recorder.begin("backward")
+        value.backward()
+    del value
+    if is_last:
+        recorder.begin("optimizer")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    del reported
+
+
+def main() -> None:
+    """Record the cases of a card, each in a process of its own."""
+    card, *names = sys.argv[1:]
+    if names[:1] == ["--one"]:
+        choose_cudnn(enabled=False)
+        answer_for_the_device()
+        if origin() != "null driver":
+            raise SystemExit("this is a recording of the null driver")
+        sys.stdout.write(json.dumps(record(CASES[names[1]])))
+        return
+    rows = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
+    for name in names or CASES:
+        if CASES[name].card != card or (not names and name in rows):
+            continue
+        command = [sys.executable, "-m", __spec__.name, card, "--one", name]
+        done = subprocess.run(  # noqa: S603 - this file
+            command, check=False, capture_output=True, text=True
+        )
+        if done.returncode:
+            print(name, done.stderr[-2000:], flush=True)
+            continue
+        rows[name] = json.loads(done.stdout.splitlines()[-1])
+        print(name, max(row[1] for row in rows[name]), flush=True)
+        text = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items())
+        FILE.write_text("{\n" + text + "\n}\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

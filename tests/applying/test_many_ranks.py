@@ -1,0 +1,262 @@
+"""A plan for several GPUs, carried out by two processes with gloo."""
+
+import gc
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+import budgetfit
+from budgetfit import InputError, Parallelism, Segment
+from budgetfit.applying.run.run import Run
+from tests.gloo_ranks import on_ranks
+from tests.integrations.tiny_training import (
+    blocks_of,
+    mixed_segments,
+    plan_for,
+    tiny_model,
+)
+
+RANKS = 2
+UPDATES = 2
+EQUAL = 1e-6
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ddp": {"engine": "ddp", "gradient_as_bucket_view": True},
+    "ddp, each batch": {"engine": "ddp", "sync_each_batch": True},
+    "fsdp2": {"engine": "fsdp2"},
+    "fsdp2, kept": {"engine": "fsdp2", "reshard_after_forward": False},
+    "fsdp2, each batch": {"engine": "fsdp2", "sync_each_batch": True},
+}
+
+
+def batches(count: int, samples: int = 3) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for _ in range(count):
+        ids = torch.randint(64, (samples, 8), generator=generator)
+        made.append({"input_ids": ids, "labels": ids})
+    return made
+
+
+def segments_for(name: str) -> tuple[Segment, ...]:
+    model = tiny_model("llama")
+    blocks = blocks_of(model)
+    return {
+        "none": (),
+        "mixed": mixed_segments(model),
+        "one": (Segment(tuple(blocks)),),
+        "host": tuple(Segment((each,), input_on_host=True) for each in blocks),
+    }[name]
+
+
+def start(
+    parallelism: dict[str, Any] | None, treated: str = "none", **recipe: Any
+) -> Run:
+    model = tiny_model("llama")
+    one = parallelism is None
+    settings = {
+        "optimizer": "sgd",
+        "gradient_accumulation_steps": 2 * RANKS if one else 2,
+        "parallelism": None if one else Parallelism(**{"gpus": RANKS, **parallelism}),
+        **recipe,
+    }
+    plan = plan_for(model, segments_for(treated), **settings)
+    return budgetfit.apply(plan, model, learning_rate=0.5)
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    """The whole weights, also of a sharded model."""
+    return {
+        name: (item.full_tensor() if isinstance(item, DTensor) else item)
+        .detach()
+        .clone()
+        for name, item in run.model.named_parameters()
+    }
+
+
+def train(
+    parallelism: dict[str, Any] | None, treated: str
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses of micro-batches, and weights after them; a rank has every second one."""
+    run = start(parallelism, treated)
+    own = batches(2 * RANKS * UPDATES)
+    if parallelism is not None:
+        own = own[torch.distributed.get_rank() :: RANKS]
+    losses = [float(run.step(batch, max_grad_norm=0.5)) for batch in own]
+    assert run.steps_done == UPDATES
+    return losses, weights(run)
+
+
+def one_process(treated: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses are means over what the ranks do at the same time."""
+    losses, final = train(None, treated)
+    return torch.tensor(losses).view(-1, RANKS).mean(1).tolist(), final
+
+
+def assert_same(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
+    assert found[0] == pytest.approx(expected[0], abs=EQUAL)
+    for name, value in expected[1].items():
+        assert (found[1][name] - value).abs().max() <= EQUAL, name
+
+
+def _train_all() -> dict[tuple[str, str], Any]:
+    cases = [(name, "none") for name in SETTINGS]
+    cases += [("ddp", "mixed"), ("fsdp2", "mixed"), ("fsdp2", "one"), ("fsdp2", "host")]
+    return {case: train(SETTINGS[case[0]], case[1]) for case in cases}
+
+
+def test_ranks_train_as_one_process_with_all_their_samples() -> None:
+    first, second = on_ranks(_train_all, RANKS)
+    expected = {treated: one_process(treated) for treated in ("none", "mixed")}
+    assert len(first) == 9
+    for case, found in first.items():
+        # Recomputation changes nothing: the model has no dropout.
+        assert_same(found, expected["mixed" if case[1] == "mixed" else "none"])
+        assert_same(found, second[case])
+
+
+def masked(number: int) -> dict[str, torch.Tensor]:
+    """A micro-batch with other numbers of tokens that count."""
+    batch = batches(2 * RANKS)[number]
+    labels = batch["labels"].clone()
+    labels[:, : number + 1] = -100
+    return {**batch, "labels": labels}
+
+
+def token_count(batch: dict[str, torch.Tensor]) -> int:
+    return int((batch["labels"][:, 1:] != -100).sum())
+
+
+def _uneven(parallelism: dict[str, Any] | None) -> dict[str, Any]:
+    """Updates of unequal parts: each rank runs its own, one process runs all."""
+    run = start(parallelism)
+    ours = range(RANKS)
+    if parallelism is not None:
+        ours = range(torch.distributed.get_rank(), torch.distributed.get_rank() + 1)
+    found: dict[str, Any] = {}
+
+    # A group that ends early: its gradients have not been reduced yet.
+    for rank in ours:
+        run.step(batches(RANKS)[rank])
+    assert run.flush(max_grad_norm=0.5)
+    assert not run.flush()
+    found["flushed"] = [], weights(run)
+
+    first, second = batches(RANKS), batches(2 * RANKS, 2)[RANKS:]
+    first = [
+        {name: each[: 3 - 2 * rank] for name, each in first[rank].items()}
+        for rank in ours
+    ]
+    losses = [float(run.step(batch)) for batch in first]
+    losses += [float(run.step(second[rank])) for rank in ours]
+    found["samples"] = losses, weights(run)
+
+    own = [masked(number) for number in range(2 * RANKS) if number % RANKS in ours]
+    items = sum(map(token_count, own))
+    losses = [float(run.step(each, num_items_in_batch=items)) for each in own]
+    found["items"] = losses, weights(run)
+    items = torch.tensor(items)
+    losses = [float(run.step(each, num_items_in_batch=items)) for each in own]
+    found["items in a tensor"] = losses, weights(run)
+    losses = [float(run.step(each, weight=token_count(each))) for each in own]
+    found["weights"] = losses, weights(run)
+
+    # An evaluation leaves gathered weights behind; an error ends a group.
+    with torch.no_grad():
+        run.model.eval()(**batches(1)[0])
+    run.step(batches(1)[0])
+    with pytest.raises(IndexError):
+        run.step({name: each + 64 for name, each in batches(1)[0].items()})
+    assert run.group.count == 0
+    for number in range(2 * RANKS):
+        if number % RANKS in ours:
+            run.step(batches(2 * RANKS)[number])
+    found["after an error"] = [], weights(run)
+    return found
+
+
+def _all_uneven() -> dict[str, Any]:
+    return {name: _uneven(SETTINGS[name]) for name in ("ddp", "fsdp2")}
+
+
+def test_unequal_micro_batches_count_by_their_samples_or_tokens() -> None:
+    first, second = on_ranks(_all_uneven, RANKS)
+    expected = _uneven(None)
+    for engine in first:
+        for name, (losses, _) in expected.items():
+            pairs = torch.tensor(losses).view(-1, RANKS)
+            if name == "samples":  # 3 samples and 1, then 2 and 2
+                pairs[0] *= torch.tensor([1.5, 0.5])
+            means = pairs.sum(1) if "items" in name else pairs.mean(1)
+            if name == "weights":
+                counts = torch.tensor([float(token_count(masked(k))) for k in range(4)])
+                share = counts.view(-1, RANKS)
+                means = (pairs * share).sum(1) / share.sum(1)
+            assert_same(first[engine][name], (means.tolist(), expected[name][1]))
+            assert first[engine][name][0] == second[engine][name][0]
+
+
+def _refusals() -> None:
+    rank = torch.distributed
+    model = tiny_model("llama")
+    with pytest.raises(
+        InputError,
+        match=r"for 4 GPUs.* and 2 processes train.*--nproc-per-node 4 .*gpus=2",
+    ):
+        start({"engine": "ddp", "gpus": 4})
+    torch.manual_seed(rank.get_rank())
+    for item in model.parameters():
+        torch.nn.init.normal_(item)
+    plan = plan_for(model, (), parallelism=Parallelism(engine="fsdp2", gpus=2))
+    with pytest.raises(InputError, match="Rank 1 has other weights than rank 0"):
+        budgetfit.apply(plan, model)
+
+    # DDP is undone: nothing of it is left.
+    run = start({"engine": "ddp"})
+    run.step(batches(1)[0])
+    run.undo()
+    other = batches(RANKS)[rank.get_rank()]
+    run.model(**other).loss.backward()
+    alone = tiny_model("llama").train()
+    alone(**other).loss.backward()
+    for name, item in alone.named_parameters():
+        assert torch.equal(item.grad, run.model.get_parameter(name).grad), name
+
+    # What fully_shard did stays, and nothing keeps the whole weights alive.
+    sharded: dict[str, Any] = {"parallelism": Parallelism(engine="fsdp2", gpus=2)}
+    plan = plan_for(alone, (), precision="bf16", **sharded)
+    whole = [weakref.ref(item) for item in alone.parameters()]
+    run = budgetfit.apply(plan, alone)
+    del item
+    gc.collect()
+    assert not any(each() is not None for each in whole)
+    with pytest.warns(UserWarning, match="stays sharded over 2 ranks"):
+        run.undo()
+    with pytest.raises(InputError, match="This run is undone"):
+        run.step(batches(1)[0])
+    plan = plan_for(run.model, (), parallelism=run.recipe.parallelism)
+    with pytest.raises(
+        InputError, match="fsdp2 on 2 GPUs, and the model is wrapped or sharded already"
+    ):
+        budgetfit.apply(plan, run.model)
+
+
+def test_what_several_ranks_refuse_and_what_is_undone() -> None:
+    on_ranks(_refusals, RANKS)
+
+
+def test_one_process_is_told_how_to_start_as_many_as_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(
+        InputError, match=r"for 32 GPUs.* torchrun --nnodes 4 --nproc-per-node 8 "
+    ):
+        start({"engine": "fsdp2", "gpus": 32, "gpus_per_node": 8})
+    run = start(None)
+    other = replace(run.recipe, parallelism=Parallelism(engine="ddp", gpus=2))
+    with pytest.raises(InputError, match="cannot change its parallelism"):
+        run.adopt(other)

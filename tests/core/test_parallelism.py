@@ -1,0 +1,69 @@
+"""Parallelism: its checks, and as a field of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.recipe import Recipe
+from budgetfit.errors import InputError
+
+FSDP2 = Parallelism(engine="fsdp2", gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"engine": "tp"}, 'Use engine="fsdp2"'),
+        ({"engine": "deepspeed"}, "DeepSpeed is not planned yet"),
+        ({"engine": "magic"}, "is no engine"),
+        ({"gpus": 1}, "parallelism=None"),
+        ({"gpus": 0}, "at least 1"),
+        ({"gpus_per_node": 3}, "does not divide 8 ranks"),
+        ({"shard": 5}, "does not divide 8 ranks"),
+        ({"reshard_after_forward": 3}, "does not divide 8 ranks"),
+        ({"reshard_after_forward": 8}, "write that, or a divisor"),
+        ({"shard": 4, "reshard_after_forward": 4}, "write that, or a divisor"),
+        ({"param_dtype": "int8"}, "param_dtype must be one of"),
+        ({"gradient_as_bucket_view": True}, "no setting of fsdp2"),
+        ({"engine": "ddp", "param_dtype": "bf16"}, "no setting of ddp"),
+    ],
+)
+def test_refused_in_one_line(change: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says) as error:
+        replace(FSDP2, **change)
+    assert "\n" not in str(error.value)
+
+
+def test_copies_of_the_weights_and_nodes() -> None:
+    assert FSDP2.replicate == 1
+    assert replace(FSDP2, shard=2).replicate == 4
+    assert replace(FSDP2, engine="ddp").replicate == 8
+    assert (FSDP2.nodes, replace(FSDP2, gpus_per_node=2).nodes) == (1, 4)
+
+
+def test_effective_batch_counts_all_ranks() -> None:
+    recipe = Recipe(batch_size=2, gradient_accumulation_steps=3, parallelism=FSDP2)
+    assert recipe.effective_batch_size == 48
+    assert recipe.samples_per_rank == 6
+    assert replace(recipe, parallelism=None).effective_batch_size == 6
+
+
+@pytest.mark.parametrize("reshard", [True, False, 4])
+def test_a_recipe_is_read_as_it_was_written(reshard: bool | int) -> None:
+    parallelism = replace(FSDP2, reshard_after_forward=reshard)
+    recipe = Recipe(batch_size=2, parallelism=parallelism)
+    adapter = TypeAdapter(Recipe)
+    text = adapter.dump_json(recipe)
+    assert adapter.validate_json(text, strict=True, extra="forbid") == recipe
+
+
+def test_a_recipe_takes_no_other_object() -> None:
+    with pytest.raises(InputError, match="must be a Parallelism"):
+        Recipe(batch_size=1, parallelism="fsdp2")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="compile is not planned for several GPUs"):
+        Recipe(batch_size=1, compile="blocks", parallelism=FSDP2)
