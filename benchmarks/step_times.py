@@ -3,9 +3,9 @@
 Measured by others: timm's tables, Lambda's, NVIDIA's, rasbt's, torchtune's, mli's, and
 fitcheck's runs on a T4. Each row is predicted with shares by kind of op and a launch
 time that were fitted on the other half of the models; the shares by GPU are from
-kernels, but for two GPUs whose rows name the steps they are from. Rows of
-llm-foundry trained on eight GPUs, whose communication is not predicted: they
-are apart, and nothing was fitted on them.
+kernels, but for two GPUs whose rows name the steps they are from. Of compiled models,
+each block is predicted as compiled. Rows of llm-foundry trained on eight GPUs, whose
+communication is not predicted: they are apart, and nothing was fitted on them.
 
 python -m benchmarks.step_times          # this summary; docs/times.md with every row
 """

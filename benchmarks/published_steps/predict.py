@@ -18,6 +18,7 @@ import numpy as np
 
 from budgetfit.core.precision import find_precision
 from budgetfit.core.step_trace import OP_KINDS, RATES, OpKind
+from budgetfit.gpus.kernel_shares import find_shares
 from budgetfit.gpus.table import find_gpu
 from budgetfit.timing.kernel_times import (
     ISSUE_NS,
@@ -100,14 +101,15 @@ class Step:
         return self.launch + self.arithmetic / rate + self.memory / bandwidth
 
     def _issue_ns(self) -> list[float]:
+        host = find_shares(find_gpu(self.row["gpu"])).host
         return [
-            ISSUE_NS[name] * count
+            host * ISSUE_NS[name] * count
             for name, count in zip(PHASES, self.kernels, strict=True)
         ]
 
 
 def recorded_kernels() -> dict[str, list[list[Any]]]:
-    """Return, by row, [phase, kind, rate, kernels, FLOPs, bytes]."""
+    """Return, by row, [phase, kind, rate, kernels, FLOPs, bytes, blocks]."""
     found: dict[str, list[list[Any]]] = json.loads(
         gzip.decompress(KERNELS.read_bytes())
     )
@@ -130,6 +132,7 @@ def _step(row: dict[str, Any], kernels: list[list[Any]]) -> Step:
         np.array([entry[3] for entry in kernels]),
         np.array([entry[4] for entry in kernels], np.float64),
         np.array([entry[5] for entry in kernels], np.float64),
+        np.array([entry[6] for entry in kernels]),
     )
     tf32 = find_precision(row["precision"]).tf32
     nothing = np.zeros(len(kernels))
@@ -143,12 +146,12 @@ def _step(row: dict[str, Any], kernels: list[list[Any]]) -> Step:
 
     counts = np.zeros(len(PHASES))
     np.add.at(counts, phase, work.kernels)
-    no_kernels = work._replace(kernels=nothing)
+    launch = by_phase_and_kind(work._replace(flops=nothing, moved_bytes=nothing))
     return Step(
         row,
-        by_phase_and_kind(work._replace(flops=nothing, moved_bytes=nothing)),
-        by_phase_and_kind(no_kernels._replace(moved_bytes=nothing)),
-        by_phase_and_kind(no_kernels._replace(flops=nothing)),
+        launch,
+        by_phase_and_kind(work._replace(moved_bytes=nothing)) - launch,
+        by_phase_and_kind(work._replace(flops=nothing)) - launch,
         counts,
     )
 

@@ -25,6 +25,7 @@ from transformers.integrations import sdpa_attention
 from benchmarks.published_steps.models import build
 from benchmarks.published_steps.predict import KERNELS, ROWS, recorded_kernels
 from budgetfit import Recipe, Segment
+from budgetfit.core.recipe import CompileMode
 from budgetfit.core.step_trace import OP_KINDS, RATES
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.timing.kernel_times import OpWork, last_ops
@@ -45,7 +46,7 @@ OPTIMIZERS: Final = {"sgd_nesterov": sgd_nesterov, "adamw_foreach": adamw_foreac
 
 
 def kernels_of(rows: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
-    """Return, for rows of one program, [phase, kind, rate, kernels, FLOPs, bytes]."""
+    """Return, for rows of one program, what ``recorded_kernels`` does."""
     first = rows[0]
     parsed = _arguments(first).parsed()
     workload = parsed.workload
@@ -58,18 +59,28 @@ def kernels_of(rows: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
             precision=row["precision"],
             optimizer=parsed.optimizer,
             segments=tuple(Segment((name,)) for name in blocks),
+            compile=_compiled(row),
         )
-        trace = session.affine(recipe)
+        compiled = recipe.compile != "none"
+        trace = session.exact(recipe) if compiled else session.affine(recipe)
         work = OpWork.of(trace, row["batch"])
-        sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0, 0])
+        sums: dict[tuple[Any, ...], list[float]] = defaultdict(lambda: [0, 0, 0])
         for phase, chosen in last_ops(trace).items():
             for at in chosen:
-                total = sums[phase, OP_KINDS[work.kind[at]], RATES[work.rate[at]]]
+                op = (phase, OP_KINDS[work.kind[at]], RATES[work.rate[at]])
+                total = sums[*op, int(work.blocks[at])]
                 total[0] += int(work.kernels[at])
                 total[1] += float(work.flops[at])
                 total[2] += float(work.moved_bytes[at])
-        found[row["id"]] = [[*key, *map(round, values)] for key, values in sums.items()]
+        found[row["id"]] = [
+            [*key[:3], *map(round, values), key[3]] for key, values in sums.items()
+        ]
     return found
+
+
+def _compiled(row: dict[str, Any]) -> CompileMode:
+    """Return what stands in for a compiled model: its blocks, compiled one by one."""
+    return "blocks" if row["mode"] == "compiled" else "none"
 
 
 def _arguments(row: dict[str, Any]) -> Arguments:
@@ -79,6 +90,7 @@ def _arguments(row: dict[str, Any]) -> Arguments:
         gpu=row["gpu"],
         optimizer=OPTIMIZERS.get(row["optimizer"], row["optimizer"]),
         precision=row["precision"],
+        compile=_compiled(row),
     )
     if "targets" not in spec:
         model, batch, loss = build(spec)
@@ -114,7 +126,7 @@ def main() -> None:
         rows = [row for row in rows if {row["group"], row["id"]} & set(sys.argv[1:])]
     programs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        fields = ("gpu", "precision", "optimizer", "ckpt", "spec")
+        fields = ("gpu", "precision", "optimizer", "ckpt", "mode", "spec")
         programs[json.dumps([row.get(name) for name in fields])].append(row)
     for number, same in enumerate(programs.values()):
         print(f"{number + 1}/{len(programs)} {same[0]['model']}", flush=True)

@@ -152,8 +152,8 @@ class OpTable:
     ``name`` an index into ``StepTrace.op_names``; ``in_optimizer`` tells the ops of the
     optimizer phase, which may begin without an event. The others are what the op asks
     of a GPU, as in ``OpCost``: ``kind`` (index into ``OP_KINDS``), ``rate`` (index into
-    ``RATES``), floating-point operations and bytes (both affine), ``kernels``, and
-    ``efficiency``.
+    ``RATES``), floating-point operations and bytes (both affine), ``kernels``,
+    ``efficiency`` and ``blocks``.
     """
 
     event: NDArray[np.int64]
@@ -162,6 +162,7 @@ class OpTable:
     kind: NDArray[np.int8]
     kernels: NDArray[np.int16]
     efficiency: NDArray[np.float64]
+    blocks: NDArray[np.int16]
     rate: NDArray[np.int8]
     flops_fixed: NDArray[np.float64]
     flops_per_sample: NDArray[np.float64]
@@ -172,7 +173,7 @@ class OpTable:
 
 # What tells an op from another, but for where it is.
 OP_COST_COLUMNS: Final = (
-    *("name", "kind", "kernels", "efficiency", "rate"),
+    *("name", "kind", "kernels", "efficiency", "blocks", "rate"),
     *("flops_fixed", "flops_per_sample", "bytes_fixed", "bytes_per_sample"),
 )
 

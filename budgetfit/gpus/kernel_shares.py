@@ -20,6 +20,8 @@ class RateShares(NamedTuple):
         tf32: Of their tf32 rate.
         fp32: Of the rate outside tensor cores.
         bandwidth: Of the memory bandwidth.
+        host: How long hosts of such GPUs need to launch a kernel, times what a
+            workstation's does.
         source: Where they are from; "measured", "by analogy with ..." or "assumed".
     """
 
@@ -28,6 +30,7 @@ class RateShares(NamedTuple):
     fp32: float
     bandwidth: float
     source: str
+    host: float = 1.0
 
     @property
     def origins(self) -> str:

@@ -82,8 +82,8 @@ class StepTime(NamedTuple):
 class OpWork(NamedTuple):
     """What ops ask of a GPU at one batch size; an array of each.
 
-    ``kind``, ``rate`` and ``kernels`` are as in ``OpTable``, ``flops`` the operations
-    divided by their efficiency.
+    ``kind``, ``rate``, ``kernels`` and ``blocks`` are as in ``OpTable``, ``flops`` the
+    operations divided by their efficiency.
     """
 
     kind: NDArray[np.int8]
@@ -91,6 +91,7 @@ class OpWork(NamedTuple):
     kernels: NDArray[np.integer[Any]]
     flops: NDArray[np.float64]
     moved_bytes: NDArray[np.float64]
+    blocks: NDArray[np.integer[Any]]
 
     @classmethod
     def of(cls, trace: StepTrace, batch_size: int) -> "OpWork":
@@ -102,6 +103,7 @@ class OpWork(NamedTuple):
             ops.kernels,
             (ops.flops_fixed + ops.flops_per_sample * batch_size) / ops.efficiency,
             ops.bytes_fixed + ops.bytes_per_sample * batch_size,
+            ops.blocks,
         )
 
 
@@ -138,7 +140,7 @@ def op_times(
     """
     kernels_ns = kernel_times_ns(OpWork.of(trace, batch_size), gpu, tf32=tf32)
     kernels_ns[collectives(trace)] = 0.0  # beside the kernels: ``timing.collectives``
-    issue_ns = _issue_ns(trace, selective_blocks)
+    issue_ns = find_shares(gpu).host * _issue_ns(trace, selective_blocks)
     is_copy = trace.ops.kind == _COPY
     on_gpu = np.where(is_copy, 0.0, kernels_ns)
     last = last_ops(trace)
@@ -186,7 +188,7 @@ def kernel_times_ns(
     times_ns: Nanoseconds = (
         launch_ns[work.kind] * work.kernels
         + work.flops / flops_per_ns[work.kind, work.rate]
-        + work.moved_bytes / bytes_per_ns[work.kind]
+        + work.moved_bytes * _idle(work, gpu) / bytes_per_ns[work.kind]
     )
     return times_ns
 
@@ -195,6 +197,16 @@ def collectives(trace: StepTrace) -> NDArray[np.bool_]:
     """Return which ops are collectives, of ``torch.distributed``."""
     named = np.array([name.startswith("c10d.") for name in trace.op_names], np.bool_)
     return named[trace.ops.name] if named.any() else np.zeros(len(trace.ops.name), bool)
+
+
+def _idle(work: OpWork, gpu: Gpu) -> NDArray[np.float64]:
+    """Return how many times longer memory takes with idle multiprocessors.
+
+    Of a kernel with fewer thread blocks than the GPU has multiprocessors, each moves
+    bytes at the rate of one multiprocessor.
+    """
+    blocks = np.where(work.blocks, work.blocks, gpu.sm_count)
+    return np.maximum(1.0, gpu.sm_count / blocks)
 
 
 def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:
@@ -216,7 +228,7 @@ def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:
 
 
 def _issue_ns(trace: StepTrace, selective_blocks: Collection[str]) -> Nanoseconds:
-    """Return the host's time to issue the kernels of each op."""
+    """Return a workstation's time to issue the kernels of each op."""
     issue_ns = np.zeros(len(trace.ops.event))
     for name in PHASES:
         of_phase = _in_phase(trace, name)

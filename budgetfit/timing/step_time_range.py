@@ -43,7 +43,7 @@ CONVOLUTIONAL: Final = StepTimeRange(
     0.85, 1.45, "nine of ten published steps of convolutional networks took"
 )
 OTHER: Final = StepTimeRange(
-    0.85, 1.30, "nine of ten published steps of networks like this one took"
+    0.88, 1.25, "nine of ten published steps of networks like this one took"
 )
 # From four rows (0.94 to 1.38), and hosts that need 12 to 38 microseconds a kernel.
 HOST_BOUND: Final = StepTimeRange(

@@ -52,6 +52,7 @@ DROPOUT: Final = 0.8  # and attention with dropout
 FULL_CHANNELS: Final = 64
 NARROWEST: Final = 0.35  # least share of the rate that narrow convolutions keep
 GROUP_CHANNELS: Final = 32
+MANY_BLOCKS: Final = 256  # more than any GPU has multiprocessors
 
 
 class OpCost(NamedTuple):
@@ -64,6 +65,8 @@ class OpCost(NamedTuple):
         moved_bytes: Bytes read and written.
         kernels: Kernels that are launched.
         efficiency: Share of its kind's rate that the shape of its tensors reaches.
+        blocks: Thread blocks of each kernel, where they may be fewer than a GPU has
+            multiprocessors; else 0.
     """
 
     kind: int
@@ -72,6 +75,7 @@ class OpCost(NamedTuple):
     moved_bytes: int
     kernels: int
     efficiency: float = 1.0
+    blocks: int = 0
 
 
 NO_COST: Final = OpCost(_KIND["elementwise"], _NONE, 0.0, 0, 0)
@@ -99,7 +103,22 @@ def op_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
     formula = flop_registry.get(func.overloadpacket)
     flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
     rate = _rate_of(tensors_in(args)) if formula else _NONE
-    return OpCost(_KIND[kind], rate, flops, moved_bytes, kernels)
+    blocks = _channel_blocks(func, args, kwargs) if kind == "batch_norm" else 0
+    return OpCost(_KIND[kind], rate, flops, moved_bytes, kernels, blocks=blocks)
+
+
+def _channel_blocks(func: OpOverload, args: Args, kwargs: Kwargs) -> int:
+    """Return a batch norm's thread blocks: one per channel.
+
+    Both cuDNN's kernels and PyTorch's own have one block sum up a channel. Where
+    channels are the last dimension, or with statistics given, any number works.
+    """
+    call = _by_name(func, args, kwargs)
+    inputs = _first(call, "input")
+    channels = int(inputs.shape[1])
+    sums_up = call.get("training", call.get("train", True))
+    is_last = inputs.stride()[1] == 1
+    return channels if sums_up and not is_last and channels < MANY_BLOCKS else 0
 
 
 def _rate_of(tensors: Sequence[Tensor]) -> int:

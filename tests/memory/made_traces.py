@@ -123,6 +123,7 @@ class TraceMaker:
                 kind=none.astype(np.int8),
                 kernels=none.astype(np.int16),
                 efficiency=none,
+                blocks=none.astype(np.int16),
                 rate=none.astype(np.int8),
                 flops_fixed=none,
                 flops_per_sample=none,

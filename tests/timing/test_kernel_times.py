@@ -46,6 +46,7 @@ def trace_of(  # noqa: PLR0913 - what a trace may have
     kernels: int = 1,
     in_optimizer: Sequence[int] = (),
     efficiency: float = 1.0,
+    thread_blocks: int = 0,
 ) -> StepTrace:
     """Ops as (event, rate, fixed FLOPs, FLOPs per sample, fixed bytes, per sample)."""
     event, rate, *amounts = zip(*rows, strict=True)
@@ -72,6 +73,7 @@ def trace_of(  # noqa: PLR0913 - what a trace may have
             np.full(len(event), OP_KINDS.index(kind), np.int8),
             np.full(len(event), kernels, np.int16),
             np.full(len(event), efficiency),
+            np.full(len(event), thread_blocks, np.int16),
             np.array([RATES.index(name) for name in rate], np.int8),
             *(np.array(each, np.float64) for each in amounts),
             name=np.zeros(len(event), np.int32),
@@ -133,6 +135,16 @@ def test_a_shape_below_the_rate_of_its_kind_takes_longer() -> None:
         time_of("rtx-4090", "fp16", flops=1e15, efficiency=share) for share in (0.5, 1)
     )
     assert half / whole == pytest.approx(2, rel=1e-2)
+
+
+@pytest.mark.parametrize(("thread_blocks", "longer"), [(0, 1), (32, 4), (128, 1)])
+def test_idle_multiprocessors_move_no_bytes(thread_blocks: int, longer: float) -> None:
+    assert ADA.sm_count == 128
+    one, other = (
+        time_of("rtx-4090", "none", moved=1e12, kind="batch_norm", thread_blocks=count)
+        for count in (0, thread_blocks)
+    )
+    assert other / one == pytest.approx(longer, rel=1e-3)
 
 
 def test_flash_attention_2_is_slower_than_cudnn_on_hopper_alone() -> None:
@@ -286,6 +298,17 @@ def test_a_phase_of_small_kernels_takes_what_the_host_needs_to_issue_them() -> N
         round(2 * ISSUE_NS["forward"]),
         round(2 * ISSUE_NS["backward"]),
         round(ISSUE_NS["optimizer"]),
+    )
+
+
+def test_servers_of_a_t4_need_longer_to_issue_kernels() -> None:
+    trace = idle_ops(range(1, 6), phases=STEP, in_optimizer=[4])
+    workstation, server = (
+        step_time_ns(trace, op_times(trace, 1, gpu, tf32=False).times_ns)
+        for gpu in (ADA, find_gpu("t4"))
+    )
+    assert (
+        server.total_ns() == find_shares(find_gpu("t4")).host * workstation.total_ns()
     )
 
 

@@ -186,6 +186,27 @@ def test_convolutions_in_16_bits_rearrange_channels_that_are_not_last() -> None:
     assert moved(x) - moved(last) == 4 * x.numel() * 2
 
 
+def test_one_thread_block_sums_up_a_channel_of_a_batch_norm() -> None:
+    def blocks(x: torch.Tensor, *, training: bool = True) -> int:
+        one = empty(x.shape[1])
+        args = (x, one, one, one, one, training, 0.1, 1e-5)
+        y = aten.native_batch_norm.default(*args)
+        found = op_cost(aten.native_batch_norm.default, args, {}, y).blocks
+        sums = (one, one) if training else (empty(0), empty(0))
+        back = (x, x, one, one, one, *sums, training, 1e-5, [True, True, True])
+        grads = aten.native_batch_norm_backward.default(*back)
+        op = aten.native_batch_norm_backward.default
+        assert op_cost(op, back, {}, grads).blocks == found
+        return found
+
+    x = empty(2, 24, 8, 8)
+    assert blocks(x) == 24
+    assert blocks(x, training=False) == 0  # statistics are given: nothing to sum up
+    assert blocks(x.contiguous(memory_format=torch.channels_last)) == 0
+    assert blocks(empty(64, 24)) == 0  # channels are last
+    assert blocks(empty(2, 256, 8, 8)) == 0  # more than any GPU's multiprocessors
+
+
 def test_kinds_of_products() -> None:
     half = empty(512, 512, dtype=torch.float16)
     odd = empty(512, 509, dtype=torch.float16)

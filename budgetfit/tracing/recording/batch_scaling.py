@@ -142,6 +142,7 @@ def _ops(first: RawTrace, second: RawTrace, names: dict[str, int]) -> OpTable:
         kind=np.array([op.cost.kind for op in one], np.int8),
         kernels=np.array([op.cost.kernels for op in one], np.int16),
         efficiency=np.array([op.cost.efficiency for op in one], np.float64),
+        blocks=np.array([op.cost.blocks for op in one], np.int16),
         rate=np.array([op.cost.rate for op in one], np.int8),
         flops_fixed=flops,
         flops_per_sample=flops_slope,
