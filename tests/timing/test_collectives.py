@@ -43,6 +43,7 @@ def step(
         in_optimizer=zeros.astype(np.bool_),
         kind=zeros.astype(np.int8),
         kernels=zeros.astype(np.int16),
+        blocks=zeros.astype(np.int16),
         efficiency=zeros + 1,
         rate=zeros.astype(np.int8),
         flops_fixed=zeros,
