@@ -129,8 +129,14 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _initialize(parallelism: Parallelism, *, on_cuda: bool) -> None:
-    """Initialize the process group from torchrun's environment variables."""
+def check_started(parallelism: Parallelism) -> None:
+    """Check that there is a process group, or that torchrun has started this process.
+
+    Raises:
+        InputError: If neither.
+    """
+    if distributed.is_initialized():
+        return
     missing = [name for name in _TORCHRUN if name not in os.environ]
     if missing:
         raise InputError(
@@ -138,6 +144,11 @@ def _initialize(parallelism: Parallelism, *, on_cuda: bool) -> None:
             f"one process without a process group ({missing[0]} is not set). Start it "
             f"with {torchrun_command(parallelism)}, or plan with gpus=1."
         )
+
+
+def _initialize(parallelism: Parallelism, *, on_cuda: bool) -> None:
+    """Initialize the process group from torchrun's environment variables."""
+    check_started(parallelism)
     if on_cuda:
         torch.cuda.set_device(_device(on_cuda=True))
     distributed.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from budgetfit.applying.out_of_memory.error import free_memory
-from budgetfit.applying.ranks import Ranks, is_first_rank
+from budgetfit.applying.ranks import Ranks, check_started, is_first_rank
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.measuring.compare_gradients import (
@@ -69,6 +69,7 @@ def measure_ranks(
     parallelism = plan.recipe.parallelism
     if parallelism is None:
         raise ValueError("the plan is for one GPU")
+    check_started(parallelism)
     notes: list[str] = []
     timeline = None
     on_cpu = setup.device.type == "cpu"
