@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from budgetfit.core.loop import PLAIN, RUN, as_loop
 from budgetfit.core.precision import runs_on
 from budgetfit.core.validation import check_batch
+from budgetfit.errors import InputError
 from budgetfit.inputs.arguments import Arguments
+from budgetfit.inputs.several_gpus import AUTO
 from budgetfit.planning.planner import make_estimate, make_layers, policy_recipe
 from budgetfit.planning.profiling.block_chain import TrainingSettings
 from budgetfit.planning.profiling.first_trace import with_precision_fallback
@@ -41,6 +43,11 @@ def estimate_recipe(
         TraceError: The model cannot run on fake tensors.
     """
     check_installed(loop)
+    if recipe.parallelism is not None and loop != RUN:
+        raise InputError(
+            f"Several GPUs are planned with budgetfit.Run around the steps, not with "
+            f"{loop.kind!r}. Leave loop= out."
+        )
     made = make_estimate(
         asked.workload,
         recipe,
@@ -86,10 +93,16 @@ def estimate_settings(
     check_batch(size, asked.given.effective_batch_size)
     policy = asked.checkpointing
     (chosen,) = asked.precisions
+    if len(asked.parallelisms) > 1 and asked.given.engine == AUTO:
+        raise InputError(
+            "engine='auto' is a decision, and an estimate takes none. Use plan, or "
+            "engine='fsdp2' or 'ddp'."
+        )
     settings = TrainingSettings(
         precision=chosen,
         optimizer=asked.optimizer,
-        effective_batch_size=asked.given.effective_batch_size,
+        effective_batch_size=asked.samples_per_rank,
+        parallelism=next(iter(asked.parallelisms), None),
     )
 
     def estimated(workload: Workload, settings: TrainingSettings) -> Estimate:
@@ -101,6 +114,8 @@ def estimate_settings(
             loop=as_loop(loop),
         )
 
+    if asked.parallelisms and as_loop(loop) == PLAIN:
+        loop = RUN
     found = with_precision_fallback(
         estimated, asked.workload, settings, asked.fallback_precision
     )

@@ -73,6 +73,8 @@ def plan(  # noqa: PLR0913 - public API
     allocator: AllocatorSettings | str | None = None,
     optimizer_in_backward: bool = False,
     compile: str = "none",  # noqa: A002 - as in transformers' torch_compile
+    gpus: int | str = 1,
+    engine: str = "auto",
     method: str | None = None,
     lora_r: int = 16,
     lora_alpha: int = 32,
@@ -122,7 +124,7 @@ def plan(  # noqa: PLR0913 - public API
             a list of them to compare.
         optimizer: transformers' ``optim`` name or a function of the parameters.
         batch_size: Samples per micro-batch; solved for if left out.
-        effective_batch_size: Samples per optimizer step; never changed.
+        effective_batch_size: Samples per optimizer step, over all GPUs; never changed.
         checkpointing: ``auto``, ``none``, ``full``, ``every-2`` (or another number),
             ``sqrt``, ``as-is`` or block names.
         objective: ``throughput``, ``batch_size`` or ``memory``; or ``length``: the plan
@@ -138,6 +140,9 @@ def plan(  # noqa: PLR0913 - public API
             complete, and the gradient freed; takes no accumulation and no clipping.
         compile: ``blocks``: train with ``torch.compile`` for each block. Needs torch
             2.13 on Linux here, and compute capability 7.0 on the GPU.
+        gpus: How many such GPUs train together: ``8``, or GPUs per node x nodes:
+            ``"8x4"``. What is predicted is one rank's memory.
+        engine: On several GPUs: ``ddp``, ``fsdp2``, or ``auto`` for the better one.
         method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes
             them. The other arguments of adapters are those of peft's ``LoraConfig``.
         lora_r: Rank of the adapters; with ``lora_alpha`` and ``lora_dropout``.
@@ -197,6 +202,7 @@ def _recorded(asked: ParsedArguments) -> dict[str, object]:
         "frames": given.frames,
         "text_only": given.text_only,
         "loss": qualified_name(loss) if callable(loss) else loss,
+        **({"gpus": given.gpus} if asked.parallelisms else {}),
     }
 
 

@@ -44,6 +44,7 @@ from budgetfit.cli.options import (
     SEARCH,
     SETTINGS,
     SETTINGS_AS_THEY_ARE,
+    SEVERAL_GPUS,
     only,
 )
 from budgetfit.cli.output import (
@@ -141,8 +142,8 @@ def root(
 
 @command(
     app,
-    *(MODEL, CARD, RESERVED, BATCH, LENGTHS, SETTINGS, SEARCH, ADAPTERS, REMOTE_CODE),
-    *(SAMPLES, DETAILS, PLAN_OUTPUT),
+    *(MODEL, CARD, SEVERAL_GPUS, RESERVED, BATCH, LENGTHS, SETTINGS, SEARCH, ADAPTERS),
+    *(REMOTE_CODE, SAMPLES, DETAILS, PLAN_OUTPUT),
     example="plan HuggingFaceTB/SmolLM2-1.7B --gpu rtx-4090",
 )
 def plan(
@@ -192,8 +193,8 @@ def plan(
 
 @command(
     app,
-    *(CONTEXT, MODEL, CARD, RESERVED, BATCH, LENGTHS, SETTINGS_AS_THEY_ARE, ADAPTERS),
-    *(LOOP, REMOTE_CODE, SAMPLES),
+    *(CONTEXT, MODEL, CARD, SEVERAL_GPUS, RESERVED, BATCH, LENGTHS),
+    *(SETTINGS_AS_THEY_ARE, ADAPTERS, LOOP, REMOTE_CODE, SAMPLES),
     example="estimate openai-community/gpt2 --gpu t4 --batch-size 8",
 )
 def estimate(

@@ -193,6 +193,17 @@ SETTINGS = _panel(
         split=policy_or_blocks,
     ),
 )
+SEVERAL_GPUS = _panel(
+    "Card",
+    gpus=_option(
+        "How many such cards train together: 8, or cards per node x nodes: 8x4.",
+        default="1",
+    ),
+    engine=_option(
+        "On several cards: ddp, fsdp2, or auto for the better one (plan).",
+        default="auto",
+    ),
+)
 SETTINGS_AS_THEY_ARE = SETTINGS | _panel(
     "Settings",
     precision=_option(

@@ -127,7 +127,9 @@ def arguments_of(
     for name, none in (("vram", None), ("headroom", "0")):
         if given.get(name) not in (None, none):
             parse_bytes(given[name])
-    named = given.get("gpus") or [given.get("gpu")]
+    several = given.get("gpus")  # of compare: cards
+    named = several if isinstance(several, (list, tuple)) else ()
+    named = named or [given.get("gpu")]
     gpus = [find_gpu(name) for name in named if name is not None]
     precision = given.get("precision", "auto")
     if len(gpus) == 1:

@@ -196,7 +196,9 @@ def _reads_card(asked: Mapping[str, Any]) -> bool:
     from budgetfit.gpus.table import find_gpu  # noqa: PLC0415
     from budgetfit.inputs.target_gpu import current_gpu  # noqa: PLC0415
 
-    named = asked.get("gpus") or [asked.get("gpu") or current_gpu().name]
+    several = asked.get("gpus")  # of compare: cards
+    named = several if isinstance(several, (list, tuple)) else ()
+    named = named or [asked.get("gpu") or current_gpu().name]
     return current_gpu().name in {find_gpu(name).name for name in named}
 
 

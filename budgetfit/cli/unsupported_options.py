@@ -10,15 +10,12 @@ from budgetfit.cli.output import report_errors
 from budgetfit.errors import InputError
 
 _SEVERAL_GPUS: Final = (
-    "plans for several GPUs are not built yet, and a plan is for one. Under data "
-    "parallelism (DDP) each GPU trains by a plan of its own: divide "
-    "--effective-batch-size by the number of GPUs, and leave room for one more copy of "
-    "the gradients and for NCCL with --headroom"
+    "use --gpus 8 of plan or estimate, or --gpus 8x4 for 4 nodes with 8 each; --engine "
+    "ddp or fsdp2"
 )
 _SHARDED: Final = (
-    "plans for sharded training are not built yet, and a plan is for one GPU. What "
-    "makes a model fit there: --method lora or qlora, --optimizer adamw_bnb_8bit, a "
-    "smaller --max-length"
+    "use --gpus with --engine fsdp2, which shards what ZeRO-3 shards; DeepSpeed, "
+    "tensor, context and pipeline parallelism are not planned"
 )
 _COMPILED: Final = (
     "use budgetfit plan MODEL --compile blocks, which plans with torch.compile for "
@@ -27,7 +24,6 @@ _COMPILED: Final = (
 
 # Options of other tools that users try, and what to do instead.
 UNSUPPORTED_OPTIONS: Final = {
-    "--gpus": _SEVERAL_GPUS,
     "--num-gpus": _SEVERAL_GPUS,
     "--n-gpus": _SEVERAL_GPUS,
     "--devices": _SEVERAL_GPUS,

@@ -6,6 +6,7 @@ from typing import Final
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.errors import InputError
 from budgetfit.gpus.cuda_context import CudaContext, estimated_context
+from budgetfit.gpus.nccl_memory import NcclMemory
 from budgetfit.gpus.table import Gpu
 from budgetfit.utils.format_bytes import format_bytes
 
@@ -31,6 +32,7 @@ class Budget:
         allocator: Settings of PyTorch's caching allocator.
         allowed_bytes: What the allocator may reserve by its
             ``per_process_memory_fraction``; None: no limit.
+        nccl: NCCL's memory, on several GPUs; its upper end is set aside.
 
     Raises:
         InputError: Nothing is left, or a part is negative.
@@ -44,6 +46,7 @@ class Budget:
     host_ram_source: str = ""
     allocator: AllocatorSettings = DEFAULT_SETTINGS
     allowed_bytes: int | None = None
+    nccl: NcclMemory | None = None
 
     def __post_init__(self) -> None:
         if self.headroom_bytes < 0:
@@ -52,17 +55,20 @@ class Budget:
                 'Write 0 or a size, for example "500MB".'
             )
         if self.usable_bytes <= 0:
+            high = self.nccl.high_bytes if self.nccl is not None else 0
+            nccl = f", NCCL up to {format_bytes(high)}" if high else ""
             raise InputError(
                 f"{format_bytes(self.total_bytes)} leave nothing to plan with: the "
-                f"CUDA context takes about {format_bytes(self.context_bytes)} and "
-                f"the headroom {format_bytes(self.headroom_bytes)}. Give more memory"
-                ', for example vram="8GB", or less headroom.'
+                f"CUDA context takes about {format_bytes(self.context_bytes)}{nccl} "
+                f"and the headroom {format_bytes(self.headroom_bytes)}. Give more "
+                'memory, for example vram="8GB", or less headroom.'
             )
 
     @property
     def usable_bytes(self) -> int:
         """Bytes that the allocator may reserve."""
         left = self.total_bytes - self.context_bytes - self.headroom_bytes
+        left -= self.nccl.high_bytes if self.nccl is not None else 0
         return left if self.allowed_bytes is None else min(left, self.allowed_bytes)
 
     def holds(self, reserved_bytes: int, host_bytes: int) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from budgetfit.core.precision import Precision
 
 Engine = Literal["ddp", "fsdp2"]
 PolicyDtype = Literal["bf16", "fp16", "fp32"]
@@ -43,7 +46,8 @@ class Parallelism:
             says.
         reduce_dtype: Of ``MixedPrecisionPolicy``: dtype of the reduced gradients; None
             for that of the computation.
-        bucket_cap_mb: Of ``DistributedDataParallel``: MiB of a bucket of gradients.
+        bucket_cap_mb: Of ``DistributedDataParallel``: MiB of a bucket of gradients;
+            None for its default, one of 1 and others of 25.
         gradient_as_bucket_view: Of ``DistributedDataParallel``: whether gradients are
             views of the buckets.
         sync_each_batch: Whether gradients are reduced in each micro-batch, instead of
@@ -58,7 +62,7 @@ class Parallelism:
     shard: int | None = None
     param_dtype: PolicyDtype | None = None
     reduce_dtype: PolicyDtype | None = None
-    bucket_cap_mb: int = 25
+    bucket_cap_mb: int | None = None
     gradient_as_bucket_view: bool = False
     sync_each_batch: bool = False
 
@@ -70,7 +74,8 @@ class Parallelism:
             raise InputError(
                 "Parallelism is for several GPUs; got gpus=1. Use parallelism=None."
             )
-        check_positive_int("bucket_cap_mb", self.bucket_cap_mb, example=25)
+        if self.bucket_cap_mb is not None:
+            check_positive_int("bucket_cap_mb", self.bucket_cap_mb, example=25)
         for name in ("gpus_per_node", "shard"):
             self._check_divisor(name, getattr(self, name), self.gpus)
         self._check_reshard()
@@ -108,6 +113,32 @@ class Parallelism:
                 raise InputError(
                     f"{name}={value!r} is no setting of {self.engine}. Leave it out."
                 )
+
+    def in_precision(self, precision: Precision) -> Parallelism:
+        """Return it with FSDP2's dtypes in place of a precision's autocast."""
+        if self.engine != "fsdp2" or precision.autocast is None or self.param_dtype:
+            return self
+        return replace(self, param_dtype=precision.autocast, reduce_dtype="fp32")
+
+    def describe(self) -> str:
+        """Return it in words, for reports: ``fsdp2, weights kept after forward``."""
+        words = [self.engine]
+        reshard = self.reshard_after_forward
+        if reshard is False:
+            words.append("weights kept after forward")
+        elif reshard is not True:
+            words.append(f"weights over {reshard} ranks after forward")
+        if self.shard is not None:
+            words.append(f"sharded over {self.shard}, {self.replicate} copies")
+        if self.gradient_as_bucket_view:
+            words.append("gradients in buckets")
+        return ", ".join(words)
+
+    @property
+    def communicators(self) -> int:
+        """Groups of ranks that exchange data."""
+        sharded = 1 if isinstance(self.reshard_after_forward, bool) else 3
+        return sharded + (self.shard is not None)
 
     @staticmethod
     def _check_divisor(name: str, value: int | None, ranks: int) -> None:

@@ -64,7 +64,7 @@ class Estimate:
         allocated_bytes: Peak of ``torch.cuda.max_memory_allocated``.
         reserved_bytes: Peak of ``torch.cuda.max_memory_reserved``.
         process_bytes: Peak that nvidia-smi shows: reserved + what the budget
-            sets aside for the CUDA context.
+            sets aside for the CUDA context and NCCL.
         process_range_bytes: 95 % interval of that peak; None without a budget.
         host_bytes: Pinned host memory of offloaded tensors.
         phase_peaks_bytes: ``forward``, ``backward``, ``optimizer`` -> peak allocated.
@@ -85,6 +85,9 @@ class Estimate:
         eval_batch_size: Largest evaluation batch between training steps, without
             gradients and labels; None where not requested or unknown.
         loop: The training loop around the steps.
+        nccl_bytes: Range of NCCL's memory in the process, on several GPUs.
+        network_ms: The part of ``step_ms`` in which kernels wait for the network.
+        network: What the GPUs are assumed to be connected by.
     """
 
     recipe: Recipe
@@ -106,6 +109,9 @@ class Estimate:
     step_range_ms: tuple[float, float] | None = None
     optimizer_ms: float = 0.0
     loop: Loop = RUN
+    nccl_bytes: tuple[int, int] | None = None
+    network_ms: float = 0.0
+    network: str = ""
 
     def __str__(self) -> str:
         reports = lazy_import("budgetfit.reporting.render")

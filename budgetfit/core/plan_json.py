@@ -40,6 +40,7 @@ _ASKED: Final[dict[str, tuple[type, ...]]] = {
     "frames": (int,),
     "text_only": (bool,),
     "loss": (str,),
+    "gpus": (int, str),
 }
 
 

@@ -26,6 +26,7 @@ from budgetfit.core.image_sizes import (
     SampleSizes,
     summarize_image_sizes,
 )
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.precision import requested_precisions
 from budgetfit.core.recipe import check_compile
 from budgetfit.core.sample_dims import BatchDims, SampleDims
@@ -50,6 +51,13 @@ from budgetfit.inputs.adapter import (
     model_to_trace,
 )
 from budgetfit.inputs.plan_source import PlanSource
+from budgetfit.inputs.several_gpus import (
+    AUTO,
+    Gpus,
+    parallelisms,
+    samples_per_rank,
+    worth_tracing,
+)
 from budgetfit.inputs.target_gpu import TargetGpu, find_target_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
@@ -115,6 +123,8 @@ class Arguments:
     allocator: AllocatorSettings | str | None = None
     optimizer_in_backward: bool = False
     compile: str = "none"
+    gpus: Gpus = 1
+    engine: str = AUTO
     method: str | None = None
     lora_r: int = 16
     lora_alpha: int = 32
@@ -145,7 +155,9 @@ class Arguments:
             InputError: If one of them is invalid; nothing was traced.
         """
         check_objective(self.objective)
-        check_batch(self.batch_size, self.effective_batch_size)
+        engines = parallelisms(self.gpus, self.engine)
+        ranks = engines[0].gpus if engines else 1
+        check_batch(self.batch_size, samples_per_rank(self.effective_batch_size, ranks))
         check_compile(self.compile)
         target = find_target_gpu(self.vram, self.gpu, self.allocator)
         budget = target.budget(self.headroom, self.host_ram)
@@ -160,6 +172,8 @@ class Arguments:
                 "is compiled again, and takes memory of its own. Leave compile= or "
                 "lengths= out."
             )
+        if engines:
+            self._check_for_several(lengths)
         workload, source = _read_model(
             self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
         )
@@ -173,7 +187,27 @@ class Arguments:
             optimizer=name,
             lengths=lengths,
             fallback_precision=None if adapter else fallback_for(self.precision),
+            parallelisms=worth_tracing(engines, workload.model, budget),
         )
+
+    def _check_for_several(self, lengths: SampleSizes | None) -> None:
+        """Refuse what is not planned for several GPUs.
+
+        Raises:
+            InputError: Names the argument to leave out.
+        """
+        for name, asked in (
+            ("lengths", lengths is not None and lengths.vary),
+            ("compile", self.compile != "none"),
+            ("optimizer_in_backward", self.optimizer_in_backward),
+            ("objective", self.objective == "length"),
+            ("quantization", self.quantization or self.method == "qlora"),
+        ):
+            if asked:
+                raise InputError(
+                    f"{name}= is not planned for several GPUs yet. Leave it out, or "
+                    "use gpus=1."
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +222,7 @@ class ParsedArguments:
         optimizer: Its name.
         lengths: Of the samples, or sizes of images, where they are known.
         fallback_precision: For models that cannot run in the first of ``precisions``.
+        parallelisms: The ways to use several GPUs; none for one.
     """
 
     given: Arguments
@@ -199,6 +234,13 @@ class ParsedArguments:
     optimizer: str
     lengths: SampleSizes | None
     fallback_precision: str | None
+    parallelisms: tuple[Parallelism, ...] = ()
+
+    @property
+    def samples_per_rank(self) -> int | None:
+        """The effective batch of each rank."""
+        ranks = self.parallelisms[0].gpus if self.parallelisms else 1
+        return samples_per_rank(self.given.effective_batch_size, ranks)
 
     @property
     def checkpointing(self) -> str | tuple[str, ...]:
@@ -240,7 +282,8 @@ class ParsedArguments:
         return {
             "precisions": self.precisions,
             "optimizer": self.optimizer,
-            "effective_batch_size": self.given.effective_batch_size,
+            "effective_batch_size": self.samples_per_rank,
+            "parallelisms": self.parallelisms,
             "optimizer_in_backward": self.given.optimizer_in_backward,
             "compile": self.given.compile,  # type: ignore[typeddict-item]  # checked
             "fallback_precision": self.fallback_precision,

@@ -22,6 +22,7 @@ from budgetfit.memory.replay import (
     storage_bytes,
 )
 from budgetfit.memory.scratch_sizes.rules import round_up
+from budgetfit.timing.collectives import NetworkTime, network_time
 from budgetfit.timing.kernel_times import OpTimes, StepTime, op_times, step_time_ns
 from budgetfit.timing.step_time_range import step_time_range
 from budgetfit.utils.format_bytes import format_bytes
@@ -71,17 +72,24 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     time = step_time_ns(trace, times.times_ns)
     predicted_ms = time.total_ns(recipe.gradient_accumulation_steps) / 1e6 * ratio
     expected = step_time_range(trace, times, gpu)
+    span_ms = predicted_ms * expected.low, predicted_ms * expected.high
+    network = _network(trace, times, recipe, gpu)
+    if network is not None:
+        predicted_ms += network.expected_ns / 1e6
+        waits_ms = network.low_ns / 1e6, network.high_ns / 1e6
+        span_ms = span_ms[0] + waits_ms[0], span_ms[1] + waits_ms[1]
+    nccl = budget.nccl if budget is not None else None
     process_range_bytes, context_notes = _process_range(reserved_bytes, budget)
     return Estimate(
         recipe=recipe,
         allocated_bytes=timeline.allocated_bytes,
         reserved_bytes=reserved_bytes,
-        process_bytes=reserved_bytes + context_bytes,
+        process_bytes=reserved_bytes + context_bytes + (nccl.high_bytes if nccl else 0),
         phase_peaks_bytes=timeline.phase_peaks_bytes,
         at_peak_bytes=timeline.at_peak_bytes,
         step_ms=predicted_ms,
         optimizer_ms=time.optimizer_ns / 1e6 * ratio,
-        step_range_ms=(predicted_ms * expected.low, predicted_ms * expected.high),
+        step_range_ms=span_ms,
         timeline=timeline,
         notes=(
             *trace.notes,
@@ -98,6 +106,24 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         process_range_bytes=process_range_bytes,
         host_bytes=host_bytes,
         time_factor=ratio,
+        nccl_bytes=(nccl.low_bytes, nccl.high_bytes) if nccl else None,
+        network_ms=network.expected_ns / 1e6 if network is not None else 0.0,
+        network=network.link if network is not None else "",
+    )
+
+
+def _network(
+    trace: StepTrace, times: OpTimes, recipe: Recipe, gpu: Gpu
+) -> NetworkTime | None:
+    """Return what a step waits for the network; None on one GPU."""
+    if recipe.parallelism is None:
+        return None
+    return network_time(
+        trace,
+        times.times_ns,
+        recipe.parallelism,
+        gpu,
+        recipe.gradient_accumulation_steps,
     )
 
 
@@ -122,9 +148,15 @@ def _process_range(
     """Return the interval that nvidia-smi shows, and a note; none without a context."""
     if budget is None or budget.context is None:
         return None, ()
-    context = budget.context
-    span = reserved_bytes + context.low_bytes, reserved_bytes + context.high_bytes
-    return span, (f"process = reserved + the CUDA context, {context.source}",)
+    context, nccl = budget.context, budget.nccl
+    low, high = (
+        reserved_bytes + each for each in (context.low_bytes, context.high_bytes)
+    )
+    note = f"process = reserved + the CUDA context, {context.source}"
+    if nccl is None:
+        return (low, high), (note,)
+    span = low + nccl.low_bytes, high + nccl.high_bytes
+    return span, (f"{note}; + {nccl.source}",)
 
 
 def unverified_op_notes(

@@ -54,7 +54,7 @@ from budgetfit.planning.search.varying_lengths import (
     judge_all_lengths,
     with_lengths,
 )
-from budgetfit.planning.session import open_sessions
+from budgetfit.planning.session import budget_of_rank, open_sessions
 from budgetfit.traces.gc_freeze import freeze_gc
 from budgetfit.traces.session import TraceSession
 from budgetfit.utils.format_bytes import format_bytes
@@ -99,7 +99,7 @@ def make_plan(
         own = replace(session, budget=budget)
         warnings = warnings_after_last_batch(own, judged.estimate)
     judged = replace(judged, warnings=(*warnings, *judged.warnings))
-    plan = _report(session, judged, baselines)
+    plan = _report(session, judged, (*baselines, *_other_engines(found)))
     provenance = {
         **plan.provenance,
         "solver": explanation,
@@ -162,6 +162,9 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:
     ]
     if rated:
         best = found[min(rated)[1]]
+        if best.session.settings.parallelism is not None:
+            others = tuple(each for each in found if each is not best)
+            return replace(best, others=others)
         plain = _lowest_without_host(best)
         return min(best, plain, key=_rank) if plain else best
     # The search leaves room for what the allocator might reserve; only the judge can
@@ -182,6 +185,17 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:
             floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
             raise does_not_fit_error(session, least, floor_bytes)
     return _best_found([each.changed(accumulation=None) for each in sessions])
+
+
+def _other_engines(found: SearchResult) -> tuple[Alternative, ...]:
+    """Return the best recipes of the other ways to use several GPUs."""
+    rows = []
+    for each in found.others:
+        parallelism, estimate = each.session.settings.parallelism, each.estimate
+        if parallelism is not None and estimate is not None:
+            label = parallelism.describe()
+            rows.append(Alternative(label=label, estimate=estimate, fits=True))
+    return tuple(rows)
 
 
 def _lowest_without_host(found: SearchResult) -> SearchResult | None:
@@ -329,6 +343,8 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
         TraceError: If the model cannot be traced.
     """
     traces = TraceSession(workload, progress)
+    if recipe.parallelism is not None:
+        budget = budget_of_rank(budget, recipe.parallelism)
     trace = traces.exact(
         recipe, keep_own_checkpointing=keep_own_checkpointing, loop=loop
     )

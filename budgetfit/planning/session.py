@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 
 from budgetfit.core.budget import Budget
+from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import block_chain_per_precision
@@ -14,6 +15,7 @@ from budgetfit.solvers.batch_size import Objective
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.plan import Estimate
     from budgetfit.core.recipe import CompileMode, Recipe
     from budgetfit.gpus.table import Gpu
@@ -40,6 +42,7 @@ class SessionSettings(TypedDict):
     """The further arguments of ``make_plan``.
 
     Without an effective batch size the plan takes one micro-batch per optimizer step.
+    ``parallelisms`` are the ways to use several GPUs, to choose from; none: one GPU.
     ``fallback_precision`` is for models that cannot run in the first of ``precisions``;
     a warning says so. ``progress`` is called with a line of text for each longer piece
     of work.
@@ -50,6 +53,7 @@ class SessionSettings(TypedDict):
     effective_batch_size: NotRequired[int | None]
     optimizer_in_backward: NotRequired[bool]
     compile: NotRequired[CompileMode]
+    parallelisms: NotRequired[Sequence[Parallelism]]
     fallback_precision: NotRequired[str | None]
     progress: NotRequired[Callable[[str], None] | None]
 
@@ -147,13 +151,44 @@ def open_sessions(
 ) -> list[PlanningSession]:
     """Trace a model for the first time; return a session in each precision.
 
-    They share their traces. ``accumulation`` is the number of micro-batches per
-    optimizer step to plan for, without an effective batch size; None for one.
+    They share their traces, but for those of other parallelisms. ``accumulation`` is
+    the number of micro-batches per optimizer step to plan for, without an effective
+    batch size; None for one.
 
     Raises:
         InputError: If no tensor grows with the batch size.
         TraceError: If the model cannot be traced.
     """
+    found = [
+        session
+        for parallelism in settings.get("parallelisms") or (None,)
+        for session in _sessions_of(
+            workload, budget, request, accumulation, parallelism, settings
+        )
+    ]
+    if request.checkpointing == "as-is":
+        own = found[0].workload.own_checkpointing()
+        found = [each.asking(checkpointing=own) for each in found]
+    return found
+
+
+def budget_of_rank(budget: Budget, parallelism: Parallelism) -> Budget:
+    """Return the budget with NCCL's memory set aside."""
+    nccl = nccl_memory(parallelism.gpus, parallelism.communicators)
+    return replace(budget, nccl=nccl)
+
+
+def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
+    workload: Workload,
+    budget: Budget,
+    request: Request,
+    accumulation: int | None,
+    parallelism: Parallelism | None,
+    settings: SessionSettings,
+) -> list[PlanningSession]:
+    """Return the sessions of one parallelism, with NCCL's memory set aside."""
+    if parallelism is not None:
+        budget = budget_of_rank(budget, parallelism)
     precisions = settings["precisions"]
     chains = block_chain_per_precision(
         workload,
@@ -167,11 +202,9 @@ def open_sessions(
             compile=settings.get("compile", "none"),
             host_ram_bytes=budget.host_ram_bytes,
             allocator=budget.allocator,
+            parallelism=parallelism,
         ),
         settings.get("fallback_precision"),
         settings.get("progress"),
     )
-    if request.checkpointing == "as-is":
-        own = chains[0].traces.workload.own_checkpointing()
-        request = replace(request, checkpointing=own)
     return [PlanningSession(chain, request, budget) for chain in chains]

@@ -33,6 +33,7 @@ from budgetfit.utils.format_bytes import format_bytes, format_range
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.plan import Estimate, ModelSummary
     from budgetfit.core.recipe import Recipe
 
@@ -139,12 +140,14 @@ def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
         checkpointing = blocks_text(recipe, blocks) if blocks else "everything is kept"
     else:
         checkpointing = f"recompute {len(recipe.wrapped_blocks)} blocks"
+    several = recipe.parallelism
     batch = (
-        f"batch_size {recipe.batch_size}"
+        f"batch_size {recipe.batch_size}{' on each rank' if several else ''}"
         f"   gradient_accumulation_steps {recipe.gradient_accumulation_steps}"
         f"   (effective batch size {recipe.effective_batch_size})"
     )
     texts = [
+        *engine_lines(several),
         batch,
         f"precision {recipe.precision}   optimizer {recipe.optimizer}",
         checkpointing,
@@ -158,6 +161,21 @@ def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
     return texts
 
 
+def engine_lines(parallelism: Parallelism | None) -> list[str]:
+    """The engine that trains on several GPUs, and its settings."""
+    if parallelism is None:
+        return []
+    given = parallelism
+    nodes = f" on {given.nodes} nodes" if given.nodes > 1 else ""
+    texts = [f"engine {given.describe()}   {given.gpus} ranks{nodes}"]
+    if given.param_dtype is not None:
+        texts.append(
+            f"MixedPrecisionPolicy(param_dtype={given.param_dtype}, "
+            f"reduce_dtype={given.reduce_dtype}) in place of autocast"
+        )
+    return texts
+
+
 def peak_lines(estimate: Estimate) -> list[str]:
     """The three peaks by name (allocated, reserved, process), host and evaluation."""
     peaks = (
@@ -166,6 +184,9 @@ def peak_lines(estimate: Estimate) -> list[str]:
         f"   process {process_text(estimate)}"
     )
     texts = [peaks]
+    if estimate.nccl_bytes is not None:
+        nccl = format_range(*estimate.nccl_bytes)
+        texts.append(f"of the process, NCCL {nccl} (published reports)")
     if estimate.host_bytes:
         texts.append(f"pinned host memory {format_bytes(estimate.host_bytes)}")
     if estimate.eval_batch_size:
@@ -194,6 +215,9 @@ def time_lines(estimate: Estimate, samples: int | None = None) -> list[str]:
     rate = rate_text(estimate.samples_per_s)
     scaled = scaled_text(estimate.time_factor)
     texts = [f"step {range_text(estimate)}, {rate} samples/s{scaled}"]
+    if estimate.network:
+        waits = time_text(estimate.network_ms, like=estimate.step_ms)
+        texts.append(f"{waits} of it wait for the network ({estimate.network})")
     if samples is not None:
         hours = [estimate.hours(samples)]
         if estimate.step_range_ms is not None:
@@ -215,11 +239,14 @@ def memory_section(estimate: Estimate) -> RenderableType:
     """Memory by category at the peak, largest first, up to the whole process."""
     rows = _categories(estimate)
     cached_bytes = estimate.reserved_bytes - estimate.allocated_bytes
-    context_bytes = estimate.process_bytes - estimate.reserved_bytes
+    nccl_bytes = estimate.nccl_bytes[1] if estimate.nccl_bytes is not None else 0
+    context_bytes = estimate.process_bytes - estimate.reserved_bytes - nccl_bytes
     if cached_bytes > 0:
         rows.append(("allocator: cached, rounding", cached_bytes))
     if context_bytes > 0:
         rows.append(("CUDA context and kernels", context_bytes))
+    if nccl_bytes > 0:
+        rows.append(("NCCL, at most", nccl_bytes))
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column()
     grid.add_column(justify="right")

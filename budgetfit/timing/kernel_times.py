@@ -137,6 +137,7 @@ def op_times(
         selective_blocks: Names of blocks under selective checkpointing.
     """
     kernels_ns = kernel_times_ns(OpWork.of(trace, batch_size), gpu, tf32=tf32)
+    kernels_ns[collectives(trace)] = 0.0  # beside the kernels: ``timing.collectives``
     issue_ns = _issue_ns(trace, selective_blocks)
     is_copy = trace.ops.kind == _COPY
     on_gpu = np.where(is_copy, 0.0, kernels_ns)
@@ -190,6 +191,12 @@ def kernel_times_ns(
     return times_ns
 
 
+def collectives(trace: StepTrace) -> NDArray[np.bool_]:
+    """Return which ops are collectives, of ``torch.distributed``."""
+    named = np.array([name.startswith("c10d.") for name in trace.op_names], np.bool_)
+    return named[trace.ops.name] if named.any() else np.zeros(len(trace.ops.name), bool)
+
+
 def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:
     """Return how many of the first phases take what the host needs to issue them.
 
@@ -226,7 +233,7 @@ def _in_phase(trace: StepTrace, name: PhaseName) -> NDArray[np.bool_]:
     inside = np.zeros(len(trace.ops.event), np.bool_)
     for phase in trace.phases:
         if phase.name == name:
-            inside[_phase_ops(trace, phase)] = True
+            inside[phase_ops(trace, phase)] = True
     return inside
 
 
@@ -235,7 +242,7 @@ def last_ops(trace: StepTrace) -> dict[PhaseName, NDArray[np.int64]]:
     none = np.zeros(0, np.int64)
     return {
         name: np.concatenate(
-            [none, *(_phase_ops(trace, each) for each in _last_phases(trace, name))]
+            [none, *(phase_ops(trace, each) for each in _last_phases(trace, name))]
         )
         for name in PHASES
     }
@@ -248,7 +255,7 @@ def _last_phases(trace: StepTrace, name: PhaseName) -> list[Phase]:
     return [phase for phase in phases if (phase.step, phase.micro_step) == last]
 
 
-def _phase_ops(trace: StepTrace, phase: Phase) -> NDArray[np.int64]:
+def phase_ops(trace: StepTrace, phase: Phase) -> NDArray[np.int64]:
     """Return the ops of a phase.
 
     The first of the optimizer's may allocate nothing: it follows no event of its phase.
@@ -319,7 +326,7 @@ def _phase_ns(trace: StepTrace, times_ns: Nanoseconds, phase: Phase) -> int:
     The compute stream waits for host copies at the boundaries of each block.
     """
     if phase.name == "optimizer":
-        return _sequence_ns(trace, times_ns, _phase_ops(trace, phase))
+        return _sequence_ns(trace, times_ns, phase_ops(trace, phase))
     total, position = 0, phase.start
     for each in sorted(trace.passes, key=lambda row: row.start):
         if phase.start <= each.start and each.end <= phase.end:

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from budgetfit.workload.training_setup import TrainingSetup
     from budgetfit.workload.workload import Workload
 
-# On several GPUs: weights are gathered anew, and buckets are built in the second one.
-STEPS_OF_SEVERAL = 3
+# Of several GPUs the steps are not derived: FSDP2 gathers into new memory in the first,
+# and DDP builds its buckets in the second.
+STEPS_OF = {"fsdp2": 2, "ddp": 3}
 MICRO_STEPS = 2  # a third micro-batch does what the second did
 EVALUATED_BATCHES = 2  # one after the other
 # A Run and the trainers switch it off (transformers 5.23, ``TrainingArguments``).
@@ -85,6 +86,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     if recipe.compile != "none" and compiled is None:
         compiled = CompiledBlocks(target)
     assumed: list[str] = []
+    parallelism = recipe.parallelism
     no_loss = lambda: assumed.append(NO_LOSS)  # noqa: E731
 
     def trace(micro_steps: int) -> RawTrace:
@@ -123,8 +125,8 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
             blocks=blocks,
             target=target,
             micro_steps=micro_steps,
-            steps=1 if recipe.parallelism is None else STEPS_OF_SEVERAL,
-            parallelism=recipe.parallelism,
+            steps=STEPS_OF[parallelism.engine] if parallelism else 1,
+            parallelism=parallelism,
             short=short,
             copy_modules=loss.fake,
             real_values=real_values,
@@ -132,7 +134,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         )
 
     with silence_fake_tensor_log():
-        if recipe.parallelism is not None:
+        if parallelism is not None:
             micro_steps = min(recipe.gradient_accumulation_steps, MICRO_STEPS + 1)
             raw = _with_most_blocks(trace, micro_steps, len(blocks))
             raw.notes.extend(dict.fromkeys(assumed))

@@ -86,6 +86,9 @@ def op_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
         moved = tensors_in(args)[0]
         size = moved.numel() * moved.element_size()
         return OpCost(_KIND["host"], RATES.index("host"), 0.0, size, 1)
+    if func.namespace == "c10d":  # a collective: its whole tensor
+        sizes = [x.numel() * x.element_size() for x in tensors_in(args)]
+        return OpCost(_KIND["copy"], _NONE, 0.0, max(sizes, default=0), 1)
     product = _PRODUCTS.get(func.overloadpacket)
     if product is not None:
         return product(name, _by_name(func, args, kwargs), tensors_in(out))

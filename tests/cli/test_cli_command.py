@@ -63,7 +63,7 @@ def test_an_option_that_there_is_not_gets_one_line_that_says_what_to_do(
     assert api.calls == []
 
 
-@pytest.mark.parametrize("word", ["--gpus=2", "--num_gpus", "--seq_len=512"])
+@pytest.mark.parametrize("word", ["--devices=2", "--num_gpus", "--seq_len=512"])
 def test_it_is_known_with_a_value_and_with_underscores(
     run: Callable[..., Result], word: str
 ) -> None:

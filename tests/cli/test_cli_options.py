@@ -13,6 +13,7 @@ MODEL = {
     *GIVEN,
 }
 SAMPLES = {"--samples"}
+SEVERAL = {"--gpus", "--engine"}
 LENGTHS = {"--lengths", "--image-sizes"}
 SETTINGS = {
     "--batch-size",
@@ -34,6 +35,7 @@ ADAPTERS = {
 OPTIONS = {
     "plan": COMMON
     | MODEL
+    | SEVERAL
     | LENGTHS
     | CARD
     | SETTINGS
@@ -51,6 +53,7 @@ OPTIONS = {
     },
     "estimate": COMMON
     | MODEL
+    | SEVERAL
     | LENGTHS
     | CARD
     | SETTINGS

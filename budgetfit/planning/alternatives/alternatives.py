@@ -111,7 +111,7 @@ def remaining_alternatives(
         *rest,
         *_without_host(session, plan),
         *_other_objectives(session, [*first, *rest]),
-        *training_change_rows(session, plan),
+        *(() if plan.recipe.parallelism else training_change_rows(session, plan)),
     )
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import CompileMode, Recipe, Segment, selective_blocks
 from budgetfit.errors import InputError, TraceError
@@ -54,9 +55,10 @@ REFERENCE_BATCH_SIZE = 8
 class TrainingSettings:
     """Settings that stay fixed while segments and batch size are solved for.
 
-    ``effective_batch_size`` None leaves the number of micro-batches to
-    ``accumulation``: one where that is None. ``host_ram_bytes`` limits pinned
-    host memory, None for no limit. ``allocator`` are the settings of PyTorch's.
+    ``effective_batch_size`` is that of one rank; None leaves the number of
+    micro-batches to ``accumulation``: one where that is None. ``host_ram_bytes`` limits
+    pinned host memory, None for no limit. ``allocator`` are the settings of PyTorch's.
+    ``parallelism`` has no dtypes: FSDP2 takes those of the precision.
     """
 
     precision: str
@@ -68,6 +70,7 @@ class TrainingSettings:
     compile: CompileMode = "none"
     host_ram_bytes: int | None = None
     allocator: AllocatorSettings = DEFAULT_SETTINGS
+    parallelism: Parallelism | None = None
 
     def accumulation_at(self, batch_size: int) -> int:
         """Return the micro-batches per optimizer step at a micro-batch size."""
@@ -86,6 +89,8 @@ class TrainingSettings:
             loss_chunks=self.loss_chunks,
             optimizer_in_backward=self.optimizer_in_backward,
             compile=self.compile,
+            parallelism=self.parallelism
+            and self.parallelism.in_precision(find_precision(self.precision)),
         )
 
 
@@ -112,6 +117,8 @@ class BlockChain:
         self.option_kinds = option_kinds
         if settings.compile != "none":  # there are no ops whose outputs to save
             self.option_kinds -= {"selective"}
+        if settings.parallelism is not None:  # kept or recomputed
+            self.option_kinds = frozenset()
         self._unchunked = unchunked
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}
         self._option_segments: list[tuple[Segment, ...]] | None = None

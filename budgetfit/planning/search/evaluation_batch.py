@@ -38,9 +38,12 @@ def evaluation_batch_size(
     evaluation begins, but not at every batch.
 
     Returns:
-        Samples; 0 if not even one fits; None if unknown: the model fails in evaluation
-        mode, sizes are not affine in the batch size, or training itself does not fit.
+        Samples; 0 if not even one fits; None if unknown: there are several GPUs, the
+        model fails in evaluation mode, sizes are not affine in the batch size, or
+        training itself does not fit.
     """
+    if recipe.parallelism is not None:
+        return None  # weights are gathered there, too
     try:
         evaluation = traces.evaluation(recipe.precision)
     except Exception as error:  # noqa: BLE001 - any model's own, in evaluation mode

@@ -75,9 +75,13 @@ def with_more_loss_chunks(session: PlanningSession) -> list[PlanningSession]:
 
     Only the given one where the loss cannot be chunked, or must not be.
     """
-    free = session.request.checkpointing == "auto" and session.settings.loss_chunks == 1
-    workload = session.workload
-    if not free or not can_chunk_loss(workload.model, workload.loss):
+    settings, workload = session.settings, session.workload
+    free = session.request.checkpointing == "auto" and settings.loss_chunks == 1
+    if (
+        not free
+        or settings.parallelism is not None
+        or not can_chunk_loss(workload.model, workload.loss)
+    ):
         return [session]
     chains = (session.block_chain.with_loss_chunks(chunks) for chunks in LOSS_CHUNKS)
     return [session, *(replace(session, block_chain=chain) for chain in chains)]

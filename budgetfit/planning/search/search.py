@@ -58,13 +58,15 @@ MAX_FRONT_LABELS: Final = 2_000
 class SearchResult:
     """The best recipe that the judge accepts, or None, and the rounds of the search.
 
-    ``session`` is the one that found it: its loss may be chunked.
+    ``session`` is the one that found it: its loss may be chunked. ``others`` are those
+    of other parallelisms.
     """
 
     session: PlanningSession
     estimate: Estimate | None
     explanation: str = ""
     rounds: tuple[str, ...] = ()
+    others: tuple[SearchResult, ...] = ()
 
 
 def search(

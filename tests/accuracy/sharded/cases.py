@@ -139,7 +139,7 @@ MODELS: Final = {
 FSDP2: Final = Parallelism(
     engine="fsdp2", gpus=8, param_dtype="bf16", reduce_dtype="fp32"
 )
-DDP: Final = Parallelism(engine="ddp", gpus=8)
+DDP: Final = Parallelism(engine="ddp", gpus=8, bucket_cap_mb=25)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +208,7 @@ def _cases() -> dict[str, ShardedCase]:
         "ddp": copied,
         "ddp, fp32": replace(copied, precision="fp32"),
         "ddp, views": ddp(gradient_as_bucket_view=True),
+        "ddp, PyTorch's buckets": ddp(bucket_cap_mb=None),
         "ddp, buckets of 100 MiB": ddp(bucket_cap_mb=100),
         "ddp, buckets of 5 MiB, views": ddp(
             bucket_cap_mb=5, gradient_as_bucket_view=True

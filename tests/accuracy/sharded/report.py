@@ -90,15 +90,19 @@ def predict(case: ShardedCase) -> Peaks:
         trace, case.samples, find_gpu(case.card), limit_bytes=UNLIMITED_BYTES
     )
     points = [point for point in timeline.points if point.step < STEPS]
-    return [
+    rows = [
         (
             str(phase[2]),
             max(point.allocated_bytes for point in group),
             max(point.reserved_bytes for point in group),
         )
-        for phase, rows in groupby(points, lambda p: (p.step, p.micro_step, p.phase))
-        if (group := list(rows))
+        for phase, found in groupby(points, lambda p: (p.step, p.micro_step, p.phase))
+        if (group := list(found))
     ]
+    # Steps that were not replayed are as the last one.
+    step = 2 * case.accumulation + 1
+    missing = 1 + STEPS * step - len(rows)
+    return rows + rows[len(rows) - step :] * (missing // step)
 
 
 def table(rows: list[Compared]) -> str:

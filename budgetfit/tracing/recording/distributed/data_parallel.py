@@ -1,9 +1,9 @@
 """What makes ``DistributedDataParallel`` run on fake tensors, and its memory known.
 
 Its reducer is C++. It allocates one bucket for all gradients, and at the start of the
-second step it frees that and allocates buckets of 1 and then ``bucket_cap_mb`` MiB in
-the order in which gradients arrived. For that it reads tensors, which fakes have not:
-the reducer keeps its first bucket, and the log has what it would have done.
+second step it frees that and allocates buckets of ``bucket_cap_mb`` MiB (left out: of 1
+and then 25) in the order in which gradients arrived. For that it reads tensors, which
+fakes have not: the reducer keeps its first bucket, and the log has what it would do.
 
 Sources: ``torch/nn/parallel/distributed.py`` and
 ``torch/csrc/distributed/c10d/reducer.cpp``, ``rebuild_buckets`` and
@@ -71,10 +71,9 @@ class _ReducerOnFakes:
     ) -> None:
         self._reducer = wrapped.reducer
         self._log, self._buckets = log, buckets
-        self._limits = [
-            c10d._DEFAULT_FIRST_BUCKET_BYTES,
-            wrapped.bucket_bytes_cap,
-        ]
+        cap = wrapped.bucket_bytes_cap
+        is_default = wrapped.bucket_bytes_cap_default
+        self._limits = [c10d._DEFAULT_FIRST_BUCKET_BYTES if is_default else cap, cap]
         self._arrived: list[torch.Tensor] = []
         self._rebuilt = False
 

@@ -1,0 +1,127 @@
+"""Parse how many GPUs there are, and the ways to use them that a plan compares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from budgetfit.core.parallelism import MOST_GPUS, Parallelism, check_engine
+from budgetfit.core.validation import check_positive_int
+from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from budgetfit.core.budget import Budget
+
+AUTO: Final = "auto"
+Gpus = int | str
+
+
+def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
+    """Return the GPUs of each node and the nodes of ``8``, ``"8"`` or ``"8x4"``.
+
+    Raises:
+        InputError: If it is none of these.
+    """
+    parts: list[Any] = [value]
+    if isinstance(value, str):
+        words = value.lower().split("x")
+        parts = [int(word) if word.strip().isdecimal() else word for word in words]
+    if len(parts) not in {1, 2} or not all(
+        isinstance(part, int) and not isinstance(part, bool) and part > 0
+        for part in parts
+    ):
+        raise InputError(
+            "gpus must be a number, for example 8, or GPUs per node x nodes, for "
+            f'example "8x4"; got {value!r:.80}.'
+        )
+    per_node, nodes = (*parts, 1)[:2]
+    check_positive_int("gpus", per_node * nodes, most=MOST_GPUS)
+    return per_node, nodes
+
+
+def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
+    """Return the ways to use several GPUs, to choose from; none for one GPU.
+
+    FSDP2 frees the weights after the forward or keeps them; over several nodes it also
+    shards within each node only (HSDP).
+
+    Raises:
+        InputError: If the number or the engine is invalid.
+    """
+    per_node, nodes = parse_gpus(gpus)
+    if engine != AUTO:
+        check_engine(engine)
+    count = per_node * nodes
+    if count == 1:
+        return ()
+    found = []
+    if engine in {AUTO, "ddp"}:
+        found.append(
+            Parallelism(
+                engine="ddp",
+                gpus=count,
+                gpus_per_node=per_node,
+                gradient_as_bucket_view=True,
+            )
+        )
+    if engine in {AUTO, "fsdp2"}:
+        groups = (None, per_node) if nodes > 1 < per_node else (None,)
+        found += [
+            Parallelism(
+                engine="fsdp2",
+                gpus=count,
+                gpus_per_node=per_node,
+                reshard_after_forward=reshard,
+                shard=shard,
+            )
+            for shard in groups
+            for reshard in (True, False)
+        ]
+    return tuple(found)
+
+
+def worth_tracing(
+    candidates: tuple[Parallelism, ...], model: nn.Module, budget: Budget
+) -> tuple[Parallelism, ...]:
+    """Leave out those whose weights and gradients alone do not fit, unless none does.
+
+    DDP holds both in full, and FSDP2 all weights, in half precision at least, where it
+    keeps them after the forward.
+    """
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    elements = sum(each.numel() for each in model.parameters())
+    gradients = sum(
+        each.numel() * each.element_size()
+        for each in model.parameters()
+        if each.requires_grad
+    )
+
+    def least(parallelism: Parallelism) -> int:
+        if parallelism.engine == "ddp":
+            return weights + gradients
+        kept = 2 * elements if parallelism.reshard_after_forward is False else 0
+        shards = parallelism.gpus // parallelism.replicate
+        return kept + (weights + gradients) // shards
+
+    fitting = tuple(each for each in candidates if least(each) < budget.usable_bytes)
+    return fitting or tuple(sorted(candidates, key=least)[:1])
+
+
+def samples_per_rank(effective_batch_size: int | None, ranks: int) -> int | None:
+    """Return each rank's share of an effective batch.
+
+    Raises:
+        InputError: If ranks do not divide it.
+    """
+    if effective_batch_size is None:
+        return None
+    share, rest = divmod(effective_batch_size, ranks)
+    if rest:
+        lower = share * ranks
+        near = f"{lower} or {lower + ranks}" if lower else str(ranks)
+        raise InputError(
+            f"effective_batch_size {effective_batch_size} is no multiple of {ranks} "
+            f"ranks, and the effective batch is never changed. Use {near}."
+        )
+    return share

@@ -1,0 +1,187 @@
+"""What the network adds to a step: two queues, of kernels and of collectives.
+
+Both run in the order in which they are issued, beside each other. As in DDP and FSDP2
+of torch 2.13:
+
+* An all-gather starts when the copies out of the one before the last are done
+  (``wait_for_unshard``), in the backward pass not before the forward has ended, and its
+  own copy-out waits for it.
+* A reduction starts when its gradients are there. FSDP2's next one waits for it
+  (one input buffer); the optimizer waits for all.
+
+One communicator serves them all, so they queue behind each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from budgetfit.gpus.interconnect import Link, find_link
+from budgetfit.timing.kernel_times import phase_ops
+
+if TYPE_CHECKING:
+    from budgetfit.core.parallelism import Parallelism
+    from budgetfit.core.step_trace import Phase, StepTrace
+    from budgetfit.gpus.table import Gpu
+    from budgetfit.timing.kernel_times import Nanoseconds
+
+GATHERS: Final = ("c10d._allgather_base_.default", "c10d.allgather_.default")
+SCATTERS: Final = "c10d._reduce_scatter_base_.default"
+REDUCES_ALL: Final = "c10d.allreduce_.default"
+COPY_OUT: Final = "fsdp.split_with_sizes_copy.default"
+COPY_IN: Final = "fsdp.chunk_cat.default"
+
+
+class NetworkTime(NamedTuple):
+    """Nanoseconds that a step waits for the network: expected, and a range.
+
+    ``link``: what the GPUs are assumed to be connected by.
+    """
+
+    expected_ns: float
+    low_ns: float
+    high_ns: float
+    link: str
+
+
+def network_time(
+    trace: StepTrace,
+    times_ns: Nanoseconds,
+    parallelism: Parallelism,
+    gpu: Gpu,
+    accumulation: int,
+) -> NetworkTime:
+    """Return what one optimizer step waits for the network.
+
+    Args:
+        trace: Of one rank.
+        times_ns: What each op takes; of collectives what the host needs, if it waits.
+        parallelism: Whose ranks exchange data.
+        gpu: Each rank's.
+        accumulation: Micro-batches of the step.
+    """
+    links = _Links.of(parallelism, gpu)
+
+    def total(factor: float) -> float:
+        waits = [
+            _wait_ns(trace, times_ns, phases, links, factor)
+            for phases in _micro_steps(trace)
+        ]
+        repeated = waits[-1] if parallelism.sync_each_batch else waits[0]
+        return sum(waits) + repeated * (accumulation - len(waits))
+
+    low, high = links.slowest.low, links.slowest.high
+    return NetworkTime(total(1.0), total(low), total(high), links.slowest.name)
+
+
+class _Links(NamedTuple):
+    """The links of all-gathers and reduce-scatters, and of all-reduces, with ranks."""
+
+    sharding: Link
+    shards: int
+    copying: Link
+    copies: int
+
+    @classmethod
+    def of(cls, parallelism: Parallelism, gpu: Gpu) -> _Links:
+        per_node = parallelism.gpus_per_node or parallelism.gpus
+        copies = parallelism.replicate
+        shards = parallelism.gpus // copies
+        return cls(
+            find_link(gpu, across_nodes=shards > per_node),
+            shards,
+            find_link(gpu, across_nodes=parallelism.gpus > per_node),
+            copies,
+        )
+
+    @property
+    def slowest(self) -> Link:
+        """The link whose range counts."""
+        return self.copying if self.copies > 1 else self.sharding
+
+    def time_ns(self, name: str, payload_bytes: float) -> float:
+        """Return the time of a collective."""
+        if name == REDUCES_ALL:
+            return self.copying.time_ns(payload_bytes, self.copies, reduces_all=True)
+        return self.sharding.time_ns(payload_bytes, self.shards, reduces_all=False)
+
+
+def _micro_steps(trace: StepTrace) -> list[list[Phase]]:
+    """Return forward and backward of each micro-step of the last step."""
+    last = max(phase.step for phase in trace.phases)
+    count = 1 + max(phase.micro_step for phase in trace.phases if phase.step == last)
+    return [
+        [
+            phase
+            for phase in trace.phases
+            if (phase.step, phase.micro_step) == (last, number)
+            and phase.name in {"forward", "backward"}
+        ]
+        for number in range(count)
+    ]
+
+
+def _wait_ns(
+    trace: StepTrace,
+    times_ns: Nanoseconds,
+    phases: list[Phase],
+    links: _Links,
+    factor: float,
+) -> float:
+    """Return what the kernels of one micro-step wait for collectives."""
+    queues = _Queues()
+    alone = 0.0
+    for phase in phases:
+        queues.start_phase()
+        for op in phase_ops(trace, phase).tolist():
+            name = trace.op_names[trace.ops.name[op]]
+            taken = float(times_ns[op])
+            alone += taken
+            if name.startswith("c10d."):
+                # The payload of a collective does not depend on the batch size.
+                payload = float(trace.ops.bytes_fixed[op])
+                queues.now += taken  # where the host is slower: to issue it
+                queues.collective(name, factor * links.time_ns(name, payload))
+            else:
+                queues.kernel(name, taken)
+    return queues.end() - alone
+
+
+@dataclass(slots=True)
+class _Queues:
+    """When the kernels and the collectives that were issued so far are done."""
+
+    now: float = 0.0
+    network: float = 0.0
+    floor: float = 0.0
+    reduced: float = 0.0
+    gathered: deque[float] = field(default_factory=deque)
+    copied: deque[float] = field(default_factory=lambda: deque([0.0, 0.0], maxlen=2))
+
+    def start_phase(self) -> None:
+        """Begin the forward or the backward."""
+        self.floor = self.now
+
+    def collective(self, name: str, taken: float) -> None:
+        """Issue a collective."""
+        if name in GATHERS:
+            self.network = max(self.network, self.copied[0], self.floor) + taken
+            self.gathered.append(self.network)
+        else:
+            self.network = self.reduced = max(self.network, self.now) + taken
+
+    def kernel(self, name: str, taken: float) -> None:
+        """Issue the kernels of an op."""
+        if name == COPY_OUT and self.gathered:
+            self.now = max(self.now, self.gathered.popleft())
+        elif name == COPY_IN:
+            self.now = max(self.now, self.reduced)
+        self.now += taken
+        if name == COPY_OUT:
+            self.copied.append(self.now)
+
+    def end(self) -> float:
+        """Return when the optimizer can start."""
+        return max(self.now, self.reduced)

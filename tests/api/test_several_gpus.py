@@ -1,0 +1,113 @@
+"""Plans for several GPUs: what is asked for, what is refused, what one GPU is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import budgetfit
+from budgetfit import InputError
+from budgetfit.core.budget import Budget
+from budgetfit.core.plan import Plan
+from budgetfit.core.plan_json import from_json, to_json
+from budgetfit.inputs.several_gpus import (
+    parallelisms,
+    parse_gpus,
+    samples_per_rank,
+    worth_tracing,
+)
+from tests.models import EXAMPLES, Mebi
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(1, (1, 1)), (8, (8, 1)), ("8", (8, 1)), ("8x4", (8, 4)), ("1X3", (1, 3))],
+)
+def test_gpus_are_counted(value: int | str, found: tuple[int, int]) -> None:
+    assert parse_gpus(value) == found
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 2.0, "", "8x", "8x2x2", "many", None])
+def test_other_numbers_are_refused(value: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InputError, match=r"gpus must be|8x4"):
+        parse_gpus(value)
+
+
+def test_what_there_is_to_choose_from() -> None:
+    assert parallelisms(1, "auto") == ()
+    engines = [each.engine for each in parallelisms(8, "auto")]
+    assert engines == ["ddp", "fsdp2", "fsdp2"]
+    assert {each.shard for each in parallelisms("8x4", "fsdp2")} == {None, 8}
+    assert parallelisms("8x4", "ddp")[0].nodes == 4
+    with pytest.raises(InputError, match="DeepSpeed is not planned yet"):
+        parallelisms(8, "deepspeed")
+
+
+def test_an_engine_that_cannot_fit_is_not_traced() -> None:
+    candidates, model = parallelisms(8, "auto"), Mebi()
+    large, small, none = (
+        Budget(total_bytes=size << 20, context_bytes=0, headroom_bytes=0)
+        for size in (100, 2, 1)
+    )
+    assert worth_tracing(candidates, model, large) == candidates
+    assert [
+        e.reshard_after_forward for e in worth_tracing(candidates, model, small)
+    ] == [True]
+    assert worth_tracing(candidates, model, none)[0].engine == "fsdp2"
+    assert worth_tracing((), model, large) == ()
+
+
+def test_an_effective_batch_is_divided_among_ranks() -> None:
+    assert samples_per_rank(None, 8) is None
+    assert samples_per_rank(64, 8) == 8
+    with pytest.raises(InputError, match="Use 96 or 104"):
+        samples_per_rank(100, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"compile": "blocks"}, "compile= is not planned for several GPUs"),
+        ({"optimizer_in_backward": True}, "optimizer_in_backward="),
+        ({"effective_batch_size": 7}, "no multiple of 2 ranks"),
+        ({"engine": "tp"}, "Tensor, context, pipeline"),
+    ],
+)
+def test_refused_before_anything_is_traced(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        budgetfit.plan(Mebi(), "1GB", gpus=2, **given)
+
+
+def planned(**given: Any) -> Plan:
+    return budgetfit.plan(
+        Mebi(), "3GB", batch=EXAMPLES["mebi"].batch, precision="fp32", **given
+    )
+
+
+def test_one_gpu_is_the_plan_without_gpus() -> None:
+    one, plain = planned(gpus=1), planned()
+    assert one.recipe == plain.recipe
+    assert one.recipe.parallelism is None
+    assert one.estimate == plain.estimate
+    assert "rank" not in str(one)
+
+
+def test_a_plan_for_two() -> None:
+    plan = planned(gpus=2, effective_batch_size=16)
+    recipe = plan.recipe
+    assert recipe.effective_batch_size == 16
+    assert recipe.parallelism is not None
+    assert recipe.parallelism.gpus == 2
+    text = str(plan)
+    for word in (recipe.parallelism.engine, "2 ranks", "on each rank", "NCCL"):
+        assert word in text
+    assert "wait for the network" in text
+    estimate = plan.estimate
+    assert estimate.nccl_bytes is not None
+    assert estimate.reserved_bytes <= plan.budget.usable_bytes
+    assert from_json(to_json(plan)).recipe == recipe
+    again = budgetfit.estimate(Mebi(), recipe, vram="3GB", batch=EXAMPLES["mebi"].batch)
+    assert again.reserved_bytes == estimate.reserved_bytes
+    assert not torch.distributed.is_initialized()

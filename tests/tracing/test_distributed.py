@@ -1,0 +1,151 @@
+"""The trace of one rank of several: what it holds, and what it leaves behind."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.errors import InputError
+from tests.models import MIB
+from tests.traced import session
+
+if TYPE_CHECKING:
+    from budgetfit.core.step_trace import StepTrace
+
+FSDP2 = Parallelism(engine="fsdp2", gpus=8)
+DDP = Parallelism(engine="ddp", gpus=8)
+BLOCKS = 3
+
+
+def trace(parallelism: Parallelism, **settings: object) -> StepTrace:
+    recipe = Recipe(batch_size=2, parallelism=parallelism, **settings)  # type: ignore[arg-type]
+    return session("mebi").exact(recipe)
+
+
+def live(trace: StepTrace, phase: str, step: int = -1) -> dict[str, int]:
+    """Bytes alive at the end of a phase of the last step, by category."""
+    step = trace.phases[-1].step if step < 0 else step
+    end = next(p.end for p in trace.phases if (p.name, p.step) == (phase, step))
+    events = trace.events[:end]
+    alive = set(events[events > 0].tolist()) - set((-events[events < 0]).tolist())
+    found = dict.fromkeys(CATEGORIES, 0)
+    for event in alive:
+        size = trace.fixed_bytes[event - 1] + trace.bytes_per_sample[event - 1] * 2
+        found[CATEGORIES[trace.category[event - 1]]] += int(size)
+    return found
+
+
+def test_a_rank_of_fsdp2_keeps_its_shard_alone() -> None:
+    """Three weights of 1 MiB, over 8 ranks: 1/8 MiB each, and AdamW's two states."""
+    after = live(trace(FSDP2), "optimizer")
+    assert after["parameters"] == BLOCKS * MIB // 8
+    assert after["gradients"] == 0
+    states = after["optimizer_state"] - 4 * BLOCKS  # and a step count each
+    assert states == 2 * BLOCKS * MIB // 8
+
+
+def test_uneven_shards_are_those_of_the_largest_rank() -> None:
+    """512 rows over 7 ranks: 74 rows of 512 floats."""
+    after = live(trace(replace(FSDP2, gpus=7)), "optimizer")
+    assert after["parameters"] == BLOCKS * 74 * 512 * 4
+
+
+def test_kept_weights_live_from_forward_to_backward() -> None:
+    """Of the 3 MiB the last block's live to its backward in both cases."""
+    freed, kept = (
+        sum(live(trace(replace(FSDP2, reshard_after_forward=each)), "forward").values())
+        for each in (True, False)
+    )
+    assert kept - freed >= (BLOCKS - 1) * MIB
+
+
+def test_half_of_the_weights_are_gathered_in_half_precision() -> None:
+    whole, half = (
+        trace(replace(FSDP2, param_dtype=dtype, reshard_after_forward=False))
+        for dtype in (None, "bf16")
+    )
+    assert sum(live(half, "forward").values()) < sum(live(whole, "forward").values())
+    assert live(half, "optimizer")["parameters"] == BLOCKS * MIB // 8  # still fp32
+
+
+def test_fsdp2_uses_side_streams_and_ddp_does_not() -> None:
+    assert len(set(trace(FSDP2).side_streams().values())) == 2
+    assert not trace(DDP).side_streams()
+
+
+def test_gradients_that_are_not_reduced_stay_whole() -> None:
+    """Of two micro-batches the first leaves 3 MiB, and reduced ones 3/8."""
+    waiting, reduced = (
+        trace(
+            replace(FSDP2, sync_each_batch=each),
+            gradient_accumulation_steps=2,
+        )
+        for each in (False, True)
+    )
+    both = [live(each, "backward") for each in (waiting, reduced)]
+    least = BLOCKS * MIB - BLOCKS * MIB // 8
+    assert sum(both[0].values()) - sum(both[1].values()) >= least
+
+
+@pytest.mark.parametrize("views", [True, False])
+def test_ddp_has_one_bucket_and_then_those_of_their_size(views: bool) -> None:
+    """One of 3 MiB at first; then the first of 1 MiB and one of the rest."""
+    made = trace(replace(DDP, gradient_as_bucket_view=views))
+    total = BLOCKS * MIB
+    sizes = made.fixed_bytes.tolist()
+    first_step = [p for p in made.phases if p.step < 1][-1].end
+    before, after = (
+        np.array(part) for part in (made.events[:first_step], made.events[first_step:])
+    )
+    freed = {-each for each in after.tolist() if each < 0}
+    old = [n for n in before.tolist() if n > 0 and n in freed]
+    assert total in [sizes[n - 1] for n in old]
+    alive_at_end = set(made.events[made.events > 0].tolist()) - {
+        -n for n in made.events.tolist() if n < 0
+    }
+    buckets = [sizes[n - 1] for n in alive_at_end & set(after.tolist())]
+    assert sorted(buckets) == [MIB, 2 * MIB]
+
+
+def test_a_trace_leaves_nothing_behind() -> None:
+    def seen() -> list[object]:
+        return [
+            distributed.is_initialized(),
+            sys.excepthook,
+            torch.UntypedStorage.resize_,
+            DeviceMesh.__init__,
+            DistributedDataParallel.__init__,
+        ]
+
+    before = seen()
+    trace(replace(FSDP2, gpus=4))
+    trace(replace(DDP, gpus=4))
+    assert seen() == before
+
+
+def test_a_process_group_of_ones_own_is_left_alone() -> None:
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(InputError, match="process group already"):
+            trace(replace(FSDP2, gpus=16))
+        assert distributed.get_world_size() == 2
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_one_gpu_has_no_streams_and_no_group() -> None:
+    made = session("mebi").exact(Recipe(batch_size=2))
+    assert not made.side_streams()
+    assert "c10d" not in "".join(made.op_names)
