@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ from tests.integrations.tiny_training import plan_for, tiny_model
 
 RANKS, STEPS = 2, 2
 SETTINGS: dict[str, dict[str, Any]] = {
-    "ddp": {"engine": "ddp", "gradient_as_bucket_view": True},
+    "ddp": {"engine": "ddp", "gradient_as_bucket_view": True, "bucket_cap_mb": 8},
     "plain ddp": {"engine": "ddp"},
     "ddp, each": {"engine": "ddp", "sync_each_batch": True},
     "fsdp2": {"engine": "fsdp2"},
@@ -238,11 +239,18 @@ def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> No
 
     ddp = plan_of("ddp")
     text = lightning_export.export_text(ddp, "plan.json")
-    assert "DDPStrategy(bucket_cap_mb=25, gradient_as_bucket_view=True)" in text
+    assert "DDPStrategy(bucket_cap_mb=8, gradient_as_bucket_view=True)" in text
     compile(text, "script", "exec")
     text = accelerate_export.export_text(ddp, "plan.json")
-    assert "DistributedDataParallelKwargs(bucket_cap_mb=25" in text
+    assert "DistributedDataParallelKwargs(bucket_cap_mb=8" in text
     assert '"MULTI_GPU"' in text
+    script = trainer_export.export_text(ddp, "plan.json")
+    assert "no gradient_as_bucket_view: its gradients take 161.1 KiB more" in script
+    full = ddp.changed(
+        estimate=replace(ddp.estimate, reserved_bytes=ddp.budget.usable_bytes)
+    )
+    with pytest.raises(InputError, match=r"161.1 KiB more than .*, .* usable"):
+        trainer_export.export_text(full, "plan.json")
     assert "sync_each_batch=True" in accelerate_export.export_text(
         plan_of("ddp, each"), "plan.json"
     )
@@ -264,7 +272,6 @@ def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> No
         (axolotl_export, "fsdp2", "not written for axolotl"),
         (trl_export, "ddp", "not written for TRL"),
         (accelerate_export, "hsdp", "accelerate has no setting for shard=1"),
-        (trainer_export, "ddp", "with gradient_as_bucket_view=True"),
     ],
 )
 def test_what_a_library_has_no_setting_for(

@@ -131,7 +131,7 @@ def _accelerator(plan: Plan) -> tuple[list[str], list[tuple[str, str]]]:
         names.append(("accelerate.utils", "GradientAccumulationPlugin"))
         made = f"GradientAccumulationPlugin(num_steps={steps}, sync_each_batch=True)"
         arguments = [f"gradient_accumulation_plugin={made}"]
-    if parallelism is not None and parallelism.engine == "ddp":
+    if parallelism is not None and ddp_settings(parallelism):
         names.append(("accelerate", "DistributedDataParallelKwargs"))
         options = [f"{key}={item}" for key, item in ddp_settings(parallelism).items()]
         made = f"DistributedDataParallelKwargs({', '.join(options)})"

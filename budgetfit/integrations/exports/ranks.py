@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
+from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from budgetfit.core.parallelism import Parallelism
@@ -32,11 +33,38 @@ def refuse_several_gpus(plan: Plan, program: str) -> None:
 
 
 def ddp_settings(parallelism: Parallelism) -> dict[str, Any]:
-    """Return the arguments of ``DistributedDataParallel``."""
-    return {
+    """Return the arguments of ``DistributedDataParallel``, without its defaults."""
+    given = {
         "bucket_cap_mb": parallelism.bucket_cap_mb,
         "gradient_as_bucket_view": parallelism.gradient_as_bucket_view,
     }
+    return {name: value for name, value in given.items() if value}
+
+
+def copied_gradients(plan: Plan) -> list[str]:
+    """Return what gradients take that are no views of DDP's buckets, as a remark.
+
+    For a library without a setting for ``gradient_as_bucket_view``.
+
+    Raises:
+        InputError: If that does not fit.
+    """
+    parallelism = plan.recipe.parallelism
+    if parallelism is None or not parallelism.gradient_as_bucket_view:
+        return []
+    size = 2 if find_precision(plan.recipe.precision).weights == "bf16" else 4
+    more = size * plan.model.trainable_count
+    needed, usable = plan.estimate.reserved_bytes + more, plan.budget.usable_bytes
+    found = (
+        "The Trainer has no gradient_as_bucket_view: its gradients take "
+        f"{format_bytes(more)} more than predicted"
+    )
+    if needed > usable:
+        raise InputError(
+            f"{found}, {format_bytes(needed)} reserved in all, and "
+            f"{format_bytes(usable)} are usable. {_ELSE}."
+        )
+    return [f"{found}."]
 
 
 def fsdp_settings(plan: Plan, parallelism: Parallelism, program: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from transformers.training_args import OptimizerNames
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
-from budgetfit.integrations.exports.ranks import fsdp_settings, refuse_several_gpus
+from budgetfit.integrations.exports.ranks import copied_gradients, fsdp_settings
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -87,10 +87,10 @@ def _several(plan: Plan) -> dict[str, Any]:
         found["fsdp"] = True
         found["fsdp_config"] = fsdp_settings(plan, parallelism, "The Trainer")
     else:
-        found["ddp_bucket_cap_mb"] = parallelism.bucket_cap_mb
+        copied_gradients(plan)
         found["ddp_find_unused_parameters"] = False
-        if parallelism.gradient_as_bucket_view:
-            refuse_several_gpus(plan, "the Trainer with gradient_as_bucket_view=True")
+        if parallelism.bucket_cap_mb is not None:
+            found["ddp_bucket_cap_mb"] = parallelism.bucket_cap_mb
     if parallelism.sync_each_batch:
         kwargs = {"sync_each_batch": True}
         found["accelerator_config"] = {"gradient_accumulation_kwargs": kwargs}

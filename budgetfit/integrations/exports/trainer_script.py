@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.plan import Plan
 from budgetfit.integrations.exports.every_n_layers import trainer_checkpointing
-from budgetfit.integrations.exports.ranks import dtype_lines
+from budgetfit.integrations.exports.ranks import copied_gradients, dtype_lines
 from budgetfit.integrations.exports.trainer_arguments import (
     exported,
     known_fields,
@@ -157,7 +157,9 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
 
 def _launch(plan: Plan) -> list[str]:
     parallelism = plan.recipe.parallelism
-    return [launch_line(parallelism), *dtype_lines(plan)] if parallelism else []
+    if parallelism is None:
+        return []
+    return [launch_line(parallelism), *dtype_lines(plan), *copied_gradients(plan)]
 
 
 def _imports(program: ScriptParts, loading: Loading, *, needs_plan: bool) -> str:

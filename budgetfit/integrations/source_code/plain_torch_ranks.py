@@ -79,7 +79,9 @@ def main_lines(parallelism: Parallelism | None) -> dict[str, str]:
 
 
 def _ddp(parallelism: Parallelism) -> str:
-    options = [f"bucket_cap_mb={parallelism.bucket_cap_mb}"]
+    options = []
+    if parallelism.bucket_cap_mb is not None:
+        options.append(f"bucket_cap_mb={parallelism.bucket_cap_mb}")
     if parallelism.gradient_as_bucket_view:
         options.append("gradient_as_bucket_view=True")
     given = "".join(f"        {option},\n" for option in options)
