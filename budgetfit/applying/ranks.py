@@ -60,7 +60,10 @@ class Ranks:
                 f"{torchrun_command(parallelism)}, or plan with gpus={self.size}."
             )
         backends = str(distributed.get_backend_config())
-        self.device = _device(on_cuda="nccl" in backends and not on_cpu)
+        trains_on_cuda = any(f"cuda:{name}" in backends for name in ("nccl", "fake"))
+        self.device = _device(
+            on_cuda=trains_on_cuda and torch.cuda.is_available() and not on_cpu
+        )
         self._is_fake = distributed.get_backend() == "fake"  # other ranks do not exist
         self._group = None
         if not self._is_fake and "gloo" not in backends:
