@@ -37,6 +37,8 @@ class Started:
             environment = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                "GROUP_RANK": "0",
                 "WORLD_SIZE": str(ranks),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,

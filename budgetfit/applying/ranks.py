@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import os
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,8 @@ from torch import distributed
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from budgetfit.core.parallelism import Parallelism
@@ -29,6 +33,7 @@ class Ranks:
 
     Args:
         parallelism: Of the plan.
+        device: ``"cpu"`` to train there; the GPU of this rank if there is one.
 
     Attributes:
         rank: This one's number, from 0.
@@ -40,9 +45,12 @@ class Ranks:
             none, and torchrun has not started this process.
     """
 
-    def __init__(self, parallelism: Parallelism) -> None:
+    def __init__(
+        self, parallelism: Parallelism, device: torch.device | str | None = None
+    ) -> None:
+        on_cpu = device is not None and torch.device(device).type == "cpu"
         if not distributed.is_initialized():
-            _initialize(parallelism)
+            _initialize(parallelism, on_cuda=not on_cpu and _has_nccl())
         self.rank = distributed.get_rank()
         self.size = distributed.get_world_size()
         if self.size != parallelism.gpus:
@@ -52,7 +60,10 @@ class Ranks:
                 f"{torchrun_command(parallelism)}, or plan with gpus={self.size}."
             )
         backends = str(distributed.get_backend_config())
-        self.device = _device("nccl" in backends)
+        trains_on_cuda = any(f"cuda:{name}" in backends for name in ("nccl", "fake"))
+        self.device = _device(
+            on_cuda=trains_on_cuda and torch.cuda.is_available() and not on_cpu
+        )
         self._is_fake = distributed.get_backend() == "fake"  # other ranks do not exist
         self._group = None
         if not self._is_fake and "gloo" not in backends:
@@ -65,6 +76,13 @@ class Ranks:
         total = torch.tensor(value, dtype=torch.float64)
         distributed.all_reduce(total, group=self._group)
         return total.item()
+
+    def mean(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the mean of a tensor in host memory, changed in place."""
+        if not self._is_fake:
+            distributed.all_reduce(tensor, group=self._group)
+            tensor /= self.size
+        return tensor
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in order."""
@@ -99,6 +117,14 @@ def torchrun_command(parallelism: Parallelism) -> str:
     )
 
 
+@contextlib.contextmanager
+def same_random_weights() -> Iterator[None]:
+    """Seed torch's generator alike on all ranks, for a model that is made inside."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield
+
+
 def is_first_rank() -> bool:
     """Whether this process is rank 0, or the only one."""
     if distributed.is_available() and distributed.is_initialized():
@@ -106,8 +132,14 @@ def is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _initialize(parallelism: Parallelism) -> None:
-    """Initialize the process group from torchrun's environment variables."""
+def check_started(parallelism: Parallelism) -> None:
+    """Check that there is a process group, or that torchrun has started this process.
+
+    Raises:
+        InputError: If neither.
+    """
+    if distributed.is_initialized():
+        return
     missing = [name for name in _TORCHRUN if name not in os.environ]
     if missing:
         raise InputError(
@@ -115,13 +147,28 @@ def _initialize(parallelism: Parallelism) -> None:
             f"one process without a process group ({missing[0]} is not set). Start it "
             f"with {torchrun_command(parallelism)}, or plan with gpus=1."
         )
-    on_cuda = torch.cuda.is_available() and distributed.is_nccl_available()
+
+
+def _initialize(parallelism: Parallelism, *, on_cuda: bool) -> None:
+    """Initialize the process group from torchrun's environment variables."""
+    check_started(parallelism)
     if on_cuda:
-        torch.cuda.set_device(_device(on_cuda))
+        torch.cuda.set_device(_device(on_cuda=True))
     distributed.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
+    atexit.register(_destroy)
 
 
-def _device(on_cuda: bool) -> torch.device:
+def _destroy() -> None:
+    """Destroy the process group, or torch warns at the end of the program."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+def _has_nccl() -> bool:
+    return torch.cuda.is_available() and distributed.is_nccl_available()
+
+
+def _device(*, on_cuda: bool) -> torch.device:
     if not on_cuda:
         return torch.device("cpu")
     local = os.environ.get("LOCAL_RANK")

@@ -7,6 +7,7 @@ imported inside the commands, so that ``--help`` and ``gpus`` start fast.
 import functools
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -283,7 +284,9 @@ def verify(*, plan_file: Path, as_json: bool, **given: Any) -> None:
     asked = arguments_of(given)
     with show_progress() as progress:
         check = api().verify(made, asked.pop("model"), **asked, progress=progress)
-    if as_json:
+    if os.environ.get("RANK", "0") != "0":  # of torchrun: the first reports for all
+        pass
+    elif as_json:
         typer.echo(json_writer().verification_json(check))
     else:
         text_writer().show(

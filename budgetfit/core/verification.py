@@ -77,6 +77,7 @@ class Verification:
         shorter_batches: How many other batches ran a step after the longest.
         shorter_reserved_bytes: The reserved peak over those steps; -1 without any.
         fresh_process: Whether the steps ran in a subprocess.
+        ranks: GPUs that trained together: of each measurement the largest of all.
     """
 
     device: str
@@ -106,6 +107,7 @@ class Verification:
     shorter_batches: int = 0
     shorter_reserved_bytes: int = -1
     fresh_process: bool = False
+    ranks: int = 1
     gradient_noise: float | None = None
 
     def __str__(self) -> str:

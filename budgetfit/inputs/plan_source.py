@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from budgetfit.applying.data_parallel import refuse_wrapped
 from budgetfit.applying.loss.prediction_loss import prediction_loss
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
+from budgetfit.applying.ranks import same_random_weights
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.plan import Plan
@@ -163,12 +165,16 @@ def resolve_model_and_batch(  # noqa: PLR0913 - what a saved plan cannot hold
         InputError: If there is no model, no such device, or no batch can be made.
     """
     chosen = find_device(_device(device))
-    resolved = _resolved(plan, model, trust_remote_code=trust_remote_code)
+    several = plan.recipe.parallelism is not None
+    with same_random_weights() if several else nullcontext():
+        resolved = _resolved(plan, model, trust_remote_code=trust_remote_code)
+        # Of several ranks each shards it from host memory.
+        home = torch.device("cpu") if several else chosen
+        live = _live_model(plan, model, home, resolved)
     if resolved is not None:  # a factory may return its batch and its loss
         batch = resolved.batch if batch is None else batch
         loss = resolved.loss if loss is None else loss
     loss, optimizer = loss_and_optimizer(plan, loss, optimizer)
-    live = _live_model(plan, model, chosen, resolved)
     check_same_model(plan, live)
     if any(parameter.is_meta for parameter in live.parameters()):
         raise InputError(
@@ -180,12 +186,12 @@ def resolve_model_and_batch(  # noqa: PLR0913 - what a saved plan cannot hold
         batch = load_batch(batch)
     elif batch is None:
         batch = planned_batch(plan, live, dims)
-    several = choose_batch(plan, batch, dims=dims)
+    found = choose_batch(plan, batch, dims=dims)
     return TrainingSetup(
         model=live,
-        batch=several.batch,
-        shorter=several.shorter,
-        notes=several.notes,
+        batch=found.batch,
+        shorter=found.shorter,
+        notes=found.notes,
         batch_dims=dims,
         loss=loss,
         optimizer=optimizer,

@@ -122,8 +122,12 @@ def _bytes_of(
 
 
 def _strided(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the tensors; of a sparse gradient its indices and values."""
-    for tensor in tensors:
+    """Yield the tensors; of a DTensor the part that this rank holds.
+
+    Of a sparse gradient its indices and values.
+    """
+    for whole in tensors:
+        tensor = getattr(whole, "_local_tensor", whole)
         if tensor.layout is torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001 - coalesced or not
         else:

@@ -38,6 +38,9 @@ NOISE_FACTOR = 3.0  # CUDA atomics: two runs of the unmodified model differ, too
 # more from equal seeds and state uses hidden random numbers or counters.
 MAX_TOLERANCE = 0.01
 
+# Samples: the unmodified model with its gradients must fit as well.
+COMPARED_ON_CUDA = 2
+
 Gradients = dict[str, torch.Tensor | None]
 T = TypeVar("T")
 
@@ -89,13 +92,14 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     blocks: Sequence[str],
     planned: Collection[str] = (),
     seed: int = 0,
+    mean: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
 ) -> GradientCheck:
     """Compare one micro-batch's gradients, with the same batch and RNG state.
 
     No weight is updated. The unmodified model's gradients are kept in CPU memory.
 
     Args:
-        model: The model that both factories modify.
+        model: The model that both factories modify, or make copies of.
         make_planned: Makes the run of the plan. Each call of its ``step`` must be a
             whole optimizer step.
         make_plain: Makes the same run without recomputation.
@@ -103,23 +107,31 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
         blocks: Names of the blocks to watch for recomputation.
         planned: The blocks that the plan recomputes.
         seed: Of the random generators.
+        mean: Returns the mean over all ranks of a gradient of the unmodified model, in
+            CPU memory; where there are several.
     """
     plain: Gradients = {}
     seen = RecomputationWatcher()
     restore = _restorer(model)
 
-    def keep() -> None:
-        for name, grad in _gradients(model):
-            plain[name] = grad.to("cpu", copy=True) if grad is not None else None
+    def whole(trained: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
+        for name, grad in _gradients(trained):
+            yield name, mean(grad.to("cpu", copy=True)) if grad is not None else None
 
-    def compare() -> tuple[float, str]:
-        return largest_error(_gradients(model), plain)
+    def keep(trained: nn.Module) -> None:
+        plain.update(whole(trained))
+
+    def compare_again(trained: nn.Module) -> tuple[float, str]:
+        return largest_error(whole(trained), plain)
+
+    def compare(trained: nn.Module) -> tuple[float, str]:
+        return largest_error(_gradients(trained), plain)
 
     _run_to_gradients(model, make_plain, batch, seed, keep)
     restore()
     idle: set[str] = set()
     with find_blocks_saving_nothing(model, sorted(planned), idle):
-        noise, _ = _run_to_gradients(model, make_plain, batch, seed, compare)
+        noise, _ = _run_to_gradients(model, make_plain, batch, seed, compare_again)
     restore()
     idle |= _unused(model, planned, plain)
     refusal = ""
@@ -181,6 +193,7 @@ def build_verification(  # noqa: PLR0913 - one value each, all needed
     notes: Iterable[str] = (),
     budget: Budget | None = None,
     predicted_pinned_bytes: int = 0,
+    ranks: int = 1,
 ) -> Verification:
     """Return the ``Verification`` of a measurement against a prediction.
 
@@ -225,6 +238,7 @@ def build_verification(  # noqa: PLR0913 - one value each, all needed
         host_growth_bytes=measured.host_growth_bytes,
         shorter_batches=measured.shorter_batches,
         shorter_reserved_bytes=measured.shorter_reserved_bytes,
+        ranks=ranks,
     )
 
 
@@ -239,9 +253,12 @@ class _GradientsAreThere(Exception):  # noqa: N818 - no error
 
 
 def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Yield dense gradients by name; of sharded ones each rank gathers the whole."""
     for name, parameter in model.named_parameters():
-        grad = parameter.grad
-        yield name, None if grad is None else grad.to_dense()  # sparse ones too
+        grad: Any = parameter.grad
+        if hasattr(grad, "full_tensor"):
+            grad = grad.full_tensor()
+        yield name, None if grad is None else grad.to_dense()
 
 
 def _restorer(model: nn.Module) -> Callable[[], None]:
@@ -274,28 +291,29 @@ def _run_to_gradients(  # noqa: PLR0913
     make_run: MakeRun,
     batch: Any,
     seed: int,
-    look: Callable[[], T],
+    look: Callable[[nn.Module], T],
     *,
     seen: RecomputationWatcher | None = None,
     blocks: Sequence[str] = (),
 ) -> T:
-    """Run one micro-batch and return the result of ``look`` before the update."""
+    """Run one micro-batch; return what ``look`` finds before the update."""
     found: list[T] = []
     seen = seen if seen is not None else RecomputationWatcher()
 
     def on_phase(phase: str) -> None:
         seen.on_phase(phase)
         if phase == "optimizer":
-            found.append(look())
+            found.append(look(trained))
             raise _GradientsAreThere
 
     gc.collect()  # an error of an earlier run may still hold tensors
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     run = make_run(on_phase)
+    trained: nn.Module = getattr(run, "model", model)
     cards = sorted({item.device.index for item in model.parameters() if item.is_cuda})
     try:
-        with torch.random.fork_rng(cards), seen.watching(model, blocks):
+        with torch.random.fork_rng(cards), seen.watching(trained, blocks):
             _seed(seed, cards)
             with suppress(_GradientsAreThere):
                 run.step(batch)

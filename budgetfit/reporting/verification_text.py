@@ -132,7 +132,8 @@ def _title(check: Verification) -> str:
 
 def _steps(check: Verification) -> str:
     where = " in a fresh process" if check.fresh_process else ""
-    return f"{check.steps} real steps{where}"
+    ranks = f" on each of {check.ranks} ranks" if check.ranks > 1 else ""
+    return f"{check.steps} real steps{where}{ranks}"
 
 
 def _memory(check: Verification) -> str:

@@ -21,6 +21,7 @@ from budgetfit.calibration.known_measurements import (
 )
 from budgetfit.core.verification import WITHOUT_COMPILE
 from budgetfit.measuring.compare_gradients import (
+    COMPARED_ON_CUDA,
     GradientCheck,
     build_verification,
     check_gradients,
@@ -31,18 +32,17 @@ from budgetfit.measuring.recomputed_blocks import recomputed_blocks
 from budgetfit.traces.loss_modules import loss_modules_on
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.verification.cpu_timeline import cpu_timeline_if_possible
+from budgetfit.verification.ranks import measure_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from budgetfit.core.memory_timeline import MemoryTimeline
     from budgetfit.core.plan import Plan
     from budgetfit.core.verification import Verification
     from budgetfit.gpus.table import Gpu
     from budgetfit.measuring.real_step import RealSteps
     from budgetfit.workload.training_setup import TrainingSetup
-
-# Samples: the unmodified model with its gradients must fit as well.
-COMPARED_ON_CUDA = 2
 
 
 def verify_plan(
@@ -61,8 +61,14 @@ def verify_plan(
     say = progress or (lambda _: None)
     device = find_device(setup.device)
     on_cuda = device.type == "cuda"
-    estimate, timeline = plan.estimate, plan.estimate.timeline
+    timeline = plan.estimate.timeline
     notes = list(setup.notes)
+    if plan.recipe.parallelism is not None:
+        ranks = measure_ranks(plan, setup, steps, say)
+        measured, gradients = ranks.measured, ranks.gradients
+        timeline = ranks.timeline or timeline
+        notes += ranks.notes
+        return _verification(plan, measured, gradients, timeline, notes)
     with contextlib.nullcontext() if on_cuda else _eager(plan, setup, notes) as eager:
         plan = eager or plan
         measured, gradients = _run(plan, setup, device, steps, say)
@@ -78,7 +84,21 @@ def verify_plan(
             measured = replace(measured, phases=())  # there is no prediction for them
         else:
             timeline = on_cpu
-    check = build_verification(
+    check = _verification(plan, measured, gradients, timeline, notes)
+    return with_recorded_step_time(
+        check, plan, gpu_of_device(device) if on_cuda else None
+    )
+
+
+def _verification(
+    plan: Plan,
+    measured: RealSteps,
+    gradients: GradientCheck | None,
+    timeline: MemoryTimeline,
+    notes: Sequence[str],
+) -> Verification:
+    estimate, on_cuda = plan.estimate, measured.device == "cuda"
+    return build_verification(
         measured,
         timeline=timeline,
         predicted_process_bytes=estimate.process_bytes if on_cuda else None,
@@ -91,9 +111,7 @@ def verify_plan(
         notes=notes,
         budget=plan.budget if on_cuda else None,
         predicted_pinned_bytes=estimate.host_bytes,
-    )
-    return with_recorded_step_time(
-        check, plan, gpu_of_device(device) if on_cuda else None
+        ranks=plan.recipe.ranks,
     )
 
 

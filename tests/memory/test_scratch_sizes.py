@@ -221,6 +221,7 @@ FLAG = st.integers(0, 1)
 INDEX = st.sampled_from((4, 8))
 ARGUMENTS = {
     "buffer": (COUNT,),
+    "chunk_cat": (COUNT, COUNT),
     "cublas_workspace": (st.just(2), st.integers(10, 15)),
     "cublaslt_workspace": (),
     "efficient_attention_backward": (COUNT, WIDTH, WIDTH, WIDTH, WIDTH, FLAG, FLAG),
@@ -241,6 +242,7 @@ ARGUMENTS = {
     "scan": (COUNT, st.sampled_from((2, 4, 8))),
     "scan_by_key": (COUNT, INDEX, FLAG),
     "sort": (WIDTH, COUNT, st.sampled_from((1, 2, 4, 8))),
+    "split_with_sizes_copy": (st.integers(2, 64), COUNT, COUNT),
     "topk": (WIDTH, COUNT, st.sampled_from((1, 2, 4, 8))),
 }
 
@@ -259,6 +261,23 @@ def test_a_rule_has_the_same_number_of_parts_whatever_its_arguments(
     parts = scratch_bytes(card, name, arguments)
     assert len(parts) == PARTS[name]
     assert all(isinstance(part, int) and part >= 0 for part in parts)
+
+
+def test_the_copies_of_fsdp2_pack_the_numbers_of_their_blocks() -> None:
+    """Blocks of 2048 bytes; of a copy-out as many as run at once, twice over.
+
+    A card of 2 x 1024 threads runs 16 blocks of 128, so that 32 are launched at once.
+    """
+    card = DeviceProperties((8, 0), 2, 1024)
+    # 6 numbers for each of 2 tensors, 2 more, and 1 + 3 blocks.
+    assert scratch_bytes(card, "chunk_cat", (2048, 4097)) == [8 * (6 * 2 + 2 + 1 + 3)]
+    # 8 blocks on 4 ranks are 32: each reads one tile.
+    few = 4 * 2 + 1 + 4 + 4
+    assert scratch_bytes(card, "split_with_sizes_copy", (4, 8192, 8192)) == [8 * few]
+    # 32 blocks on 4 ranks are four times as many: two ranks and two tiles for each.
+    many = 4 * 2 + 1 + 8 + 8
+    sizes = (4, 2**15, 2**15)
+    assert scratch_bytes(card, "split_with_sizes_copy", sizes) == [8 * many]
 
 
 @given(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.fsdp  # its ops
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -163,8 +164,11 @@ def test_an_op_is_registered_once() -> None:
 
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_every_rule_names_an_op_of_torch(name: str) -> None:
-    ops: Any = torch.ops.budgetfit if name.startswith("budgetfit.") else aten
-    packet, _, overload = name.removeprefix("budgetfit.").partition(".")
+    namespace, _, rest = name.partition(".")
+    ops: Any = aten
+    if namespace in {"budgetfit", "fsdp"}:
+        ops, name = getattr(torch.ops, namespace), rest
+    packet, _, overload = name.partition(".")
     assert not overload or overload in getattr(ops, packet).overloads()
 
 

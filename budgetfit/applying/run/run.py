@@ -169,7 +169,7 @@ class Run:
                 claim(model, self, self._undo)
             self.ranks = None
             if recipe.parallelism is not None and not self._is_trace:
-                self.ranks = Ranks(recipe.parallelism)
+                self.ranks = Ranks(recipe.parallelism, device)
                 device = self.ranks.device
             # ``fully_shard`` moves the model, and replaces its parameters for good.
             shards = recipe.parallelism is not None and (

@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.exports.diffusers_options import script_lines
+from budgetfit.integrations.exports.ranks import (
+    ddp_settings,
+    dtype_lines,
+    fsdp_settings,
+)
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.model_loading import load_model_text
 from budgetfit.integrations.source_code.python_source import (
+    call_source,
     import_block,
     plan_summary_lines,
     to_source,
@@ -25,10 +31,13 @@ _CONFIG_HOME = "accelerate.commands.config.config_args"
 
 
 def launch_config(plan: Plan) -> dict[str, Any]:
-    """Return the content of a config file: one process on one GPU.
+    """Return the content of a config file: one process for each planned GPU.
 
     Where accelerate is installed, only fields of its ``ClusterConfig``: it rejects
     files with others.
+
+    Raises:
+        InputError: If accelerate has no setting for the plan's ``fully_shard``.
     """
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -41,6 +50,7 @@ def launch_config(plan: Plan) -> dict[str, Any]:
         "downcast_bf16": False,
         "use_cpu": False,
         "debug": False,
+        **_several(plan),
     }
     if find_spec("accelerate") is not None:
         known = dataclasses.fields(import_attribute(_CONFIG_HOME, "ClusterConfig"))
@@ -49,16 +59,38 @@ def launch_config(plan: Plan) -> dict[str, Any]:
     return config
 
 
+def _several(plan: Plan) -> dict[str, Any]:
+    """Return the settings of a launch on several GPUs."""
+    parallelism = plan.recipe.parallelism
+    if parallelism is None:
+        return {}
+    found: dict[str, Any] = {
+        "distributed_type": "MULTI_GPU",
+        "num_machines": parallelism.nodes,
+        "num_processes": parallelism.gpus,
+    }
+    if parallelism.engine == "fsdp2":
+        settings = fsdp_settings(plan, parallelism, "accelerate")
+        found["distributed_type"] = "FSDP"
+        found["fsdp_config"] = {f"fsdp_{key}": item for key, item in settings.items()}
+    return found
+
+
 def export_text(plan: Plan, plan_file: str) -> str:
-    """Return a YAML file; its comments contain the lines that the script needs."""
-    steps = plan.recipe.gradient_accumulation_steps
+    """Return a YAML file; its comments contain the lines that the script needs.
+
+    Raises:
+        InputError: As ``launch_config``.
+    """
     loading = load_model_text(plan)
+    accelerator, names = _accelerator(plan)
     imports = import_block(
         {*loading.modules, "budgetfit"},
         [
             ("accelerate", "Accelerator"),
             ("torch.utils.data", "DataLoader"),
             *loading.names,
+            *names,
         ],
     )
     script = [
@@ -75,15 +107,34 @@ def export_text(plan: Plan, plan_file: str) -> str:
         "    plan.prepare(model)  # recomputes the planned blocks",
         "    optimizer = plan.make_optimizer(model.parameters(), lr=5e-5)",
         f"    loader = DataLoader(dataset, batch_size={plan.recipe.batch_size})",
-        f"    accelerator = Accelerator(gradient_accumulation_steps={steps})",
+        *accelerator,
     ]
     comments = [
         *plan_summary_lines(plan, "A launch of accelerate"),
         *script,
         *script_lines(plan),
+        *dtype_lines(plan),
     ]
     lines = [f"# {line}".rstrip() for line in comments]
     # JSON values are valid YAML.
     values = launch_config(plan).items()
     lines += [f"{name}: {json.dumps(value)}" for name, value in values]
     return "\n".join(lines) + "\n"
+
+
+def _accelerator(plan: Plan) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the lines that make the Accelerator, and what they import."""
+    steps = plan.recipe.gradient_accumulation_steps
+    parallelism = plan.recipe.parallelism
+    arguments, names = [f"gradient_accumulation_steps={steps}"], []
+    if parallelism is not None and parallelism.sync_each_batch and steps > 1:
+        names.append(("accelerate.utils", "GradientAccumulationPlugin"))
+        made = f"GradientAccumulationPlugin(num_steps={steps}, sync_each_batch=True)"
+        arguments = [f"gradient_accumulation_plugin={made}"]
+    if parallelism is not None and ddp_settings(parallelism):
+        names.append(("accelerate", "DistributedDataParallelKwargs"))
+        options = [f"{key}={item}" for key, item in ddp_settings(parallelism).items()]
+        made = f"DistributedDataParallelKwargs({', '.join(options)})"
+        arguments.append(f"kwargs_handlers=[{made}]")
+    code = call_source("Accelerator", arguments, 4, len("accelerator = "))
+    return f"    accelerator = {code}".splitlines(), names

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
+from budgetfit.integrations.exports.ranks import refuse_several_gpus
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.model_loading import load_model_text
 from budgetfit.integrations.source_code.python_source import (
@@ -28,9 +29,11 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     where the installed DeepSpeed has no autocast. Pure bf16 is set by ``plan.prepare``.
 
     Raises:
-        InputError: If the plan's optimizer steps inside the backward pass.
+        InputError: If the plan's optimizer steps inside the backward pass, or it is for
+            several GPUs.
     """
     refuse_optimizer_in_backward(plan, "DeepSpeed")
+    refuse_several_gpus(plan, "DeepSpeed, whose ZeRO is not planned")
     recipe = plan.recipe
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": recipe.batch_size,

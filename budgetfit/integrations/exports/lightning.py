@@ -10,6 +10,7 @@ import torch
 
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.exports.prepared_model import PreparedModel, prepare
+from budgetfit.integrations.exports.ranks import ddp_settings, refuse_several_gpus
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.model_loading import load_model_text
 from budgetfit.integrations.source_code.python_source import (
@@ -29,18 +30,30 @@ _PRECISIONS: Final = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 def trainer_arguments(plan: Plan) -> dict[str, Any]:
-    """Return arguments for Lightning's ``Trainer``: one process on one GPU.
+    """Return arguments for Lightning's ``Trainer``: one process for each GPU.
 
     Without autocast the precision is ``32-true``, which does not change dtypes: pure
     bf16 and tf32 are set by the callback.
 
     Raises:
-        InputError: If the plan's optimizer steps inside the backward pass.
+        InputError: If the plan's optimizer steps inside the backward pass, or the
+            plan shards the model: Lightning leaves that to the LightningModule.
     """
     refuse_optimizer_in_backward(plan, "Lightning")
+    parallelism = plan.recipe.parallelism
+    several: dict[str, Any] = {"devices": 1}
+    if parallelism is not None:
+        if parallelism.engine != "ddp" or parallelism.sync_each_batch:
+            refuse_several_gpus(plan, "Lightning")
+        strategy = import_attribute(f"{_home()}.strategies", "DDPStrategy")
+        several = {
+            "devices": parallelism.gpus // parallelism.nodes,
+            "num_nodes": parallelism.nodes,
+            "strategy": strategy(**ddp_settings(parallelism)),
+        }
     policy = find_precision(plan.recipe.precision)
     return {
-        "devices": 1,
+        **several,
         "precision": _PRECISIONS.get(policy.autocast or "", "32-true"),
         "accumulate_grad_batches": plan.recipe.gradient_accumulation_steps,
     }
@@ -55,9 +68,12 @@ def plan_callback(plan: Plan) -> Any:
     Raises:
         InputError: If Lightning is not installed.
     """
-    home = "lightning.pytorch" if find_spec("lightning") else "pytorch_lightning"
-    base = import_attribute(home, "Callback")
+    base = import_attribute(_home(), "Callback")
     return type("PlanCallback", (_PlanHooks, base), {})(plan)
+
+
+def _home() -> str:
+    return "lightning.pytorch" if find_spec("lightning") else "pytorch_lightning"
 
 
 class _PlanHooks:
@@ -135,5 +151,16 @@ def export_text(plan: Plan, plan_file: str) -> str:
         about="\n".join(plan_summary_lines(plan, "A Lightning Trainer")),
         plan=to_source(plan_file),
         batch_size=plan.recipe.batch_size,
-        arguments=keyword_lines(trainer_arguments(plan), 8),
+        arguments=_argument_lines(plan),
     )
+
+
+def _argument_lines(plan: Plan) -> str:
+    """Return the arguments as source; the strategy is an object that is made there."""
+    arguments, parallelism = trainer_arguments(plan), plan.recipe.parallelism
+    if parallelism is None:
+        return keyword_lines(arguments, 8)
+    given = [f"{name}={value}" for name, value in ddp_settings(parallelism).items()]
+    made = f"lightning.pytorch.strategies.DDPStrategy({', '.join(given)})"
+    lines = keyword_lines({**arguments, "strategy": None}, 8)
+    return lines.replace("strategy=None", f"strategy={made}")

@@ -121,8 +121,8 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:
             other.append(f"optim={chosen} (planned: {plan.recipe.optimizer})")
     if getattr(args, "torch_compile", False):
         other.append(f"torch_compile=True (planned: compile={plan.recipe.compile!r})")
-    if args.world_size > 1:
-        other.append(f"{args.world_size} processes (planned: 1)")
+    if args.world_size != plan.recipe.ranks:
+        other.append(f"{args.world_size} processes (planned: {plan.recipe.ranks})")
     if other:
         warnings.warn(
             f"Training with {', '.join(other)}: the plan's prediction is for other "

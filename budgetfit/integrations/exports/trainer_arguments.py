@@ -11,6 +11,7 @@ from transformers.training_args import OptimizerNames
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports.ranks import copied_gradients, fsdp_settings
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -65,10 +66,35 @@ def planned_arguments(
             break
     if recipe.optimizer_in_backward:
         wanted["max_grad_norm"] = 0.0  # gradients are freed before their norm is known
+    wanted |= _several(plan)
     wanted |= overrides
     _check_names(wanted, known)
     _check_optimizer(wanted["optim"], recipe, chosen="optim" in overrides)
     return wanted
+
+
+def _several(plan: Plan) -> dict[str, Any]:
+    """Return the arguments of a plan for several GPUs, one process each.
+
+    Raises:
+        InputError: If the Trainer has none for it.
+    """
+    parallelism = plan.recipe.parallelism
+    if parallelism is None:
+        return {}
+    found: dict[str, Any] = {}
+    if parallelism.engine == "fsdp2":
+        found["fsdp"] = True
+        found["fsdp_config"] = fsdp_settings(plan, parallelism, "The Trainer")
+    else:
+        copied_gradients(plan)
+        found["ddp_find_unused_parameters"] = False
+        if parallelism.bucket_cap_mb is not None:
+            found["ddp_bucket_cap_mb"] = parallelism.bucket_cap_mb
+    if parallelism.sync_each_batch:
+        kwargs = {"sync_each_batch": True}
+        found["accelerator_config"] = {"gradient_accumulation_kwargs": kwargs}
+    return found
 
 
 def settings(plan: Plan) -> dict[str, Any]:

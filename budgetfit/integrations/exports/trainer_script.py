@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.plan import Plan
 from budgetfit.integrations.exports.every_n_layers import trainer_checkpointing
+from budgetfit.integrations.exports.ranks import copied_gradients, dtype_lines
 from budgetfit.integrations.exports.trainer_arguments import (
     exported,
     known_fields,
@@ -16,6 +17,7 @@ from budgetfit.integrations.exports.trainer_arguments import (
 )
 from budgetfit.integrations.source_code.model_loading import load_model_text
 from budgetfit.integrations.source_code.plain_torch_loop import data_parts
+from budgetfit.integrations.source_code.plain_torch_ranks import launch_line
 from budgetfit.integrations.source_code.python_source import (
     escape_line,
     import_block,
@@ -113,7 +115,7 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
     """
     overrides, optimizer = exported(plan)
     plain = None
-    if not optimizer:
+    if not optimizer and plan.recipe.parallelism is None:
         plain = trainer_checkpointing(plan, cuts_loss=program.cuts_loss)
     shown = plan if plain is None else plain.plan
     arguments = planned_arguments(
@@ -131,7 +133,11 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
             "        callbacks=[plan.trainer_callback()],\n"
         )
     tokens = "        processing_class=processing_class,\n" if program.columns else ""
-    remarks = [*program.remarks, *([plain.remark] if plain and plain.remark else [])]
+    remarks = [
+        *program.remarks,
+        *_launch(plan),
+        *([plain.remark] if plain and plain.remark else []),
+    ]
     return _TEXT.substitute(
         about="\n".join(
             [*plan_summary_lines(shown, program.what), *map(escape_line, remarks)]
@@ -147,6 +153,13 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
         more=f"{tokens}{callback}{optimizer}",
         main=_main(shown, program, loading),
     )
+
+
+def _launch(plan: Plan) -> list[str]:
+    parallelism = plan.recipe.parallelism
+    if parallelism is None:
+        return []
+    return [launch_line(parallelism), *dtype_lines(plan), *copied_gradients(plan)]
 
 
 def _imports(program: ScriptParts, loading: Loading, *, needs_plan: bool) -> str:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports.ranks import refuse_several_gpus
 from budgetfit.integrations.exports.trainer_arguments import planned_arguments
 from budgetfit.integrations.exports.trainer_script import ScriptParts, program_text
 from budgetfit.integrations.optional_imports import import_attribute
@@ -27,6 +28,7 @@ def sft_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: If TRL is not installed, or as ``training_arguments``.
     """
+    refuse_several_gpus(plan, "TRL")
     config = import_attribute("trl", "SFTConfig")
     known = {item.name for item in dataclasses.fields(config) if item.init}
     if "max_length" in known:
@@ -62,8 +64,9 @@ def export_text(plan: Plan, plan_file: str) -> str:
     """Return a Python script with an SFTTrainer; does not import TRL.
 
     Raises:
-        InputError: If the trainer has no such optimizer.
+        InputError: If the trainer has no such optimizer, or for several GPUs.
     """
+    refuse_several_gpus(plan, "TRL")
     return program_text(plan, plan_file, _SFT)
 
 
@@ -74,6 +77,7 @@ def dpo_text(plan: Plan, plan_file: str) -> str:
         InputError: If a micro-batch has an odd number of samples, or other tensors than
             text, or as ``export_text``.
     """
+    refuse_several_gpus(plan, "TRL")
     size = plan.recipe.batch_size
     if size % 2:
         raise InputError(

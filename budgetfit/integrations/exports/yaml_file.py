@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports.ranks import refuse_several_gpus
 from budgetfit.integrations.source_code.python_source import (
     escape_line,
     plan_summary_lines,
@@ -57,6 +58,7 @@ def config_text(
     """
     _refuse_non_text_plan(plan, program)
     refuse_optimizer_in_backward(plan, program)
+    refuse_several_gpus(plan, program)
     refuse_compile(plan, program)
     written, checkpointing, said = _nearest_expressible(plan, say)
     comments = plan_summary_lines(written, f"A run of {program}")

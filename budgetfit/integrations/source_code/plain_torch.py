@@ -28,6 +28,11 @@ from budgetfit.integrations.source_code.plain_torch_loop import (
     loss_part,
     main_part,
 )
+from budgetfit.integrations.source_code.plain_torch_ranks import (
+    launch_line,
+    ranks_constants,
+    ranks_parts,
+)
 from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import (
     allocator_lines,
@@ -68,6 +73,7 @@ def torch_script(plan: Plan) -> str:
         model,
         _optimizer(plan.recipe.optimizer),
         *recompute_parts(plan.recipe),
+        *ranks_parts(plan.recipe),
         *data_parts(plan.model.batch, plan.model.batch_dims),
         loss_part(plan.model.batch, own="import transformers" in model.imports),
         main_part(plan.recipe, pretrained="pretrained" in model.code),
@@ -83,7 +89,7 @@ def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other e
 
 
 def _docstring(plan: Plan) -> str:
-    estimate = plan.estimate
+    estimate, parallelism = plan.estimate, plan.recipe.parallelism
     peaks = ", ".join(
         (
             f"{format_bytes(estimate.allocated_bytes)} allocated",
@@ -97,6 +103,7 @@ def _docstring(plan: Plan) -> str:
         f"Predicted peaks: {peaks} for the process.",
         f"Blocks: {blocks_text(plan.recipe, plan.model.blocks)}.",
         *allocator_lines(plan),
+        *([launch_line(parallelism)] if parallelism else []),
         "",
         "Made by budgetfit, which it does not need. Look for FILL IN and REPLACE.",
     ]
@@ -124,6 +131,7 @@ def _constants(plan: Plan) -> str:
         f"BATCH_SIZE = {recipe.batch_size}  # samples in one micro-batch",
         f"# {recipe.effective_batch_size} samples in one optimizer step",
         f"GRADIENT_ACCUMULATION_STEPS = {recipe.gradient_accumulation_steps}",
+        *ranks_constants(recipe, plan.model.blocks),
         *segment_constants(recipe),
     ]
     return "\n".join(lines) + "\n"

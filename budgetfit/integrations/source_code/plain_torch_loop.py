@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import Template
 from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
@@ -10,6 +11,7 @@ from budgetfit.core.precision import find_precision
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.errors import InputError
 from budgetfit.integrations.source_code import plain_torch_templates as parts
+from budgetfit.integrations.source_code.plain_torch_ranks import main_lines
 from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import DTYPES, to_source
 
@@ -112,8 +114,15 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
         "load_scaler": '        scaler.load_state_dict(state["scaler"])\n',
         "save_scaler": '        state["scaler"] = scaler.state_dict()\n',
     }
+    scaling = scaling if scaled else dict.fromkeys(scaling, "")
+    ranks = main_lines(recipe.parallelism)
+    states = {
+        name: Template(ranks[name]).substitute(scaling, states=ranks["states"])
+        for name in ("resume", "save")
+    }
     code = parts.MAIN.substitute(
-        scaling if scaled else dict.fromkeys(scaling, ""),
+        {**scaling, **ranks, **states},
+        part="part" if ranks["sync"] else "_",
         pretrained_option=(
             '    parser.add_argument("--pretrained", action="store_true")\n'
             if pretrained
@@ -122,7 +131,7 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
         pretrained="pretrained=options.pretrained" if pretrained else "",
         weights=_weights(precision),
         recompute="    recompute(model)\n" if recipe.segments else "",
-        forward=_forward(precision),
+        forward=_forward(precision, recipe),
         backward="scaler.scale(loss).backward()" if scaled else "loss.backward()",
         update=_update(scaled=scaled),
     )
@@ -140,7 +149,7 @@ def _weights(precision: Precision) -> str:
     return lines
 
 
-def _forward(precision: Precision) -> str:
+def _forward(precision: Precision, recipe: Recipe) -> str:
     line = "loss = loss_of(model, batch) / GRADIENT_ACCUMULATION_STEPS\n"
     if precision.weights == "bf16":
         line = (
@@ -149,10 +158,16 @@ def _forward(precision: Precision) -> str:
             "    for key, value in batch.items()\n"
             f"}}\n{line}"
         )
-    elif precision.autocast is not None:
+    elif precision.autocast is not None and not _has_policy(recipe):
         dtype = f"torch.{DTYPES[precision.autocast]}"
         line = f"with torch.autocast(device.type, dtype={dtype}):\n    {line}"
     return indent(line, " " * 12)
+
+
+def _has_policy(recipe: Recipe) -> bool:
+    """Whether ``MixedPrecisionPolicy`` takes the place of autocast."""
+    parallelism = recipe.parallelism
+    return parallelism is not None and parallelism.param_dtype is not None
 
 
 def _update(*, scaled: bool) -> str:

@@ -166,41 +166,33 @@ $pretrained_option    options = parser.parse_args(words)
 
     torch.manual_seed(options.seed)
     name = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    model = build_model($pretrained).train()
-$weights    model.to(device)
-    for module in model.modules():  # generation caches are of no use in training
+$device    model = build_model($pretrained).train()
+$weights$place    # Generation caches are of no use in training.
+    for module in model.modules():
         if getattr(getattr(module, "config", None), "use_cache", False) is True:
             module.config.use_cache = False
-$recompute    optimizer = make_optimizer(
+$recompute$wrap    optimizer = make_optimizer(
         [item for item in model.parameters() if item.requires_grad], options.lr
     )
 $scaler    if options.resume:
-        state = torch.load(options.resume, map_location="cpu", weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-$load_scaler        del state
-
+$resume
     data = batches(model)
     losses = []
     for step in range(1, options.steps + 1):
         step_loss = 0.0
-        for _ in range(GRADIENT_ACCUMULATION_STEPS):
-            batch = {key: value.to(device) for key, value in next(data).items()}
+        for $part in range(GRADIENT_ACCUMULATION_STEPS):
+$sync            batch = {key: value.to(device) for key, value in next(data).items()}
 $forward            step_loss += loss.detach()
             $backward
             del loss, batch
 $update        optimizer.zero_grad(set_to_none=True)
-        losses.append(float(step_loss))
-        print(f"step {step}  loss {losses[-1]:.6f}", flush=True)
+$mean        losses.append(float(step_loss))
+${show}print(f"step {step}  loss {losses[-1]:.6f}", flush=True)
     if device.type == "cuda":
         allocated = torch.cuda.max_memory_allocated() / 2**30
         reserved = torch.cuda.max_memory_reserved() / 2**30
         print(f"peak allocated {allocated:.2f} GiB, reserved {reserved:.2f} GiB")
-    if options.save:
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-$save_scaler        torch.save(state, options.save)
-    return losses
+$save$end    return losses
 
 
 if __name__ == "__main__":

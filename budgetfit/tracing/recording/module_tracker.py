@@ -60,13 +60,28 @@ class ModuleTracker:
         self._sequences: list[int] = []
         self._sequence_layers: list[int] = []
         self._node_runs: list[int] = []
-        index_of = {name: index for index, name in enumerate(blocks)}
-        self._hooks = []
-        for name, module in model.named_modules():
-            layer = len(self.layers)
-            self.layers.append(name)
-            self._hooks += _hook(self, module, layer, index_of.get(name))
+        self._index_of = {name: index for index, name in enumerate(blocks)}
+        self._hooks: list[Any] = []
+        self.layers += [name for name, _ in model.named_modules()]
+        self._set_hooks(model, outermost=False)
         log.current_layer = self.current_layer
+
+    def hook_wrapped(self, model: nn.Module) -> None:
+        """Hook the modules again, after they were wrapped in place (``fully_shard``).
+
+        What FSDP2 does before and after a block then belongs to the block.
+        """
+        self.remove_hooks()
+        self._set_hooks(model, outermost=True)
+
+    def _set_hooks(self, model: nn.Module, *, outermost: bool) -> None:
+        modules = dict(model.named_modules())
+        for layer, name in enumerate(self.layers):
+            if name in modules:
+                block = self._index_of.get(name)
+                self._hooks += _hook(
+                    self, modules[name], layer, block, outermost=outermost
+                )
 
     # -- phases -----------------------------------------------------------------------
 
@@ -167,6 +182,7 @@ class ModuleTracker:
         """Remove all module hooks."""
         for hook in self._hooks:
             hook.remove()
+        self._hooks = []
 
 
 _NO_SEQUENCE = 2**63  # AccumulateGrad nodes have UINT64_MAX: run as soon as possible
@@ -184,7 +200,12 @@ def first_tensor(value: Any) -> torch.Tensor | None:
 
 
 def _hook(
-    tracker: ModuleTracker, module: nn.Module, layer: int, block: int | None
+    tracker: ModuleTracker,
+    module: nn.Module,
+    layer: int,
+    block: int | None,
+    *,
+    outermost: bool,
 ) -> list[Any]:
     def before(_: nn.Module, args: Any, kwargs: Any) -> None:
         if block is not None:
@@ -198,6 +219,6 @@ def _hook(
             tracker.end_block(block, first_tensor(output))
 
     return [
-        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_pre_hook(before, with_kwargs=True, prepend=outermost),
         module.register_forward_hook(after, always_call=True),
     ]

@@ -135,6 +135,8 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
                 log_weights(other, log)
             runner = program(fake, recorder.start_phase)
             at_end.callback(_remove_optimizer_hooks, runner)
+            if parallelism is not None:
+                tracker.hook_wrapped(fake)
             if isinstance(runner, LoopRunner):
                 LoopRecorder(recorder, steps, micro_steps).train(runner, sized)
             else:

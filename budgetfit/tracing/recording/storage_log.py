@@ -233,8 +233,12 @@ class StorageLog(TorchDispatchMode):
         return -1 if known is None else known[0]
 
     def exclude_host_storage(self, tensor: torch.Tensor) -> None:
-        """Set a storage's size to 0, because training on CUDA has it in host memory."""
-        self._resize(tensor, 0)
+        """Set a storage's size to 0, because training on CUDA has it in host memory.
+
+        On a CPU that is the memory that counts.
+        """
+        if self._semantics is not None:
+            self._resize(tensor, 0)
 
     def _resize(self, tensor: torch.Tensor, size_bytes: int) -> None:
         index = self.index_of(tensor)

@@ -26,6 +26,8 @@ from torch.nn.parallel import distributed as ddp_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from budgetfit.applying.checkpointing.apply_segments import apply_segments
+from budgetfit.applying.precision import apply_precision
+from budgetfit.core.precision import find_precision
 from tests.accuracy.provenance import answer_for_the_device, choose_cudnn, origin
 from tests.accuracy.sharded.cases import CASES, FILE, MODELS, STEPS, ShardedCase
 
@@ -57,7 +59,7 @@ def wrap(case: ShardedCase, model: nn.Module) -> nn.Module:
         # It reads what other ranks sent: the null driver has no values.
         ddp_module._verify_param_shape_across_processes = Mock()  # noqa: SLF001
         wrapped = DistributedDataParallel(
-            model.cuda(),
+            model,
             device_ids=[0],
             bucket_cap_mb=given.bucket_cap_mb,
             gradient_as_bucket_view=given.gradient_as_bucket_view,
@@ -113,10 +115,14 @@ def record(case: ShardedCase) -> Peaks:
     )
     small = MODELS[case.model]
     model = small.build()
-    if case.precision == "bf16":
-        model.to(torch.bfloat16)
     recorder = Recorder()
-    apply_segments(model, case.recipe.segments)
+    if case.parallelism.engine == "ddp":
+        model.cuda()
+    # On the host where ``fully_shard`` moves the weights.
+    undo = apply_precision(model, find_precision(case.precision), "cuda")
+    del undo
+    # The null driver has no values to compare.
+    apply_segments(model, case.recipe.segments, determinism_check="default")
     wrapped = wrap(case, model)
     optimizer = make_optimizer(case, model)
     for _ in range(STEPS):

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.tracing.records import call_op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,12 +28,16 @@ class RankLog(StorageLog):
     those of ``torch.cuda``: which one is current decides the allocator's pool.
 
     Attributes:
-        mode: That of the trace's own fakes; others are not memory.
+        mode: That of the trace's own fakes; others are not memory. None where the
+            tensors are real.
         paused: Nothing is logged meanwhile: what runs is not on the device.
     """
 
     def __init__(
-        self, semantics: OpSemantics | None, run: RunOp, mode: FakeTensorMode
+        self,
+        semantics: OpSemantics | None = None,
+        run: RunOp = call_op,
+        mode: FakeTensorMode | None = None,
     ) -> None:
         super().__init__(semantics, run)
         self.mode = mode

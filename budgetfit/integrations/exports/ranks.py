@@ -1,0 +1,110 @@
+"""Several GPUs in other libraries' settings, and which libraries have none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.core.precision import find_precision
+from budgetfit.errors import InputError
+from budgetfit.utils.format_bytes import format_bytes
+
+if TYPE_CHECKING:
+    from budgetfit.core.parallelism import Parallelism
+    from budgetfit.core.plan import Plan
+
+_ELSE = (
+    "Use --to torch, a script for torchrun, or train with budgetfit.apply(plan, model)"
+    " under torchrun"
+)
+
+
+def refuse_several_gpus(plan: Plan, program: str) -> None:
+    """Refuse a plan for several GPUs, for a program that this cannot be written for.
+
+    Raises:
+        InputError: If it is one.
+    """
+    parallelism = plan.recipe.parallelism
+    if parallelism is not None:
+        raise InputError(
+            f"The plan is for {parallelism.engine} on {parallelism.gpus} GPUs, which "
+            f"is not written for {program}. {_ELSE}."
+        )
+
+
+def ddp_settings(parallelism: Parallelism) -> dict[str, Any]:
+    """Return the arguments of ``DistributedDataParallel``, without its defaults."""
+    given = {
+        "bucket_cap_mb": parallelism.bucket_cap_mb,
+        "gradient_as_bucket_view": parallelism.gradient_as_bucket_view,
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+def copied_gradients(plan: Plan) -> list[str]:
+    """Return what gradients take that are no views of DDP's buckets, as a remark.
+
+    For a library without a setting for ``gradient_as_bucket_view``.
+
+    Raises:
+        InputError: If that does not fit.
+    """
+    parallelism = plan.recipe.parallelism
+    if parallelism is None or not parallelism.gradient_as_bucket_view:
+        return []
+    size = 2 if find_precision(plan.recipe.precision).weights == "bf16" else 4
+    more = size * plan.model.trainable_count
+    needed, usable = plan.estimate.reserved_bytes + more, plan.budget.usable_bytes
+    found = (
+        "The Trainer has no gradient_as_bucket_view: its gradients take "
+        f"{format_bytes(more)} more than predicted"
+    )
+    if needed > usable:
+        raise InputError(
+            f"{found}, {format_bytes(needed)} reserved in all, and "
+            f"{format_bytes(usable)} are usable. {_ELSE}."
+        )
+    return [f"{found}."]
+
+
+def fsdp_settings(plan: Plan, parallelism: Parallelism, program: str) -> dict[str, Any]:
+    """Return accelerate's settings of FSDP2, by their names without ``fsdp_``.
+
+    Raises:
+        InputError: If it has no such setting.
+    """
+    others = {
+        "shard": parallelism.shard,
+        "reshard_after_forward": type(parallelism.reshard_after_forward) is int,
+    }
+    for name, is_used in others.items():
+        if is_used:
+            raise InputError(
+                f"{program} has no setting for {name}={getattr(parallelism, name)} of "
+                f"fully_shard. {_ELSE}."
+            )
+    return {
+        "version": 2,
+        "reshard_after_forward": parallelism.reshard_after_forward,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": plan.model.block_type,
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "cpu_ram_efficient_loading": False,
+    }
+
+
+def dtype_lines(plan: Plan) -> list[str]:
+    """Return what accelerate computes in other dtypes than planned, as remarks."""
+    parallelism = plan.recipe.parallelism
+    half = find_precision(plan.recipe.precision).autocast
+    if parallelism is None or parallelism.engine != "fsdp2" or half is None:
+        return []
+    planned = parallelism.param_dtype or "fp32", parallelism.reduce_dtype or "fp32"
+    if planned == (half, half):
+        return []
+    gathered, reduced = planned
+    remark = (
+        f"accelerate gathers weights and reduces gradients in {half}; planned: "
+        f"{gathered} and {reduced}, which takes more memory."
+    )
+    return [remark]

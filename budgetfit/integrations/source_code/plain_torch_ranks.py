@@ -1,0 +1,192 @@
+"""Several GPUs in the exported training script: what torchrun starts."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.integrations.source_code.plain_torch_templates import Part
+from budgetfit.integrations.source_code.python_source import DTYPES, to_source
+
+if TYPE_CHECKING:
+    from budgetfit.core.parallelism import Parallelism
+    from budgetfit.core.recipe import Recipe
+
+
+def ranks_parts(recipe: Recipe) -> list[Part]:
+    """Return the source that wraps the model; nothing for one GPU."""
+    parallelism = recipe.parallelism
+    if parallelism is None:
+        return []
+    parts = [Part(JOIN, ("import os", "import torch.distributed as dist"))]
+    if parallelism.engine == "ddp":
+        return [*parts, Part(_ddp(parallelism), (_DDP,))]
+    checkpoint = ("import torch.distributed.checkpoint as dcp", _STATE)
+    return [
+        *parts,
+        Part(_fsdp2(parallelism), (_FSDP, _MESH)),
+        Part(STATES, checkpoint),
+    ]
+
+
+def ranks_constants(recipe: Recipe, blocks: tuple[str, ...]) -> list[str]:
+    """Return the constants of ranks and of the blocks that are sharded."""
+    parallelism = recipe.parallelism
+    if parallelism is None:
+        return []
+    lines = [f"RANKS = {parallelism.gpus}  # one process for each GPU"]
+    if parallelism.engine == "fsdp2":
+        names = "".join(f"    {to_source(name)},\n" for name in blocks)
+        lines.append(
+            f"SHARDED = [  # blocks whose weights are gathered alone\n{names}]"
+        )
+    return lines
+
+
+def launch_line(parallelism: Parallelism) -> str:
+    """Return the command that starts a script, for its docstring."""
+    nodes = parallelism.nodes
+    several = f"--nnodes {nodes} " if nodes > 1 else ""
+    each = parallelism.gpus // nodes
+    return f"Start it with: torchrun {several}--nproc-per-node {each} THIS_FILE"
+
+
+def main_lines(parallelism: Parallelism | None) -> dict[str, str]:
+    """Return what the training loop has for ranks, by the template's names."""
+    if parallelism is None:
+        return _ONE
+    is_ddp = parallelism.engine == "ddp"
+    last = "part == GRADIENT_ACCUMULATION_STEPS - 1"
+    if parallelism.sync_each_batch:
+        sync = ""
+    elif is_ddp:  # what no_sync() sets
+        sync = f"            model.require_backward_grad_sync = {last}\n"
+    else:
+        sync = f"            model.set_requires_gradient_sync({last})\n"
+    found = {
+        **_ONE,
+        "device": _DEVICE,
+        "place": "    model.to(device)\n" if is_ddp else "",
+        "wrap": _WRAP,
+        "sync": sync,
+        "mean": "        dist.all_reduce(step_loss.div_(RANKS))\n",
+        "show": "        if dist.get_rank() == 0:\n            ",
+        "end": "    dist.destroy_process_group()\n",
+    }
+    if is_ddp:
+        return {**found, "states": "model.module", "save": _FIRST_RANK}
+    return {**found, "resume": _RESUME, "save": _SAVE}
+
+
+def _ddp(parallelism: Parallelism) -> str:
+    options = []
+    if parallelism.bucket_cap_mb is not None:
+        options.append(f"bucket_cap_mb={parallelism.bucket_cap_mb}")
+    if parallelism.gradient_as_bucket_view:
+        options.append("gradient_as_bucket_view=True")
+    given = "".join(f"        {option},\n" for option in options)
+    return (
+        "def wrap(model, device):\n"
+        '    """Let each rank hold the whole model, and exchange gradients."""\n'
+        "    return DistributedDataParallel(\n"
+        "        model,\n"
+        '        device_ids=[device] if device.type == "cuda" else None,\n'
+        f"{given}    )\n"
+    )
+
+
+def _fsdp2(parallelism: Parallelism) -> str:
+    copies, gpus = parallelism.replicate, parallelism.gpus
+    shape: tuple[int, ...] = (copies, gpus // copies) if parallelism.shard else (gpus,)
+    names = json.dumps(("dp_replicate", "dp_shard")[-len(shape) :])
+    policy: dict[str, Any] = {
+        "param_dtype": parallelism.param_dtype,
+        "reduce_dtype": parallelism.reduce_dtype,
+    }
+    given = ", ".join(
+        f"{name}=torch.{DTYPES[dtype]}" for name, dtype in policy.items() if dtype
+    )
+    return (
+        "def wrap(model, device):\n"
+        '    """Shard the weights over the ranks, block by block."""\n'
+        f"    mesh = init_device_mesh(device.type, {shape}, mesh_dim_names={names})\n"
+        f"    policy = MixedPrecisionPolicy({given})\n"
+        '    settings = {"mesh": mesh, "mp_policy": policy}\n'
+        f"    reshard = {parallelism.reshard_after_forward}\n"
+        "    for name in SHARDED:\n"
+        "        block = model.get_submodule(name)\n"
+        "        fully_shard(block, reshard_after_forward=reshard, **settings)\n"
+        "    return fully_shard(model, **settings)\n"
+    )
+
+
+_DDP = "from torch.nn.parallel import DistributedDataParallel"
+_FSDP = "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard"
+_MESH = "from torch.distributed.device_mesh import init_device_mesh"
+_STATE = (
+    "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict"
+)
+
+JOIN = '''\
+def join_ranks(name):
+    """Join the other ranks; return the device of this one."""
+    device = torch.device(name, int(os.environ["LOCAL_RANK"]) if name == "cuda" else 0)
+    if name == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if name == "cuda" else "gloo")
+    if dist.get_world_size() != RANKS:
+        raise SystemExit(f"{dist.get_world_size()} processes, planned for {RANKS}")
+    return device
+'''
+
+STATES = '''\
+def save(model, optimizer, folder):
+    """Save each rank's shards; load takes them on any number of ranks."""
+    weights, states = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optimizer": states}, checkpoint_id=folder)
+
+
+def load(model, optimizer, folder):
+    """Load what save wrote."""
+    weights, states = get_state_dict(model, optimizer)
+    saved = {"model": weights, "optimizer": states}
+    dcp.load(saved, checkpoint_id=folder)
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=saved["model"],
+        optim_state_dict=saved["optimizer"],
+    )
+'''
+
+_ONE = {
+    "device": "    device = torch.device(name)\n",
+    "place": "    model.to(device)\n",
+    "wrap": "",
+    "sync": "",
+    "mean": "",
+    "show": "        ",
+    "end": "",
+    "states": "model",
+    "resume": """\
+        state = torch.load(options.resume, map_location="cpu", weights_only=True)
+        $states.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+$load_scaler        del state
+""",
+    "save": """\
+    if options.save:
+        state = {"model": $states.state_dict(), "optimizer": optimizer.state_dict()}
+$save_scaler        torch.save(state, options.save)
+""",
+}
+_DEVICE = "    device = join_ranks(name)\n"
+_WRAP = """\
+    model = wrap(model, device)
+    torch.manual_seed(options.seed + 1 + dist.get_rank())  # other data, other dropout
+"""
+_FIRST_RANK = _ONE["save"].replace(
+    "if options.save:", "if options.save and dist.get_rank() == 0:"
+)
+_RESUME = "        load(model, optimizer, options.resume)\n"
+_SAVE = "    if options.save:\n        save(model, optimizer, options.save)\n"

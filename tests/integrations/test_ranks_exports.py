@@ -1,0 +1,281 @@
+"""Exports of a plan for several GPUs, trained by two processes with gloo."""
+
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import accelerate
+import lightning
+import pytest
+import torch
+import transformers
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.utils import FullyShardedDataParallelPlugin
+
+import budgetfit
+from budgetfit import InputError, Parallelism
+from budgetfit.integrations.exports import accelerate as accelerate_export
+from budgetfit.integrations.exports import axolotl as axolotl_export
+from budgetfit.integrations.exports import deepspeed as deepspeed_export
+from budgetfit.integrations.exports import lightning as lightning_export
+from budgetfit.integrations.exports import trainer as trainer_export
+from budgetfit.integrations.exports import trl as trl_export
+from tests.gloo_ranks import on_ranks
+from tests.integrations.tiny_training import plan_for, tiny_model
+
+RANKS, STEPS = 2, 2
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ddp": {"engine": "ddp", "gradient_as_bucket_view": True, "bucket_cap_mb": 8},
+    "plain ddp": {"engine": "ddp"},
+    "ddp, each": {"engine": "ddp", "sync_each_batch": True},
+    "fsdp2": {"engine": "fsdp2"},
+    "hsdp": {"engine": "fsdp2", "shard": 1, "sync_each_batch": True},
+}
+
+
+def samples(count: int) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    made = []
+    for _ in range(count):
+        ids = torch.randint(64, (3, 8), generator=generator)
+        made.append({"input_ids": ids, "labels": ids.clone()})
+    return made
+
+
+def plan_of(name: str | None, **recipe: Any) -> budgetfit.Plan:
+    """Two blocks recomputed, in two micro-batches of each rank or four of one."""
+    several = Parallelism(gpus=RANKS, **SETTINGS[name]) if name else None
+    recipe = {"gradient_accumulation_steps": 2 if name else 2 * RANKS, **recipe}
+    return plan_for(tiny_model("llama"), parallelism=several, **recipe)
+
+
+def one_process() -> list[float]:
+    """Losses of updates of one process with the samples of all."""
+    run = budgetfit.apply(plan_of(None), tiny_model("llama"), learning_rate=1e-2)
+    data = samples(2 * RANKS * STEPS)
+    losses = [float(run.step(each, max_grad_norm=0.5)) for each in data]
+    return torch.tensor(losses).view(STEPS, -1).mean(1).tolist()
+
+
+def _scripts(folder: str) -> dict[str, list[float]]:
+    found = {}
+    rank = int(os.environ["RANK"])
+    for number, name in enumerate(SETTINGS):
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + number)
+        script: dict[str, Any] = {"__name__": name}
+        exec(plan_of(name).to_torch_script(), script)  # noqa: S102 - our own
+        script["build_model"] = lambda: tiny_model("llama")
+        words = ["--lr", "1e-2", "--max-grad-norm", "0.5", "--device", "cpu"]
+        own = samples(2 * RANKS * STEPS)[rank::RANKS]
+        script["batches"] = lambda _, own=own: iter(own)
+        place = f"{folder}/{name}"
+        found[name] = script["main"]([*words, "--steps", "1", "--save", place])
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        script["batches"] = lambda _, own=own: iter(own[2:])
+        found[name] += script["main"]([*words, "--steps", "1", "--resume", place])
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    return found
+
+
+def test_scripts_of_torch_alone_train_save_and_resume(tmp_path: Path) -> None:
+    expected = one_process()
+    for found in on_ranks(_scripts, RANKS, str(tmp_path)):
+        for name, losses in found.items():
+            assert losses == pytest.approx(expected, abs=1e-6), name
+    text = plan_of("fsdp2").to_torch_script()
+    assert "Start it with: torchrun --nproc-per-node 2 THIS_FILE" in text
+    policy = {"engine": "fsdp2", "param_dtype": "bf16", "reduce_dtype": "fp32"}
+    SETTINGS["policy"] = policy
+    try:
+        text = plan_of("policy", precision="bf16-mixed").to_torch_script()
+    finally:
+        del SETTINGS["policy"]
+    assert "param_dtype=torch.bfloat16, reduce_dtype=torch.float32" in text
+    assert "autocast" not in text
+
+
+def _libraries(folder: str) -> dict[str, list[float]]:
+    """Losses of a last micro-batch are enough: they need the update before."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    rank = int(os.environ["RANK"])
+    found = {}
+    plan = plan_of("ddp", gradient_accumulation_steps=1)
+    own = samples(RANKS * 3)[rank::RANKS]
+
+    model = tiny_model("llama")
+    plan.prepare(model)
+    optimizer = plan.make_optimizer(model.parameters(), lr=1e-2)
+    handler = accelerate.DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[handler])
+    model, optimizer = accelerator.prepare(model, optimizer)
+    losses = []
+    for batch in own:
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(accelerator.reduce(loss.detach(), "mean")))
+    found["accelerate"] = losses
+
+    plan = plan_of("plain ddp", gradient_accumulation_steps=1)
+    model = tiny_model("llama")
+    arguments = transformers.TrainingArguments(
+        output_dir=folder,
+        use_cpu=True,
+        max_steps=3,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        max_grad_norm=0.0,
+        **plan.to_training_arguments(),
+    )
+    assert arguments.world_size == RANKS
+    rows = [
+        {name: item[row] for name, item in batch.items()}
+        for batch in samples(RANKS * 3)
+        for row in range(3)
+    ]
+    trainer = _InOrder(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        callbacks=[plan.trainer_callback()],
+    )
+    trainer.train()
+    history = trainer.state.log_history
+    found["trainer"] = [row["loss"] for row in history if "loss" in row]
+
+    torch.distributed.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    plan = plan_of("ddp", gradient_accumulation_steps=1)
+    module = _Module(plan)
+    warnings.simplefilter("ignore")  # Lightning's own, of few workers and old functions
+    lightning.Trainer(
+        accelerator="cpu",
+        max_steps=3,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=[plan.lightning_callback()],
+        **plan.to_lightning_arguments(),
+    ).fit(module, torch.utils.data.DataLoader(own, batch_size=None))
+    found["lightning"] = module.losses
+    return found
+
+
+class _Module(lightning.LightningModule):
+    def __init__(self, plan: budgetfit.Plan) -> None:
+        super().__init__()
+        self.net, self.plan = tiny_model("llama"), plan
+        self.losses: list[float] = []
+
+    def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = self.net(**batch).loss
+        mean = loss.detach() / RANKS
+        torch.distributed.all_reduce(mean)
+        self.losses.append(float(mean))
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.plan.make_optimizer(self.parameters(), lr=1e-2)
+
+
+class _InOrder(transformers.Trainer):
+    """Samples in their order, so that ranks have whole micro-batches of them."""
+
+    def _get_train_sampler(
+        self, *_: object
+    ) -> torch.utils.data.Sampler[dict[str, torch.Tensor]]:
+        return torch.utils.data.SequentialSampler(self.train_dataset)
+
+
+def test_libraries_train_ddp_as_planned(tmp_path: Path) -> None:
+    plan = plan_of(None, gradient_accumulation_steps=RANKS)
+    run = budgetfit.apply(plan, tiny_model("llama"), learning_rate=1e-2)
+    losses = [float(run.step(each)) for each in samples(RANKS * 3)]
+    expected = torch.tensor(losses).view(-1, RANKS).mean(1).tolist()
+    for found in on_ranks(_libraries, RANKS, str(tmp_path)):
+        assert found["accelerate"] == pytest.approx(expected, abs=1e-6)
+        assert found["lightning"] == pytest.approx(expected, abs=1e-6)
+        assert found["trainer"] == pytest.approx(expected, abs=1e-4)  # it rounds
+
+
+def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> None:
+    """On a CPU accelerate trains DDP whatever it is told: objects are made instead."""
+    plan = plan_of("fsdp2", precision="bf16-mixed")
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(accelerate_export.export_text(plan, "plan.json"), encoding="utf-8")
+    config = load_config_from_file(str(path))
+    assert (config.distributed_type, config.num_processes) == ("FSDP", 2)
+    assert (
+        config.fsdp_config["fsdp_transformer_layer_cls_to_wrap"] == "LlamaDecoderLayer"
+    )
+    assert "gathers weights and reduces gradients in bf16" in path.read_text("utf-8")
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, **plan.to_training_arguments()
+    )
+    plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is True
+    model = tiny_model("llama")
+    plugin.set_auto_wrap_policy(model)
+    wraps = plugin.auto_wrap_policy
+    wrapped = [name for name, item in model.named_modules() if wraps(item, False, 0)]
+    assert tuple(wrapped) == plan.model.blocks
+    script = trainer_export.export_text(plan, "plan.json")
+    assert "torchrun --nproc-per-node 2" in script
+    assert "fsdp=True" in script
+    compile(script, "script", "exec")
+
+    ddp = plan_of("ddp")
+    text = lightning_export.export_text(ddp, "plan.json")
+    assert "DDPStrategy(bucket_cap_mb=8, gradient_as_bucket_view=True)" in text
+    compile(text, "script", "exec")
+    text = accelerate_export.export_text(ddp, "plan.json")
+    assert "DistributedDataParallelKwargs(bucket_cap_mb=8" in text
+    assert '"MULTI_GPU"' in text
+    script = trainer_export.export_text(ddp, "plan.json")
+    assert "no gradient_as_bucket_view: its gradients take 161.1 KiB more" in script
+    full = ddp.changed(
+        estimate=replace(ddp.estimate, reserved_bytes=ddp.budget.usable_bytes)
+    )
+    with pytest.raises(InputError, match=r"161.1 KiB more than .*, .* usable"):
+        trainer_export.export_text(full, "plan.json")
+    assert "sync_each_batch=True" in accelerate_export.export_text(
+        plan_of("ddp, each"), "plan.json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("export", "name", "said"),
+    [
+        (
+            lightning_export,
+            "fsdp2",
+            "for fsdp2 on 2 GPUs, .* not written for Lightning",
+        ),
+        (
+            deepspeed_export,
+            "ddp",
+            "DeepSpeed, whose ZeRO is not planned.* Use --to torch",
+        ),
+        (axolotl_export, "fsdp2", "not written for axolotl"),
+        (trl_export, "ddp", "not written for TRL"),
+        (accelerate_export, "hsdp", "accelerate has no setting for shard=1"),
+    ],
+)
+def test_what_a_library_has_no_setting_for(
+    export: ModuleType, name: str, said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        export.export_text(plan_of(name), "plan.json")
