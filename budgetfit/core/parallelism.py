@@ -122,7 +122,7 @@ class Parallelism:
 
     def describe(self) -> str:
         """Return it in words, for reports: ``fsdp2, weights kept after forward``."""
-        words = [self.engine]
+        words: list[str] = [self.engine]
         reshard = self.reshard_after_forward
         if reshard is False:
             words.append("weights kept after forward")
