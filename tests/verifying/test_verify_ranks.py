@@ -49,10 +49,14 @@ def test_every_rank_is_measured_and_equals_the_prediction() -> None:
         assert check.gradients_match
         assert check.max_gradient_error <= 1e-6, name
         assert len(check.phases) == 9
-        for row in check.phases:
-            # gloo's threads may hold a buffer of a reduction for a moment longer.
-            late = row.measured_allocated_bytes - row.predicted_allocated_bytes
-            assert 0 <= late <= row.measured_allocated_bytes * (name != "ddp") / 50
+        # A buffer of a reduction may be held for a moment longer (gloo's threads).
+        late = [
+            row.measured_allocated_bytes / row.predicted_allocated_bytes - 1
+            for row in check.phases
+        ]
+        assert min(late) == 0
+        assert max(late) <= (0 if name == "ddp" else 0.15)
+        assert sum(map(bool, late)) <= 3
         assert check == second[name]
         assert "3 real steps on each of 2 ranks" in str(check)
         compared = any("same engine without recomputation" in x for x in check.notes)

@@ -236,11 +236,12 @@ class Run:
             weight: Of this micro-batch in the mean, by default its number of samples;
                 for example the number of tokens that its loss is the mean of.
             num_items_in_batch: Instead of a weight, the number of tokens in all
-                micro-batches of this update, for transformers' models and losses.
+                micro-batches of this update, for transformers' models and losses. Of
+                several ranks each gives its own.
 
         Returns:
             The micro-batch's mean loss, detached, on the device; with
-            ``num_items_in_batch`` its share of the mean.
+            ``num_items_in_batch`` its share of the mean. Of several ranks that of all.
 
         Raises:
             InputError: If the step is not the planned one: an empty batch, other
