@@ -154,5 +154,6 @@ def fits_text(fits: bool | None, left_bytes: int | None) -> Text:
     if fits:
         left = "" if left_bytes is None else f", {format_bytes(left_bytes)} left"
         return Text(f"FITS{left}", "bold green")
-    over = f", {format_bytes(-left_bytes)} over" if (left_bytes or 0) < 0 else ""
+    is_over = left_bytes is not None and left_bytes < 0
+    over = f", {format_bytes(abs(left_bytes or 0))} over" if is_over else ""
     return Text(f"DOES NOT FIT{over}", "bold red")

@@ -56,7 +56,7 @@ def literal(node: ast.AST) -> str:
         return literal(node.left) + literal(node.right)
     if isinstance(node, ast.FormattedValue) and isinstance(node.value, ast.Name):
         shared = {"_ALONE", "_ANEW", "EXAMPLES", "FACTORY_EXAMPLE", "use", "hint"}
-        shared |= {"_EXAMPLE", "instead"}
+        shared |= {"_EXAMPLE", "instead", "_ELSE", "_USE"}
         return "for example" if node.value.id in shared else " "
     return " "
 
