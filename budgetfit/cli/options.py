@@ -239,7 +239,8 @@ SEARCH = _panel(
         "--optimizer-in-backward",
     ),
     compile=_option(
-        "none or blocks (torch.compile for each block; torch 2.13 on Linux).",
+        "none, blocks (torch.compile for each block; torch 2.13 on Linux), or auto "
+        "(the better of the two).",
         default="none",
     ),
 )

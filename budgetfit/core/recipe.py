@@ -93,16 +93,16 @@ def selective_blocks(segments: Iterable[Segment]) -> frozenset[str]:
     return frozenset(each.blocks[0] for each in segments if each.mode == "selective")
 
 
-def check_compile(mode: object) -> None:
-    """Check that this is a value of ``compile``.
+def check_compile(mode: object, *more: str) -> None:
+    """Check that this is a value of ``compile``, or one of ``more``.
 
     Raises:
         InputError: If not.
     """
-    if mode not in get_args(CompileMode):
+    allowed = (*get_args(CompileMode), *more)
+    if mode not in allowed:
         raise InputError(
-            f"compile must be one of: {', '.join(get_args(CompileMode))}; "
-            f"got {mode!r:.80}."
+            f"compile must be one of: {', '.join(allowed)}; got {mode!r:.80}."
         )
 
 

@@ -27,7 +27,7 @@ from budgetfit.core.image_sizes import (
     summarize_image_sizes,
 )
 from budgetfit.core.precision import requested_precisions
-from budgetfit.core.recipe import check_compile
+from budgetfit.core.recipe import CompileMode, check_compile
 from budgetfit.core.sample_dims import BatchDims, SampleDims
 from budgetfit.core.sample_lengths import summarize_lengths
 from budgetfit.core.validation import (
@@ -75,6 +75,7 @@ Optimizer = str | Callable[..., torch.optim.Optimizer]
 Progress = Callable[[str], None]
 Lengths = Iterable[int] | Mapping[int, int]
 
+AUTO: Final = "auto"
 EAGER_NOTE: Final = (
     "the model is under torch.compile, and bytes and times are those of eager mode; "
     "compile='blocks' plans with torch.compile for each block"
@@ -146,7 +147,7 @@ class Arguments:
         """
         check_objective(self.objective)
         check_batch(self.batch_size, self.effective_batch_size)
-        check_compile(self.compile)
+        check_compile(self.compile, AUTO)
         target = find_target_gpu(self.vram, self.gpu, self.allocator)
         budget = target.budget(self.headroom, self.host_ram)
         if precisions is None:
@@ -154,11 +155,11 @@ class Arguments:
         adapter = self.adapter_on(target.gpu, precisions)
         name = optimizer_name(self.optimizer)
         lengths = _sample_sizes(self)
-        if lengths is not None and lengths.vary and self.compile != "none":
+        if lengths is not None and lengths.vary and self.compile not in ("none", AUTO):
             raise InputError(
-                "compile='blocks' is planned for batches of one size: each other size "
-                "is compiled again, and takes memory of its own. Leave compile= or "
-                "lengths= out."
+                f"compile={self.compile!r} is planned for batches of one size: each "
+                "other size is compiled again, and takes memory of its own. Leave "
+                "compile= or lengths= out."
             )
         workload, source = _read_model(
             self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
@@ -235,6 +236,17 @@ class ParsedArguments:
         )
 
     @property
+    def compile_modes(self) -> tuple[CompileMode, ...]:
+        """The values of ``compile`` to plan with, the plainest first.
+
+        Batches of several sizes are each compiled anew: ``auto`` leaves that.
+        """
+        if self.given.compile != AUTO:
+            return (self.given.compile,)  # type: ignore[return-value]  # checked
+        varies = self.lengths is not None and self.lengths.vary
+        return ("none",) if varies else ("none", "blocks")
+
+    @property
     def settings(self) -> SessionSettings:
         """The further arguments of ``make_plan``."""
         return {
@@ -242,7 +254,7 @@ class ParsedArguments:
             "optimizer": self.optimizer,
             "effective_batch_size": self.given.effective_batch_size,
             "optimizer_in_backward": self.given.optimizer_in_backward,
-            "compile": self.given.compile,  # type: ignore[typeddict-item]  # checked
+            "compile": self.compile_modes[0],
             "fallback_precision": self.fallback_precision,
             "progress": self.given.progress,
         }
