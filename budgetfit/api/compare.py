@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from budgetfit.core.adapter import FULL, METHODS
 from budgetfit.core.plan import GpuComparison
 from budgetfit.core.precision import requested_precisions
-from budgetfit.core.recipe import check_compile
 from budgetfit.core.validation import check_batch, check_objective
 from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.hourly_prices import hourly_prices
@@ -64,7 +63,11 @@ def compare(
             'objective="length" is a question to one card at a time. Use plan: '
             "budgetfit plan MODEL --gpu NAME --objective length."
         )
-    check_compile(asked.compile)
+    if asked.compile not in ("none", "blocks"):
+        raise InputError(
+            f"compile={asked.compile!r} is planned for one card at a time: use plan, "
+            "or compare with 'none' or 'blocks'."
+        )
     check_batch(asked.batch_size, asked.effective_batch_size)
     if isinstance(gpus, str) or not gpus:
         raise InputError(

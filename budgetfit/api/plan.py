@@ -141,7 +141,9 @@ def plan(  # noqa: PLR0913 - public API
             complete, and the gradient freed; takes no accumulation and no clipping.
         compile: ``blocks``: train with ``torch.compile`` for each block. Needs torch
             2.13 on Linux here, and compute capability 7.0 on the GPU. ``auto`` plans
-            with and without it, and takes the better.
+            with and without it, and takes the better. ``model``: for the model as a
+            whole, at a given ``batch_size``, with everything, every second block or
+            nothing kept.
         method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes
             them. The other arguments of adapters are those of peft's ``LoraConfig``.
         lora_r: Rank of the adapters; with ``lora_alpha`` and ``lora_dropout``.
@@ -178,6 +180,8 @@ def _plan(given: Arguments) -> Plan:
     try:
         made = best_compiled(asked.compile_modes, made_with, asked.request.objective)
     except DoesNotFitError as error:
+        if given.compile == "model":  # the changes are planned by measured blocks
+            raise
         raise error.with_suggestions(tuple(what_would_fit(asked, error))) from None
     loading = loading_notes(asked.workload.model, made.estimate)
     return made.changed(

@@ -239,8 +239,8 @@ SEARCH = _panel(
         "--optimizer-in-backward",
     ),
     compile=_option(
-        "none, blocks (torch.compile for each block; torch 2.13 on Linux), or auto "
-        "(the better of the two).",
+        "none, blocks (torch.compile for each block; torch 2.13 on Linux), auto (the "
+        "better of the two), or model.",
         default="none",
     ),
 )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SegmentMode = Literal["recompute", "selective", "offload"]
-CompileMode = Literal["none", "blocks"]
+CompileMode = Literal["none", "blocks", "model"]
 _EXAMPLES = {"optimizer": "adamw_torch_fused", "precision": "bf16-mixed"}
 
 
@@ -126,7 +126,8 @@ class Recipe:
             of the longest batch and drops their results, so that shorter batches find
             room in its memory; where lengths vary.
         compile: ``blocks``: ``torch.compile`` for the forward of each block, inside its
-            checkpoint; blocks under selective checkpointing run eagerly.
+            checkpoint; blocks under selective checkpointing run eagerly. ``model``:
+            for the model's, with the checkpoints of single blocks inside.
     """
 
     batch_size: int
@@ -159,6 +160,7 @@ class Recipe:
                 "out."
             )
         check_compile(self.compile)
+        self._check_compiled_model()
         segments = self.segments if isinstance(self.segments, (list, tuple)) else None
         if segments is None or not all(isinstance(each, Segment) for each in segments):
             raise InputError(
@@ -170,6 +172,20 @@ class Recipe:
         if twice:
             raise InputError(
                 f"Block {min(twice)!r} is in more than one segment. Name each once."
+            )
+
+    def _check_compiled_model(self) -> None:
+        """Check that a compiled model has only what its graph can hold."""
+        if self.compile != "model":
+            return
+        if self.loss_chunks > 1 or any(
+            each.mode != "recompute" or len(each.blocks) > 1 or each.input_on_host
+            for each in self.segments
+        ):
+            raise InputError(
+                "compile='model' takes segments of one recomputed block each and no "
+                "loss_chunks: compiled code has no ops to save selectively and "
+                "offloads nothing. Use compile='blocks' for the others."
             )
 
     def _check_names(self) -> None:

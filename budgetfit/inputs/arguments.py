@@ -148,6 +148,11 @@ class Arguments:
         check_objective(self.objective)
         check_batch(self.batch_size, self.effective_batch_size)
         check_compile(self.compile, AUTO)
+        if self.compile == "model" and self.objective == "length":
+            raise InputError(
+                "objective='length' looks at many lengths, and compile='model' takes a "
+                "minute for each. Use compile='blocks' or 'none'."
+            )
         target = find_target_gpu(self.vram, self.gpu, self.allocator)
         budget = target.budget(self.headroom, self.host_ram)
         if precisions is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from transformers import GPT2Config
 
 import budgetfit
 from budgetfit.api.compare import compare
@@ -156,10 +157,37 @@ def test_auto_is_the_better_of_both_plans() -> None:
 
 
 def test_auto_is_no_recipe_and_no_comparison_of_cards() -> None:
-    allowed = "compile must be one of: none, blocks"
+    allowed = "compile must be one of: none, blocks, model"
     with pytest.raises(InputError, match=allowed):
         Recipe(batch_size=1, compile="auto")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=allowed):
+    with pytest.raises(InputError, match="for one card at a time"):
         compare(Mebi(1), ["t4"], compile="auto")
     with pytest.raises(InputError, match=f"{allowed}, auto; got 'all'"):
         budgetfit.plan(Mebi(1), "1GB", compile="all")
+
+
+@supported
+def test_a_compiled_model_keeps_everything_or_recomputes_until_it_fits() -> None:
+    asked: Any = {"gpu": "rtx-4090", "batch": torch.zeros(2, 512, 512), "headroom": 0}
+    asked |= {"batch_size": 8, "effective_batch_size": 8, "compile": "model"}
+    kept = budgetfit.plan(Mebi(2), "2GiB", **asked)
+    assert not kept.recipe.segments
+    assert kept.recipe.compile == "model"
+    assert "torch.compile for the forward of the model" in str(kept)
+    lowest = budgetfit.plan(Mebi(2), "2GiB", **asked, objective="memory")
+    judged = lowest.provenance["solver"]
+    assert judged.endswith("none, every-2, full")
+    assert lowest.estimate.reserved_bytes <= kept.estimate.reserved_bytes
+    with pytest.raises(budgetfit.DoesNotFitError):
+        budgetfit.plan(Mebi(2), "540MiB", **asked)
+
+
+def test_a_compiled_model_is_asked_about_at_one_size() -> None:
+    batch = torch.zeros(2, 512, 512)
+    asked: Any = {"vram": "2GiB", "batch": batch, "compile": "model"}
+    with pytest.raises(InputError, match="say which with batch_size="):
+        budgetfit.plan(Mebi(1), **asked)
+    with pytest.raises(InputError, match="looks at many lengths"):
+        budgetfit.plan(GPT2Config(), "2GiB", objective="length", compile="model")
+    with pytest.raises(InputError, match="needs the memory of single blocks"):
+        budgetfit.plan(Mebi(1), **asked, batch_size=2, checkpointing="sqrt")
