@@ -63,6 +63,11 @@ def compare(
             'objective="length" is a question to one card at a time. Use plan: '
             "budgetfit plan MODEL --gpu NAME --objective length."
         )
+    if asked.compile not in ("none", "blocks"):
+        raise InputError(
+            f"compile={asked.compile!r} is planned for one card at a time: use plan, "
+            "or compare with 'none' or 'blocks'."
+        )
     check_batch(asked.batch_size, asked.effective_batch_size)
     if isinstance(gpus, str) or not gpus:
         raise InputError(

@@ -18,6 +18,7 @@ from budgetfit.core.validation import format_image_size
 from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.inputs.adapter import loading_notes
 from budgetfit.inputs.arguments import Arguments, ParsedArguments
+from budgetfit.planning.compile_choice import best_compiled
 from budgetfit.planning.planner import library_versions, make_plan
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from budgetfit.core.allocator_settings import AllocatorSettings
     from budgetfit.core.image_sizes import ImageSizes
     from budgetfit.core.plan import Estimate, Plan
+    from budgetfit.core.recipe import CompileMode
     from budgetfit.core.sample_dims import BatchDims
     from budgetfit.core.validation import ImageSize
     from budgetfit.inputs.arguments import Lengths, Loss, Model, Optimizer, Progress
+    from budgetfit.planning.session import SessionSettings
 
 __all__ = [
     "apply",
@@ -139,7 +142,10 @@ def plan(  # noqa: PLR0913 - public API
         optimizer_in_backward: Each weight is updated as soon as its gradient is
             complete, and the gradient freed; takes no accumulation and no clipping.
         compile: ``blocks``: train with ``torch.compile`` for each block. Needs torch
-            2.13 on Linux here, and compute capability 7.0 on the GPU.
+            2.13 on Linux here, and compute capability 7.0 on the GPU. ``auto`` plans
+            with and without it, and takes the better. ``model``: for the model as a
+            whole, at a given ``batch_size``, with everything, every second block or
+            nothing kept.
         gpus: How many such GPUs train together: ``8``, or GPUs per node x nodes:
             ``"8x4"``. What is predicted is one rank's memory.
         engine: On several GPUs: ``ddp``, ``fsdp2``, or ``auto`` for the better one.
@@ -171,9 +177,16 @@ def plan(  # noqa: PLR0913 - public API
 
 def _plan(given: Arguments) -> Plan:
     asked = given.parsed()
+
+    def made_with(mode: CompileMode) -> Plan:
+        settings: SessionSettings = {**asked.settings, "compile": mode}
+        return make_plan(asked.workload, asked.budget, asked.request, **settings)
+
     try:
-        made = make_plan(asked.workload, asked.budget, asked.request, **asked.settings)
+        made = best_compiled(asked.compile_modes, made_with, asked.request.objective)
     except DoesNotFitError as error:
+        if given.compile == "model":  # the changes are planned by measured blocks
+            raise
         raise error.with_suggestions(tuple(what_would_fit(asked, error))) from None
     loading = loading_notes(asked.workload.model, made.estimate)
     return made.changed(

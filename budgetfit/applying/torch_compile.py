@@ -64,13 +64,27 @@ def compile_blocks(
         undo: Receives the inverse changes.
         compile_forward: Returns the compiled forward of a block.
     """
-    if recipe.compile == "none":
+    if recipe.compile != "blocks":
         return
     eager = selective_blocks(recipe.segments)
     for name in blocks:
         if name not in eager:
             block = model.get_submodule(name)
             undo.set_attribute(block, "forward", compile_forward(block))
+
+
+def compile_model(
+    model: nn.Module,
+    recipe: Recipe,
+    undo: Undo,
+    compile_forward: Callable[[nn.Module], Callable[..., Any]] = compiled_forward,
+) -> None:
+    """Compile the forward of the model, if the recipe says so, after segments apply.
+
+    Arguments as ``compile_blocks``.
+    """
+    if recipe.compile == "model":
+        undo.set_attribute(model, "forward", compile_forward(model))
 
 
 def unwrap_compiled(model: nn.Module) -> nn.Module:

@@ -250,7 +250,8 @@ SEARCH = _panel(
         "--optimizer-in-backward",
     ),
     compile=_option(
-        "none or blocks (torch.compile for each block; torch 2.13 on Linux).",
+        "none, blocks (torch.compile for each block; torch 2.13 on Linux), auto (the "
+        "better of the two), or model.",
         default="none",
     ),
 )

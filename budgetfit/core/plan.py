@@ -176,7 +176,7 @@ class Alternative:
         estimate: At its own best batch size.
         fits: Whether its judged peak fits.
         changes_training: Whether training computes other numbers.
-        note: What to know before choosing it; may be empty.
+        note: What to ask for and to know before choosing it; empty where nothing.
     """
 
     label: str
@@ -187,8 +187,8 @@ class Alternative:
 
     @property
     def is_suggestion(self) -> bool:
-        """Whether only users may choose it: changes training, or rules out clipping."""
-        return self.changes_training or self.estimate.recipe.optimizer_in_backward
+        """Whether only users may choose it: it changes training, or has a condition."""
+        return self.changes_training or bool(self.note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

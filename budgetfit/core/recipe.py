@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SegmentMode = Literal["recompute", "selective", "offload"]
-CompileMode = Literal["none", "blocks"]
+CompileMode = Literal["none", "blocks", "model"]
 _EXAMPLES = {"optimizer": "adamw_torch_fused", "precision": "bf16-mixed"}
 
 
@@ -94,16 +94,16 @@ def selective_blocks(segments: Iterable[Segment]) -> frozenset[str]:
     return frozenset(each.blocks[0] for each in segments if each.mode == "selective")
 
 
-def check_compile(mode: object) -> None:
-    """Check that this is a value of ``compile``.
+def check_compile(mode: object, *more: str) -> None:
+    """Check that this is a value of ``compile``, or one of ``more``.
 
     Raises:
         InputError: If not.
     """
-    if mode not in get_args(CompileMode):
+    allowed = (*get_args(CompileMode), *more)
+    if mode not in allowed:
         raise InputError(
-            f"compile must be one of: {', '.join(get_args(CompileMode))}; "
-            f"got {mode!r:.80}."
+            f"compile must be one of: {', '.join(allowed)}; got {mode!r:.80}."
         )
 
 
@@ -127,7 +127,8 @@ class Recipe:
             of the longest batch and drops their results, so that shorter batches find
             room in its memory; where lengths vary.
         compile: ``blocks``: ``torch.compile`` for the forward of each block, inside its
-            checkpoint; blocks under selective checkpointing run eagerly.
+            checkpoint; blocks under selective checkpointing run eagerly. ``model``:
+            for the model's, with the checkpoints of single blocks inside.
         parallelism: How several GPUs train the model; None: one GPU does.
     """
 
@@ -163,6 +164,7 @@ class Recipe:
             )
         check_compile(self.compile)
         self._check_parallelism()
+        self._check_compiled_model()
         segments = self.segments if isinstance(self.segments, (list, tuple)) else None
         if segments is None or not all(isinstance(each, Segment) for each in segments):
             raise InputError(
@@ -197,6 +199,20 @@ class Recipe:
                     f"{name} is not planned for several GPUs yet. Leave it out, or use "
                     "parallelism=None."
                 )
+
+    def _check_compiled_model(self) -> None:
+        """Check that a compiled model has only what its graph can hold."""
+        if self.compile != "model":
+            return
+        if self.loss_chunks > 1 or any(
+            each.mode != "recompute" or len(each.blocks) > 1 or each.input_on_host
+            for each in self.segments
+        ):
+            raise InputError(
+                "compile='model' takes segments of one recomputed block each and no "
+                "loss_chunks: compiled code has no ops to save selectively and "
+                "offloads nothing. Use compile='blocks' for the others."
+            )
 
     def _check_names(self) -> None:
         """Check that names are text; for a function, show where it belongs."""

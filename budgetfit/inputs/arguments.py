@@ -28,7 +28,7 @@ from budgetfit.core.image_sizes import (
 )
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.precision import requested_precisions
-from budgetfit.core.recipe import check_compile
+from budgetfit.core.recipe import CompileMode, check_compile
 from budgetfit.core.sample_dims import BatchDims, SampleDims
 from budgetfit.core.sample_lengths import summarize_lengths
 from budgetfit.core.validation import (
@@ -158,7 +158,12 @@ class Arguments:
         engines = parallelisms(self.gpus, self.engine)
         ranks = engines[0].gpus if engines else 1
         check_batch(self.batch_size, samples_per_rank(self.effective_batch_size, ranks))
-        check_compile(self.compile)
+        check_compile(self.compile, AUTO)
+        if self.compile == "model" and self.objective == "length":
+            raise InputError(
+                "objective='length' looks at many lengths, and compile='model' takes a "
+                "minute for each. Use compile='blocks' or 'none'."
+            )
         target = find_target_gpu(self.vram, self.gpu, self.allocator)
         budget = target.budget(self.headroom, self.host_ram)
         if precisions is None:
@@ -166,11 +171,11 @@ class Arguments:
         adapter = self.adapter_on(target.gpu, precisions)
         name = optimizer_name(self.optimizer)
         lengths = _sample_sizes(self)
-        if lengths is not None and lengths.vary and self.compile != "none":
+        if lengths is not None and lengths.vary and self.compile not in ("none", AUTO):
             raise InputError(
-                "compile='blocks' is planned for batches of one size: each other size "
-                "is compiled again, and takes memory of its own. Leave compile= or "
-                "lengths= out."
+                f"compile={self.compile!r} is planned for batches of one size: each "
+                "other size is compiled again, and takes memory of its own. Leave "
+                "compile= or lengths= out."
             )
         if engines:
             self._check_for_several(lengths)
@@ -277,6 +282,17 @@ class ParsedArguments:
         )
 
     @property
+    def compile_modes(self) -> tuple[CompileMode, ...]:
+        """The values of ``compile`` to plan with, the plainest first.
+
+        Batches of several sizes are each compiled anew: ``auto`` leaves that.
+        """
+        if self.given.compile != AUTO:
+            return (self.given.compile,)  # type: ignore[return-value]  # checked
+        varies = self.lengths is not None and self.lengths.vary
+        return ("none",) if varies else ("none", "blocks")
+
+    @property
     def settings(self) -> SessionSettings:
         """The further arguments of ``make_plan``."""
         return {
@@ -285,7 +301,7 @@ class ParsedArguments:
             "effective_batch_size": self.samples_per_rank,
             "parallelisms": self.parallelisms,
             "optimizer_in_backward": self.given.optimizer_in_backward,
-            "compile": self.given.compile,  # type: ignore[typeddict-item]  # checked
+            "compile": self.compile_modes[0],
             "fallback_precision": self.fallback_precision,
             "progress": self.given.progress,
         }

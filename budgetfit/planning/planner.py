@@ -15,7 +15,7 @@ import torch
 
 from budgetfit.calibration.known_measurements import times_source
 from budgetfit.core.loop import RUN
-from budgetfit.core.plan import Alternative, Estimate, Layer, Plan
+from budgetfit.core.plan import Alternative, Estimate, Layer, LazyAlternatives, Plan
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.chain.peak import optimizer_step_bytes
 from budgetfit.planning.alternatives.alternatives import (
@@ -32,6 +32,7 @@ from budgetfit.planning.search.accumulation import (
     planned_accumulation,
     recommend_one_micro_batch,
 )
+from budgetfit.planning.search.compiled_model import search_compiled_model
 from budgetfit.planning.search.curves import lazy_curves
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
 from budgetfit.planning.search.evaluations_between import with_evaluations
@@ -85,6 +86,8 @@ def make_plan(
         DoesNotFitError: If not even batch 1 with everything recomputed fits.
         TraceError: If the model cannot be traced.
     """
+    if settings.get("compile") == "model":
+        return _plan_compiled_model(workload, budget, request, **settings)
     started = time.perf_counter()
     sessions = _traced(workload, budget, request, **settings)
     found = _best_found(sessions)
@@ -107,6 +110,40 @@ def make_plan(
         if session.request.checkpointing == "auto"
         else "",
         "rounds": list(found.rounds),
+        "traces": session.traces.log,
+        "seconds": round(time.perf_counter() - started, 2),
+    }
+    return plan.changed(provenance=provenance)
+
+
+def _plan_compiled_model(
+    workload: Workload,
+    budget: Budget,
+    request: Request,
+    **settings: Unpack[SessionSettings],
+) -> Plan:
+    """Return the best plan with the model compiled as a whole.
+
+    Which blocks can be recomputed is found out without compiling.
+
+    Raises:
+        DoesNotFitError: If none of what is tried fits.
+        TraceError: If the model cannot be traced.
+    """
+    started = time.perf_counter()
+    plain: SessionSettings = {**settings, "compile": "none"}
+    sessions = _traced(workload, budget, request, **plain)
+    found = [search_compiled_model(each.changed(compile="model")) for each in sessions]
+    best = min(found, key=lambda row: (not _judged(row).fits, _rank(row)))
+    session, judged = best.session, _judged(best)
+    if not judged.fits:
+        eager = session.changed(compile="none")  # whose blocks are measured
+        raise does_not_fit_error(eager, judged, judged.timeline.floor_bytes)
+    estimate, rows, notes = recommend_one_micro_batch(session, judged)
+    plan = _described(session, estimate, rows, notes)
+    provenance = {
+        **plan.provenance,
+        "solver": best.explanation,
         "traces": session.traces.log,
         "seconds": round(time.perf_counter() - started, 2),
     }
@@ -212,8 +249,12 @@ def _lowest_without_host(found: SearchResult) -> SearchResult | None:
 
 
 def _rank(found: SearchResult) -> tuple[float, ...]:
-    assert found.estimate is not None  # noqa: S101 - compared only then
-    return found.session.rank(found.estimate)
+    return found.session.rank(_judged(found))
+
+
+def _judged(found: SearchResult) -> Estimate:
+    assert found.estimate is not None  # noqa: S101 - asked for only then
+    return found.estimate
 
 
 def _best_judged(
@@ -246,35 +287,49 @@ def _report(
     session: PlanningSession, judged: JudgedLengths, baselines: tuple[Alternative, ...]
 ) -> Plan:
     """Return the plan of a judged recipe: its tables, warnings and sources."""
-    workload, traces, best = session.workload, session.traces, judged.estimate
+    best = judged.estimate
     estimate, rows, notes = recommend_one_micro_batch(session, best)
     if judged.lengths is not None:  # of several micro-batches, if so: an upper bound
         estimate = with_lengths(estimate, judged.lengths)
-    recipe = estimate.recipe
-    eval_batch_size = evaluation_batch_size(traces, recipe, session.budget)
-    estimate = replace(estimate, eval_batch_size=eval_batch_size)
+    plan = _described(session, estimate, rows, (*notes, *judged.warnings))
+    recipe, estimate = estimate.recipe, plan.estimate
     block_chain = session.block_chain
     if not recipe.segments:  # other options may not have been traced
         block_chain = block_chain.without_options()
     chain = block_chain.profile_at(recipe.batch_size)
-    return Plan(
-        recipe=recipe,
-        estimate=estimate,
+    return plan.changed(
         budget=budget_for_lengths(session.budget, judged.lengths),
-        gpu=workload.gpu,
-        model=workload.summary(),
         block_table=block_table(chain, best),
         lazy_alternatives=lazy_alternatives(session, best, (*rows, *baselines)),
         lazy_curves=lazy_curves(session, estimate),
+        varying_lengths=judged.lengths,
+    )
+
+
+def _described(
+    session: PlanningSession,
+    estimate: Estimate,
+    rows: tuple[Alternative, ...],
+    notes: tuple[str, ...],
+) -> Plan:
+    """Return a plan of a judged recipe, with the alternatives ``rows`` alone."""
+    workload, traces, recipe = session.workload, session.traces, estimate.recipe
+    eval_batch_size = evaluation_batch_size(traces, recipe, session.budget)
+    estimate = replace(estimate, eval_batch_size=eval_batch_size)
+    return Plan(
+        recipe=recipe,
+        estimate=estimate,
+        budget=session.budget,
+        gpu=workload.gpu,
+        model=workload.summary(),
+        lazy_alternatives=LazyAlternatives(known=rows, evaluate=lambda: rows),
         warnings=(
             *workload.notes,
             *notes,
             *_host_warnings(session, estimate),
             *_compile_warnings(estimate),
             *traces.cache_notes,
-            *judged.warnings,
         ),
-        varying_lengths=judged.lengths,
         provenance=_provenance(session, estimate),
     )
 

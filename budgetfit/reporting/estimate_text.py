@@ -154,6 +154,8 @@ def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
     ]
     if recipe.compile == "blocks":
         texts.append("torch.compile for the forward of each block")
+    elif recipe.compile == "model":
+        texts.append("torch.compile for the forward of the model")
     if recipe.loss_chunks > 1:
         texts.append(f"output head and loss in {recipe.loss_chunks} parts")
     if recipe.optimizer_in_backward:

@@ -148,6 +148,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     if loop.kind == "run":
         append_steady_step(raw)
     raw.notes.extend(dict.fromkeys(assumed))
+    raw.notes.extend(compiled.notes if compiled else ())
     return raw
 
 

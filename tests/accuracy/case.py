@@ -14,7 +14,7 @@ Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Checkpointing = Literal["keep", "recompute", "mixed"]
 STEPS: Final = 3  # the first creates states, the second meets them, one more
 Attention = Literal["", "flash", "efficient", "math"]
-Compile = Literal["", "blocks"]
+Compile = Literal["", "blocks", "model"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,8 @@ class Case:
             for the case, or large enough to be no limit; 0 for its own.
         runs_out: The memory is so small that the allocator has to empty its cache.
         compile: ``blocks``: the forward of every block is compiled, inside its
-            checkpoint, in a phase of its own before the first step.
+            checkpoint, in a phase of its own before the first step. ``model``: that of
+            the model, with the checkpoints inside.
     """
 
     name: str

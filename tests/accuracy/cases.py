@@ -12,15 +12,18 @@ from tests.accuracy.models import (
     BERT,
     BERT_EAGER_PADDED,
     BERT_PADDED,
+    BERT_SHORT,
     CONVNEXT,
     GPT2,
     GPT2_CACHE,
     GPT2_EAGER,
     GPT2_PADDED,
+    GPT2_SHORT,
     LLAMA_1024,
     LLAMA_2048,
     LLAMA_EAGER,
     LLAMA_PADDED,
+    LLAMA_SHORT,
     MIXTRAL,
     MLP_MIXER,
     PLAIN_GPT,
@@ -30,6 +33,7 @@ from tests.accuracy.models import (
     T5_SMALL,
     TORCH_TRANSFORMER,
     VIT,
+    VIT_SHORT,
 )
 from tests.accuracy.pairwise_cases import PAIRWISE
 
@@ -305,6 +309,26 @@ def _compiled() -> list[Case]:
     return compiled
 
 
+def _compiled_models() -> list[Case]:
+    """The forward of the model under torch.compile.
+
+    A graph of all blocks takes minutes to compile where one of a block takes seconds.
+    """
+    rows: list[tuple[Model, str, int, Precision, Checkpointing]] = [
+        (GPT2_SHORT, "rtx-4090", 8, "bf16-mixed", "keep"),
+        (GPT2_SHORT, "rtx-4090", 12, "bf16-mixed", "recompute"),
+        (GPT2_SHORT, "h100-80gb", 24, "bf16", "keep"),
+        (LLAMA_SHORT, "rtx-4090", 4, "bf16-mixed", "keep"),
+        (LLAMA_SHORT, "a100-40gb", 8, "bf16", "recompute"),
+        (BERT_SHORT, "rtx-4090", 16, "bf16-mixed", "keep"),
+        (BERT_SHORT, "h100-80gb", 128, "bf16", "recompute"),
+        (VIT_SHORT, "rtx-4090", 64, "bf16-mixed", "keep"),
+        (VIT_SHORT, "rtx-4090", 192, "bf16-mixed", "recompute"),
+        (VIT_SHORT, "h100-80gb", 192, "bf16", "keep"),
+    ]
+    return [_case(*row, mark="compiled-model", compile="model") for row in rows]
+
+
 def _all() -> dict[str, Case]:
     groups = (
         _matrix(),
@@ -318,6 +342,7 @@ def _all() -> dict[str, Case]:
         _out_of_memory(),
         _pairwise(),
         _compiled(),
+        _compiled_models(),
     )
     return {case.name: case for group in groups for case in group}
 

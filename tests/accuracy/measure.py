@@ -78,7 +78,8 @@ def notes_before(case: Case) -> list[str]:
     if origin() == GPU:
         return []
     notes = ["made without a GPU, by the null driver: not a GPU measurement"]
-    if case.model.config:
+    # Compiled, transformers cannot ask, and builds a mask.
+    if case.model.config and case.compile != "model":
         notes.append(answer_for_the_device())
     if case.model.note:
         notes.append(case.model.note)

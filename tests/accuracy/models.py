@@ -52,6 +52,7 @@ def _gpt2(name: str, **settings: int) -> Model:
 
 
 GPT2: Final = _gpt2("gpt2-124m")
+GPT2_SHORT: Final = _gpt2("gpt2-4-layers", n_layer=4)
 GPT2_355M: Final = _gpt2("gpt2-355m", n_embd=1024, n_layer=24, n_head=16)
 GPT2_PADDED: Final = _padded(GPT2)
 GPT2_EAGER: Final = _with(GPT2, "eager", attn_implementation="eager")
@@ -81,6 +82,9 @@ _LLAMA_1B: Final = {
 }
 LLAMA_1024: Final = _llama("llama-1.1b-s1024", 1024, **_LLAMA_1B)
 LLAMA_2048: Final = _llama("llama-1.1b-s2048", 2048, **_LLAMA_1B)
+LLAMA_SHORT: Final = _llama(
+    "llama-4-layers-s1024", 1024, **(_LLAMA_1B | {"num_hidden_layers": 4})
+)
 LLAMA_PADDED: Final = _padded(LLAMA_1024)
 LLAMA_EAGER: Final = _with(LLAMA_1024, "eager", attn_implementation="eager")
 LLAMA_3B: Final = _llama(
@@ -166,6 +170,9 @@ BERT: Final = Model(
     config="BertConfig",
     inputs=_text(512, 30_522),
     chain="bert.encoder.layer",
+)
+BERT_SHORT: Final = replace(
+    BERT, name="bert-4-layers", settings={"num_hidden_layers": 4}
 )
 BERT_PADDED: Final = _padded(BERT)
 BERT_EAGER_PADDED: Final = _padded(_with(BERT, "eager", attn_implementation="eager"))
@@ -268,6 +275,7 @@ def _vision(name: str, family: str, **more: Any) -> Model:
 
 
 VIT: Final = _vision("vit-base", "ViT", chain="vit.layers")
+VIT_SHORT: Final = replace(VIT, name="vit-4-layers", settings={"num_hidden_layers": 4})
 VIT_LARGE: Final = replace(VIT, name="vit-large", settings=_LARGE)
 SWIN: Final = _vision(
     "swin-tiny",

@@ -10,6 +10,7 @@ import torch
 
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import StepTrace
@@ -39,7 +40,8 @@ EXAMPLE_SAMPLES = 2  # the second one of a padded batch is not padded
 class Comparison:
     """One case: predicted against recorded peaks over all steps, in bytes.
 
-    ``formula_allocated`` is what the solver's chain formula says (rule C). ``retries``
+    ``formula_allocated`` is what the solver's chain formula says (rule C), where there
+    is a chain: of a compiled model it is the prediction itself. ``retries``
     count how often the allocator had to empty its cache.
     """
 
@@ -145,6 +147,21 @@ def cudnn_attention(enabled: bool) -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
+def chain_of(
+    case: Case, workload: Workload, recipe: Recipe, look_up: Callable[..., StepTrace]
+) -> ChainProfile:
+    """The chain that the solver would plan the case with."""
+    every = checkpoint_every_block(workload.blocks)
+    recomputed = look_up(replace(recipe, segments=every)) if recipe.segments else None
+    return chain_profile(
+        look_up(replace(recipe, segments=())),
+        OptionTrace(recomputed, every) if recomputed is not None else None,
+        case.batch_size,
+        device_properties(workload.gpu),
+        settings=AllocatorSettings.parse(case.allocator),
+    )
+
+
 def compare(case: Case, recording: dict[str, Any]) -> Comparison:
     """Predict a recorded case by tracing it at its own batch size.
 
@@ -158,30 +175,24 @@ def compare(case: Case, recording: dict[str, Any]) -> Comparison:
         # What ``Run`` switches off was on when this was recorded: the model as it is.
         keep_own_checkpointing=case.model.settings.get("use_cache", False),
     )
-    segments = segments_of(case, workload)
-    every = checkpoint_every_block(workload.blocks)
+    recipe = recipe_of(case, workload, segments_of(case, workload))
     with cudnn_attention("cudnn" in software["sdpa"]), allowed_attention(case):
-        kept = look_up(recipe_of(case, workload))
-        recomputed = look_up(recipe_of(case, workload, every)) if segments else None
-        recipe = recipe_of(case, workload, segments)
         trace = look_up(recipe)
-    chain = chain_profile(
-        kept,
-        OptionTrace(recomputed, every) if recomputed is not None else None,
-        case.batch_size,
-        device_properties(workload.gpu),
-        settings=AllocatorSettings.parse(case.allocator),
-    )
+        is_chain = case.compile != "model"  # that is one graph
+        chain = chain_of(case, workload, recipe, look_up) if is_chain else None
     timeline = judge(case, workload, trace)
     steps = [point for point in timeline.points if point.phase != "setup"]
     phases = [phase for step in recording["steps"] for phase in step]
+    allocated = max(point.allocated_bytes for point in steps)
     return Comparison(
         case=case,
-        predicted_allocated=max(point.allocated_bytes for point in steps),
+        predicted_allocated=allocated,
         recorded_allocated=max(phase["peak_allocated_bytes"] for phase in phases),
         predicted_reserved=max(point.reserved_bytes for point in steps),
         recorded_reserved=max(phase["peak_reserved_bytes"] for phase in phases),
-        formula_allocated=chain_peak_bytes(chain, recipe.segments),
+        formula_allocated=chain_peak_bytes(chain, recipe.segments)
+        if chain is not None
+        else allocated,
         predicted_retries=timeline.retries,
         recorded_retries=recording["alloc_retries"],
     )

@@ -2,6 +2,7 @@
 
     python -m tests.accuracy.report            # print the summary, write the page
     python -m tests.accuracy.report --jobs 4
+    python -m tests.accuracy.report --compiled  # its section on torch.compile alone
 
 Recordings of other releases of torch are compared where that release is installed.
 """
@@ -90,7 +91,6 @@ GROUPS: dict[str, Callable[[Case], str]] = {
     "card": lambda case: case.gpu,
     "attention": _attention,
     "allocator": _path,
-    "torch.compile": lambda case: "each block" if case.compile else "off",
 }
 FIGURES: dict[str, Callable[[Comparison], float]] = {
     "allocated": lambda row: row.allocated_error,
@@ -209,6 +209,54 @@ def section(origin: str, results: list[Result]) -> tuple[str, str]:
     return "\n".join(parts), "\n".join(tables)
 
 
+COMPILED = "## With torch.compile"
+_COMPILED_TEXT = """Recorded on the null driver as the others: the forward of each
+block, or of the model, after a step that compiles and is dropped. ResNet and ConvNeXt,
+without cuDNN, have other layouts than in the trace. What a process compiled before may
+change the order of lines in generated code, and so single cases by up to 1 %. Made by
+`python -m tests.accuracy.report --compiled`.
+"""
+
+
+def compiled_section(results: list[Result]) -> str:
+    """The recordings under torch.compile, by what is compiled, and each of them."""
+    rows = [(row, row.compared) for row in results if row.compared is not None]
+    missing = [f"* {row.name}: {row.reason}" for row in results if row.compared is None]
+    lines = []
+    for mode, what in (("blocks", "each block"), ("model", "the model")):
+        found = [compared for row, compared in rows if row.case.compile == mode]
+        for figure in ("allocated", "reserved") if found else ():
+            errors = [FIGURES[figure](compared) for compared in found]
+            exact = sum(error == 0 for error in errors)
+            title = f"{what}, {figure} ({exact} equal to the byte)"
+            lines.append(_summary(title, errors))
+    return "\n".join(
+        [
+            f"{COMPILED}\n",
+            _COMPILED_TEXT,
+            *missing,
+            HEADER,
+            *lines,
+            "\n### Every compiled case, the worst first\n",
+            _table((row.name, compared) for row, compared in rows),
+        ]
+    )
+
+
+def with_compiled(page: str, section: str) -> str:
+    """The page with its section on torch.compile replaced, or put before the next.
+
+    >>> with_compiled("a\\n\\n## Allocator settings\\n", "## With torch.compile")
+    'a\\n\\n## With torch.compile\\n\\n## Allocator settings\\n'
+    """
+    before, _, old = page.partition(COMPILED)
+    rest = old.partition("\n## ")[2] if old else ""
+    if not old:
+        before, _, rest = page.partition("\n## Allocator settings")
+        rest = f"Allocator settings{rest}"
+    return f"{before.rstrip()}\n\n{section}\n\n## {rest}"
+
+
 INTRODUCTION = """# Accuracy{of_release}
 
 Predicted against recorded peaks over three training steps, signed: above zero means
@@ -241,14 +289,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--compiled", action="store_true", help="that section alone")
     options = parser.parse_args()
     installed = release(torch.__version__)
-    paths = sorted(RECORDINGS.glob(f"*/{installed}/*.json"))
+    kind = "*compiled" if options.compiled else ""
+    paths = sorted(RECORDINGS.glob(f"*/{installed}/{kind}*.json"))
     with ProcessPoolExecutor(options.jobs) as pool:
         results = list(pool.map(result_of, paths))
+    page = page_of(installed)
+    compiled = [row for row in results if row.case.compile]
+    if options.compiled:
+        made = compiled_section(compiled)
+        sys.stdout.write(f"{made}\n")
+        write(page, with_compiled(page.read_text("utf-8"), made))
+        return 0
     by_origin: dict[str, list[Result]] = defaultdict(list)
     for row in results:
-        by_origin[row.origin].append(row)
+        if not row.case.compile:
+            by_origin[row.origin].append(row)
     of_release = "" if installed == MAIN_RELEASE else f" with {installed}"
     text = [INTRODUCTION.format(of_release=of_release)]
     for origin, rows in sorted(by_origin.items()):
@@ -258,10 +316,11 @@ def main() -> int:
     if "gpu" not in by_origin:
         none = "\nNo recording of a real GPU has been made with this release yet"
         text += [f"{none}; what others measured on one is below."]
+    if compiled:
+        text.append(f"\n{compiled_section(compiled)}")
     if installed == MAIN_RELEASE:
         text.append(f"\n{allocator_settings.section()}")
         text.append(f"\n{varying_lengths_table.section()}")
-    page = page_of(installed)
     if page.is_file() and (kept := of_other_commands(page.read_text("utf-8"))):
         text.append(kept)
     write(page, "\n".join(text) + "\n")

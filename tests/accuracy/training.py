@@ -148,21 +148,38 @@ def compile_every_block(
     transformers' own checkpointing is inside the forward. ``shape_padding`` is off:
     whether it pays, only a GPU can tell.
     """
-    if blocks:
-        found = [b for path in blocks for b in model.get_submodule(path).children()]
-    else:
-        layers = importlib.import_module("transformers.modeling_layers")
-        layer = layers.GradientCheckpointingLayer
-        found = [module for module in model.modules() if isinstance(module, layer)]
     dynamo: Any = importlib.import_module("torch._dynamo")
     dynamo.config.recompile_limit = 64  # blocks share their code
-    for block in found:
+    for block in blocks_of(model, blocks):
         forward = torch.compile(
             block.forward, dynamic=False, options={"shape_padding": False}
         )
         if recompute:
             forward = partial(checkpoint, forward, use_reentrant=False)
         block.forward = forward
+
+
+def compile_whole(
+    model: nn.Module, blocks: tuple[str, ...], *, recompute: bool
+) -> None:
+    """``torch.compile`` for the forward of the model, the checkpoints inside.
+
+    transformers' own checkpointing breaks the graph of some models.
+    """
+    for block in blocks_of(model, blocks) if recompute else ():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    model.forward = torch.compile(
+        model.forward, dynamic=False, options={"shape_padding": False}
+    )
+
+
+def blocks_of(model: nn.Module, paths: tuple[str, ...]) -> list[nn.Module]:
+    """The children of the modules at the paths; without any, transformers' layers."""
+    if paths:
+        return [b for path in paths for b in model.get_submodule(path).children()]
+    layers = importlib.import_module("transformers.modeling_layers")
+    layer = layers.GradientCheckpointingLayer
+    return [module for module in model.modules() if isinstance(module, layer)]
 
 
 def allowed_attention(case: Case) -> AbstractContextManager[Any]:
@@ -184,8 +201,10 @@ class Training:
             self.model.to(torch.bfloat16)
         self.model.train()
         recompute = case.checkpointing == "recompute"
-        if case.compile:
+        if case.compile == "blocks":
             compile_every_block(self.model, case.model.blocks, recompute=recompute)
+        elif case.compile == "model":
+            compile_whole(self.model, case.model.blocks, recompute=recompute)
         elif recompute:
             recompute_every_block(self.model, case.model.blocks)
         if case.checkpointing == "mixed":
@@ -200,12 +219,14 @@ class Training:
     def compile(self) -> None:
         """Compile in a forward and backward, and drop what they leave behind.
 
-        Kernels are timed in buffers that would stay in the allocator's cache.
+        Kernels are timed in buffers that would stay in the allocator's cache. A model
+        may be compiled again in its second step: the first one sets attributes.
         """
-        batch = self._batch_on_card(self.case.batch_size)
-        self.scaler.scale(self._loss(batch)).backward()
-        del batch
-        self.optimizer.zero_grad(set_to_none=True)
+        for _ in range(2 if self.case.compile == "model" else 1):
+            batch = self._batch_on_card(self.case.batch_size)
+            self.scaler.scale(self._loss(batch)).backward()
+            del batch
+            self.optimizer.zero_grad(set_to_none=True)
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - not public
         torch.cuda.empty_cache()

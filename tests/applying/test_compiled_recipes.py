@@ -1,3 +1,4 @@
+# ruff: noqa: SLF001, ANN401 - torch._dynamo and its graphs
 """A recipe with compiled blocks trains as the plain model does, and is undone."""
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
     from torch import nn
 
 # Dynamo asks tensors for their gradients, and hides the warning of that from users.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated"),
+]
 NAMES = tuple(f"layers.{n}" for n in range(BLOCKS))
 GRAPHS: list[torch.fx.GraphModule] = []
 
@@ -34,6 +38,17 @@ def noting(graph: torch.fx.GraphModule, _inputs: object) -> Callable[..., Any]:
 
 def compiled(block: nn.Module) -> Callable[..., Any]:
     return torch.compile(block.forward, backend=noting)
+
+
+def partitioned(block: nn.Module) -> Callable[..., Any]:
+    """Compile to graphs that are split by tags, and run op by op."""
+
+    def note(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        GRAPHS.append(graph)
+        split = torch._dynamo.lookup_backend("aot_eager_decomp_partition")
+        return split(graph, inputs)
+
+    return torch.compile(block.forward, backend=note)
 
 
 def alone(*names: str) -> tuple[Segment, ...]:
@@ -59,7 +74,7 @@ def losses(run: Run, steps: int = 3) -> list[float]:
 
 @pytest.mark.parametrize("how", TREATED)
 def test_every_treatment_trains_as_without_compile(how: str) -> None:
-    torch._dynamo.reset()  # noqa: SLF001 - what other tests compiled
+    torch._dynamo.reset()  # what other tests compiled
     GRAPHS.clear()
     recipe = Recipe(batch_size=4, segments=TREATED[how], compile="blocks")
     model, plain = make("stack"), make("stack")
@@ -77,8 +92,53 @@ def test_every_treatment_trains_as_without_compile(how: str) -> None:
     assert all("forward" not in vars(module) for module in model.modules())
 
 
+IN_GRAPH = ("kept", "recomputed", "some recomputed")
+
+
+def test_a_compiled_model_trains_as_without_compile() -> None:
+    torch._dynamo.reset()  # as above
+    model, plain = make("stack"), make("stack")
+    plain.load_state_dict(model.state_dict())
+    recipe = Recipe(batch_size=4, compile="model")
+    with Run(model, recipe, blocks=NAMES, compile_forward=compiled) as run:
+        found = losses(run)
+    with Run(plain, Recipe(batch_size=4)) as eager:
+        assert found == pytest.approx(losses(eager), rel=1e-5)
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("how", IN_GRAPH[1:])
+def test_planned_blocks_are_tagged_in_the_graph_and_repeat_their_dropout(
+    how: str,
+) -> None:
+    recipe = Recipe(batch_size=4, segments=TREATED[how], compile="model")
+    model, kept = make("stack"), make("stack")
+    kept.load_state_dict(model.state_dict())
+    found = []
+    for each, plan in ((kept, replace(recipe, segments=())), (model, recipe)):
+        torch._dynamo.reset()  # as above
+        GRAPHS.clear()
+        with Run(each, plan, blocks=NAMES, compile_forward=partitioned) as run:
+            found.append(losses(run))
+        (graph,) = GRAPHS
+        tags = [node for node in graph.graph.nodes if "checkpoint" in str(node.target)]
+        assert len(tags) == len(plan.wrapped_blocks)
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weight, kept.state_dict()[name])
+    assert all("forward" not in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("how", sorted(TREATED.keys() - set(IN_GRAPH)))
+def test_a_compiled_model_refuses_what_its_graph_cannot_hold(how: str) -> None:
+    with pytest.raises(InputError, match="segments of one recomputed block each"):
+        Recipe(batch_size=4, segments=TREATED[how], compile="model")
+    with pytest.raises(InputError, match="no loss_chunks"):
+        Recipe(batch_size=4, loss_chunks=2, compile="model")
+
+
 def test_a_run_compiles_before_its_first_step_and_drops_what_that_made() -> None:
-    torch._dynamo.reset()  # noqa: SLF001 - as above
+    torch._dynamo.reset()  # as above
     phases: list[str] = []
     recipe = Recipe(batch_size=4, compile="blocks")
     model = make("stack")
@@ -95,7 +155,7 @@ def test_a_run_compiles_before_its_first_step_and_drops_what_that_made() -> None
 
 
 def test_no_step_is_dropped_whose_backward_updates_the_weights() -> None:
-    torch._dynamo.reset()  # noqa: SLF001 - as above
+    torch._dynamo.reset()  # as above
     plain, model = make("stack"), make("stack")
     plain.load_state_dict(model.state_dict())
     recipe = Recipe(batch_size=4, optimizer="sgd", optimizer_in_backward=True)

@@ -78,6 +78,7 @@ def tiny_plan(  # noqa: PLR0913 - a value each
     optimizer: str = "adamw_torch",
     segments: tuple[Segment, ...] = (),
     loss_chunks: int = 1,
+    compile: str = "none",  # noqa: A002 - as in a recipe
 ) -> Plan:
     """Four blocks; 2 micro-batches of 3 samples; ``groups`` number the segments."""
     path = folder / "config.json"
@@ -93,6 +94,7 @@ def tiny_plan(  # noqa: PLR0913 - a value each
             Segment(tuple(blocks[number] for number in group)) for group in groups
         ),
         loss_chunks=loss_chunks,
+        compile=compile,
     )
     model = sample_model(batch=TEXT_BATCH, blocks=tuple(blocks))
     return plan_of(str(path), model=model, estimate=sample_estimate(recipe))
@@ -156,6 +158,37 @@ def test_bf16_autocast_is_restored_in_the_recomputation(
     script = opened(tiny_plan(GPT2, tmp_path, *groups, precision="bf16-mixed"))
     expected = plain_losses(script, torch.bfloat16)
     assert script.main(RUN) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_a_compiled_model_has_the_planned_blocks_in_its_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def note(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda forward, **_: compiled(forward, backend=note)
+    )
+    kept = opened(tiny_plan(LLAMA, tmp_path, compile="model"))
+    assert kept.main(RUN) == pytest.approx(plain_losses(kept, None), rel=1e-5)
+    assert graphs
+    torch._dynamo.reset()  # noqa: SLF001 - what was compiled above
+    graphs.clear()
+    opened(tiny_plan(LLAMA, tmp_path, (0,), (2,), compile="model")).main(RUN)
+    tags = [
+        node
+        for graph in graphs[:1]
+        for node in graph.graph.nodes
+        if "checkpoint" in str(node.target)
+    ]
+    assert len(tags) == 2
+    with pytest.raises(InputError, match=r"blocks under torch\.compile"):
+        torch_script(tiny_plan(LLAMA, tmp_path, compile="blocks"))
 
 
 def counted(script: SimpleNamespace, names: list[str]) -> dict[str, int]:

@@ -22,11 +22,13 @@ from torch import nn
 import budgetfit
 from budgetfit.applying.loss.call_model import compute_loss, mean_of_outputs
 from budgetfit.batches.batch_tree import batch_size_of, resize_batch
+from budgetfit.core.recipe import Recipe
 from budgetfit.measuring.recomputed_blocks import (
     RecomputationWatcher,
     find_blocks_saving_nothing,
 )
 from budgetfit.traces.trace_program import NO_LOSS
+from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
 from tests.zoo.entry import Entry
 from tests.zoo.state import assert_same, model_state, random_state, switches, unchanged
 
@@ -35,6 +37,8 @@ BATCH_SIZE = 2
 TOLERANCE = 1e-5  # relative; recomputation repeats the same kernels
 ROUNDING = 1e-7  # of all gradients together: what is zero but for rounding stays so
 STAGES = ("traced", "planned", "applied", "verified")
+COMPILED = "compiled"  # a stage of its own: inductor takes seconds for each model
+_FORWARD_OF = CompiledBlocks.forward_of
 Gradients = dict[str, torch.Tensor | None]
 
 
@@ -104,6 +108,18 @@ class _Walk:
         asked.pop("precision", None)  # estimate() takes the model as it is
         with unchanged(self.model):
             budgetfit.estimate(self.model, gpu=GPU, **asked)
+
+    def compiled(self) -> None:
+        """Every block under torch.compile; a model without blocks has none to show."""
+        asked = dict(self.entry.plan)
+        precision = asked.pop("precision", "fp32")
+        recipe = Recipe(batch_size=BATCH_SIZE, precision=precision, compile="blocks")
+        forward_of = mock.patch.object(
+            CompiledBlocks, "forward_of", autospec=True, side_effect=_FORWARD_OF
+        )
+        with unchanged(self.model), forward_of as compiled:
+            budgetfit.estimate(self.model, recipe, gpu=GPU, **asked)
+        assert compiled.called, "no blocks were found"
 
     def planned(self) -> None:
         """All is decided but the batch size: models this small would take thousands."""

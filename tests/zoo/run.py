@@ -4,6 +4,7 @@ python -m tests.zoo.run                  # all
 python -m tests.zoo.run "causal LM" T5   # families, or names that hold a word
 python -m tests.zoo.run --write          # also docs/zoo.md
 python -m tests.zoo.run --alternatives   # and each plan's alternatives: twice as long
+python -m tests.zoo.run --stages compiled --sample 40  # blocks under torch.compile
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch
 import transformers
 
 from docs.answers import write
-from tests.zoo.check import STAGES, Outcome, check
+from tests.zoo.check import COMPILED, STAGES, Outcome, check
 from tests.zoo.entry import zoo
 from tests.zoo.known_failures import KNOWN_FAILURES
 
@@ -34,16 +35,21 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="families, or parts of names")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
-    parser.add_argument("--stages", nargs="+", default=STAGES, choices=STAGES)
+    choices = (*STAGES, COMPILED)
+    parser.add_argument("--stages", nargs="+", default=STAGES, choices=choices)
     parser.add_argument("--alternatives", action="store_true", help="of each plan")
+    parser.add_argument("--sample", type=int, help="as many, spread over families")
     wanted = parser.parse_args()
     names = [name for name in zoo() if _is_wanted(name, wanted.words)]
+    if wanted.sample:
+        names.sort(key=lambda name: (zoo()[name].family, name))
+        names = names[:: max(1, len(names) // wanted.sample)][: wanted.sample]
     stages = tuple(wanted.stages)
     limited = partial(_limited, stages=stages, alternatives=wanted.alternatives)
     outcomes = sorted(_outcomes(names, wanted.jobs, limited), key=_failures_first)
     for outcome in outcomes:
         passed = " ".join(
-            f"{stage:8}" if stage in outcome.passed else " " * 8 for stage in STAGES
+            f"{stage:8}" if stage in outcome.passed else " " * 8 for stage in stages
         )
         print(f"{outcome.name:44} {passed} {outcome.seconds:5.1f} s  {outcome.reason}")
     print(*_shares(outcomes, stages), sep="\n")

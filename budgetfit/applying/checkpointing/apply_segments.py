@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch._subclasses import FakeTensor
+from torch.utils.checkpoint import checkpoint
 
 from budgetfit.applying.checkpointing.block_checkpoint import (
     BlockCall,
@@ -37,6 +39,7 @@ def apply_segments(  # noqa: PLR0913 - one value each, all needed
     determinism_check: str = "values",
     keep_own_checkpointing: bool = False,
     keep_generation_cache: bool = False,
+    in_graph: bool = False,
 ) -> Undo:
     """Recompute, selectively checkpoint or offload the blocks of ``segments``.
 
@@ -55,6 +58,8 @@ def apply_segments(  # noqa: PLR0913 - one value each, all needed
         keep_own_checkpointing: Leave the model's own checkpointing switched on, and
             without segments its generation cache too.
         keep_generation_cache: Leave that on without segments in any case.
+        in_graph: The model will be compiled around its blocks: dynamo turns torch's own
+            checkpoint into a tag of the graph, by which it is partitioned.
 
     Returns:
         Reverts the changes.
@@ -74,7 +79,7 @@ def apply_segments(  # noqa: PLR0913 - one value each, all needed
         if not keep_own_checkpointing:
             for module in model.modules():
                 _disable_checkpointing(module, undo)
-        for segment in segments:
+        for segment in () if in_graph else segments:
             calls = [
                 BlockCall(
                     block=blocks[name],
@@ -89,6 +94,10 @@ def apply_segments(  # noqa: PLR0913 - one value each, all needed
                 for name in segment.blocks
             ]
             _apply_segment(segment, calls, undo)
+        for block in blocks.values() if in_graph else ():
+            _disable_checkpointing(block, undo)
+            forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+            undo.set_attribute(block, "forward", forward)
     return undo
 
 

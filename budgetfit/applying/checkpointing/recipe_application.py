@@ -13,6 +13,7 @@ from budgetfit.applying.checkpointing.apply_segments import apply_segments
 from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.torch_compile import (
     compile_blocks,
+    compile_model,
     compiled_forward,
     disable_compile,
     warn_compiled_unverified,
@@ -44,7 +45,7 @@ class RecipeApplication:
         keep_own_checkpointing: See ``checkpoint.apply_segments``.
         keep_generation_cache: See ``checkpoint.apply_segments``.
         blocks: Names of the blocks that ``compile="blocks"`` compiles.
-        compile_forward: See ``torch_compile.compile_blocks``.
+        compile_forward: See ``torch_compile.compile_blocks``; also of the model.
     """
 
     def __init__(  # noqa: PLR0913 - one value each, all needed
@@ -67,11 +68,11 @@ class RecipeApplication:
             keep_own_checkpointing=keep_own_checkpointing,
             keep_generation_cache=keep_generation_cache,
         )
-        self._compile = functools.partial(
-            compile_blocks,
-            blocks=tuple(blocks),
-            compile_forward=compile_forward or compiled_forward,
+        compiled = compile_forward or compiled_forward
+        self._compile_blocks = functools.partial(
+            compile_blocks, blocks=tuple(blocks), compile_forward=compiled
         )
+        self._compile_model = functools.partial(compile_model, compile_forward=compiled)
         self._undo = Undo()
         self._chunked_loss: ChunkedLoss | None = None
         self._recipe: Recipe | None = None
@@ -86,8 +87,10 @@ class RecipeApplication:
         self.undo()
         with Undo() as undo:
             self._disable_other_compile(recipe, undo)
-            self._compile(self._model, recipe, undo=undo)
-            undo.add(self._apply(self._model, recipe.segments))
+            self._compile_blocks(self._model, recipe, undo=undo)
+            in_graph = recipe.compile == "model"
+            undo.add(self._apply(self._model, recipe.segments, in_graph=in_graph))
+            self._compile_model(self._model, recipe, undo=undo)
             if recipe.loss_chunks > 1:
                 self._chunked_loss = chunk_loss(
                     self._model,

@@ -456,7 +456,8 @@ class Run:
         self._enter_phase("forward")
         if self._compile_is_due:
             self._compile_is_due = False
-            self._run_and_drop([batch])
+            # A model sets attributes in its first step, and is compiled once more.
+            self._run_and_drop([batch] * (1 + (self.recipe.compile == "model")))
             free_memory(self.device)
         if self._longest_is_due:
             self._longest_is_due = False

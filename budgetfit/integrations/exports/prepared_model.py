@@ -20,7 +20,7 @@ from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.applying.optimizers.for_recipe import make_recipe_optimizer
 from budgetfit.applying.precision import apply_precision, cast_batch, make_scaler
-from budgetfit.applying.torch_compile import compile_blocks
+from budgetfit.applying.torch_compile import compile_blocks, compile_model
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
 from budgetfit.core.precision import Precision, find_precision
@@ -108,11 +108,13 @@ class PreparedModel:
         self.undo()
 
     def _applied(self) -> Undo:
-        """Compile and checkpoint the blocks; returns what reverts that."""
+        """Compile and checkpoint as planned; returns what reverts that."""
         recipe = self._plan.recipe
         with Undo() as undo:
             compile_blocks(self.model, recipe, self._plan.model.blocks, undo)
-            undo.add(apply_segments(self.model, recipe.segments))
+            in_graph = recipe.compile == "model"
+            undo.add(apply_segments(self.model, recipe.segments, in_graph=in_graph))
+            compile_model(self.model, recipe, undo)
         return undo
 
     def _undo_checkpointing(self) -> None:

@@ -25,6 +25,8 @@ def recompute_parts(recipe: Recipe) -> list[Part]:
     _refuse_what_is_not_exported(recipe)
     if not recipe.segments:
         return []
+    if recipe.compile == "model":
+        return [Part(RECOMPUTE_IN_GRAPH, _CHECKPOINT)]
     long = [segment for segment in recipe.segments if len(segment.blocks) > 1]
     selective = [each for each in recipe.segments if each.mode == "selective"]
     code = RECOMPUTE.substitute(
@@ -69,7 +71,7 @@ def _refuse_what_is_not_exported(recipe: Recipe) -> None:
         on_host.append(f"the loss in {recipe.loss_chunks} chunks")
     if recipe.optimizer_in_backward:
         on_host.append("an optimizer that steps in the backward pass")
-    if recipe.compile != "none":
+    if recipe.compile == "blocks":
         on_host.append("blocks under torch.compile")
     if on_host:
         raise InputError(
@@ -125,6 +127,18 @@ def by_position(again, forward, *args, **kwargs):
 
     return again(call, *args, *tensors)
 ''')
+
+RECOMPUTE_IN_GRAPH: Final = '''\
+def recompute(model):
+    """Checkpoint the planned blocks in the compiled graph, and nothing else."""
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False) is True:
+            module.gradient_checkpointing = False
+    for (name,) in SEGMENTS:
+        block = model.get_submodule(name)
+        again = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        block.forward = again
+'''
 
 REGION_CALL: Final = """\
         if len(blocks) > 1:

@@ -131,6 +131,8 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
         pretrained="pretrained=options.pretrained" if pretrained else "",
         weights=_weights(precision),
         recompute="    recompute(model)\n" if recipe.segments else "",
+        compile=parts.COMPILE if recipe.compile == "model" else "",
+        empty_cache=parts.EMPTY_CACHE if recipe.compile == "model" else "",
         forward=_forward(precision, recipe),
         backward="scaler.scale(loss).backward()" if scaled else "loss.backward()",
         update=_update(scaled=scaled),

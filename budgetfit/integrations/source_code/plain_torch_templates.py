@@ -152,6 +152,20 @@ def loss_of(model, batch):
     return outputs.float().mean()
 ''')
 
+COMPILE: Final = """\
+    # Padding is decided by timing products: planned without.
+    options_of_compile = {"shape_padding": False}
+    model.forward = torch.compile(
+        model.forward, dynamic=False, options=options_of_compile
+    )
+"""
+
+EMPTY_CACHE: Final = """\
+        if step <= 2 and device.type == "cuda":  # they compiled, and timed kernels
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+"""
+
 MAIN: Final = Template("""\
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -171,7 +185,7 @@ $weights$place    # Generation caches are of no use in training.
     for module in model.modules():
         if getattr(getattr(module, "config", None), "use_cache", False) is True:
             module.config.use_cache = False
-$recompute$wrap    optimizer = make_optimizer(
+$recompute$wrap$compile    optimizer = make_optimizer(
         [item for item in model.parameters() if item.requires_grad], options.lr
     )
 $scaler    if options.resume:
@@ -186,7 +200,7 @@ $forward            step_loss += loss.detach()
             $backward
             del loss, batch
 $update        optimizer.zero_grad(set_to_none=True)
-$mean        losses.append(float(step_loss))
+$mean$empty_cache        losses.append(float(step_loss))
 ${show}print(f"step {step}  loss {losses[-1]:.6f}", flush=True)
     if device.type == "cuda":
         allocated = torch.cuda.max_memory_allocated() / 2**30

@@ -112,16 +112,17 @@ def refuse_optimizer_in_backward(plan: Plan, library: str) -> None:
 
 
 def refuse_compile(plan: Plan, program: str) -> None:
-    """Refuse compiled blocks for a program that compiles the whole model, or nothing.
+    """Refuse torch.compile as planned, for a program that compiles otherwise.
 
     Raises:
-        InputError: If the plan compiles blocks.
+        InputError: If the plan compiles.
     """
+    what = {"blocks": "single blocks", "model": "the model around tagged blocks"}
     if plan.recipe.compile != "none":
         raise InputError(
-            f"{program} has no setting that compiles single blocks, and the plan's "
-            "bytes are theirs. Train with budgetfit.apply(plan, model), or plan with "
-            "compile='none'."
+            f"{program} has no setting that compiles {what[plan.recipe.compile]}, and "
+            "the plan's bytes are theirs. Train with budgetfit.apply(plan, model), or "
+            "plan with compile='none'."
         )
 
 

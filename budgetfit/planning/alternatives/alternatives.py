@@ -15,6 +15,7 @@ from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.pytree import map_tensors
 from budgetfit.core.plan import Alternative, LazyAlternatives
 from budgetfit.errors import TraceError
+from budgetfit.planning.alternatives.compiled_row import compiled_row
 from budgetfit.planning.alternatives.training_changes import training_change_rows
 from budgetfit.planning.search.baselines import BASELINES, EVERY_NTH, best_with_policy
 from budgetfit.planning.search.loss_chunking import search_without_host
@@ -111,6 +112,7 @@ def remaining_alternatives(
         *rest,
         *_without_host(session, plan),
         *_other_objectives(session, [*first, *rest]),
+        *(() if plan.recipe.parallelism else compiled_row(session, plan)),
         *(() if plan.recipe.parallelism else training_change_rows(session, plan)),
     )
 

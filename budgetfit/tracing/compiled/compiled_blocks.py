@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import types
 import warnings
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,6 +18,7 @@ from torch.utils._python_dispatch import (
 
 from budgetfit.errors import InputError
 from budgetfit.tracing.compiled.cuda_backend import CudaBackend, check_supported
+from budgetfit.tracing.compiled.inductor_answers import CudaGenerator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,17 +33,23 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+# The first sets attributes (transformers: ``config.problem_type``), the second finds
+# them set, the third is as all others.
+_CALLS_THAT_COMPILE = 4
 # Of one code object: blocks of one class in several sizes, modes and dtypes.
 _RECOMPILE_LIMIT = 1024
 
 
 class CompiledBlocks:
-    """Compiles the blocks of one traced model; equal blocks share generated code.
+    """Compiles one traced model or its blocks; equal blocks share generated code.
 
     Args:
         target: The GPU, with ``sm_count`` and ``threads_per_sm``.
         uniform: Generate the same code for almost all batch sizes, for a search among
             them: some small buffers of training are then missing or larger.
+
+    Attributes:
+        notes: What was compiled to several graphs, and why.
 
     Raises:
         InputError: If there is no target (a trace of the CPU), or the generated code of
@@ -56,9 +65,10 @@ class CompiledBlocks:
         check_supported(target)
         self._backend = CudaBackend(target, uniform=uniform)
         self._copies: dict[types.FunctionType, types.FunctionType] = {}
+        self.notes: dict[str, None] = {}  # as a set in order
 
     def forward_of(self, block: nn.Module) -> Callable[..., Any]:
-        """Return the block's forward, compiled at its first call for each grad mode.
+        """Return a module's forward, compiled at its first call for each grad mode.
 
         The compiled code is kept with the returned function alone: it does not change
         what the process has compiled.
@@ -69,23 +79,51 @@ class CompiledBlocks:
         compiled: Any = torch.compile(
             self._copied(block.forward), backend=self._backend, dynamic=False
         )
-        warm: set[bool] = set()
+        runs: dict[bool, int] = {}  # of generated code in a call, by grad mode
+        backend, name = self._backend, type(block).__name__
+
+        def compile_for(*args: Any, **kwargs: Any) -> int:
+            """Compile until a call finds all of it compiled; return its runs."""
+            for _ in range(_CALLS_THAT_COMPILE):
+                graphs, before = backend.graphs, backend.runs
+                with _compiling(block), self._noting_graphs(name):
+                    compiled(*args, **kwargs)
+                if backend.graphs == graphs:
+                    return backend.runs - before
+            raise InputError(
+                f"torch.compile compiles {name}.forward again in each call: the memory "
+                "of a later one cannot be told. Use compile='none'."
+            )
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled() not in warm:
-                warm.add(torch.is_grad_enabled())
-                with _compiling(block):
-                    compiled(*args, **kwargs)
-            before = self._backend.runs
+            grad = torch.is_grad_enabled()
+            if grad not in runs:
+                runs[grad] = compile_for(*args, **kwargs)
+            before = backend.runs
             out = compiled(*args, **kwargs)
-            if self._backend.runs == before:
+            if backend.runs - before < max(1, runs[grad]):
                 raise InputError(
-                    f"torch.compile runs {type(block).__name__}.forward eagerly: it "
-                    "found nothing in it that it can compile. Use compile='none'."
+                    f"torch.compile runs {name}.forward eagerly, or parts of it: it "
+                    "found nothing in it that it can compile, or other code in each "
+                    "call. Use compile='none'."
                 )
             return out
 
         return forward
+
+    @contextlib.contextmanager
+    def _noting_graphs(self, name: str) -> Iterator[None]:
+        """Note it if a call compiles several graphs, with dynamo's reasons."""
+        counters: Any = importlib.import_module("torch._dynamo.utils").counters
+        before, graphs = dict(counters["graph_break"]), self._backend.graphs
+        yield
+        breaks = counters["graph_break"]
+        reasons = [text for text in breaks if breaks[text] != before.get(text, 0)]
+        made = self._backend.graphs - graphs
+        if made > 1 and reasons:
+            first = "; ".join(each.splitlines()[0] for each in reasons)
+            note = f"torch.compile makes {made} graphs of {name}.forward: {first}"
+            self.notes[note] = None
 
     def _copied(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return the bound method with a code object of its own.
@@ -135,6 +173,7 @@ def _compiling(block: nn.Module) -> Iterator[None]:
         mode,
         _without_hooks(block),
         torch.random.fork_rng(devices=()),
+        mock.patch.object(torch.cuda, "default_generators", (CudaGenerator(),)),
         torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
         dynamo.config.patch(
             recompile_limit=_RECOMPILE_LIMIT,

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from budgetfit.errors import InputError
 from budgetfit.tracing.compiled.decompositions import cuda_decompositions
 from budgetfit.tracing.compiled.generated_code import module_on_fakes
-from budgetfit.tracing.compiled.inductor_answers import answers_for_inductor
+from budgetfit.tracing.compiled.inductor_answers import CUDA, answers_for_inductor
 from budgetfit.tracing.cuda.target import installed_torch_version
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from budgetfit.tracing.cuda.target import CudaTarget
 
-CUDA: Final = torch.device("cuda", 0)
 # What inductor generates was compared with a CUDA build of these versions.
 CHECKED_TORCH: Final = ((2, 13),)
 _OLDEST_CAPABILITY: Final = (7, 0)  # of Triton
@@ -66,12 +65,13 @@ class CudaBackend:
         uniform: See ``answers_for_inductor``.
 
     Attributes:
+        graphs: How many graphs were compiled.
         runs: How often generated code has run.
     """
 
     def __init__(self, target: CudaTarget, *, uniform: bool) -> None:
         self._target, self._uniform = target, uniform
-        self.runs = 0
+        self.graphs = self.runs = 0
 
     def __call__(
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]
@@ -79,6 +79,7 @@ class CudaBackend:
         """Return what runs instead of ``graph``."""
         import torch._inductor.compile_fx as inductor  # noqa: PLC0415 - takes seconds
 
+        self.graphs += 1
         with answers_for_inductor(
             self._target,
             uniform=self._uniform,

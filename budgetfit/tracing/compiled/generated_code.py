@@ -31,6 +31,10 @@ _REPLACED: Final = (
     (r"^reinterpret_tensor = .*$", f"reinterpret_tensor = {_NAMES}.reinterpret"),
     (r"with torch\.cuda\._DeviceGuard\(0\):", "if True:"),
     (r"torch\.cuda\.set_device\(0\)", "pass"),
+    (
+        r"torch\.ops\.higher_order\.graphsafe_run_with_rng_state\(",
+        f"{_NAMES}.without_rng_state(",
+    ),
     (r"device\(type='cuda', index=0\)", "device('cpu')"),
     (r"device='cuda(:0)?'", "device='cpu'"),
 )
@@ -82,11 +86,20 @@ def _reinterpret(
     return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
 
+def _without_rng_state(
+    op: Callable[..., Any], *args: Any, rng_state: Any, **kwargs: Any
+) -> Any:
+    """Run a random op, whose generator a recomputation repeats: no tensor is made."""
+    del rng_state
+    return op(*args, **kwargs)
+
+
 class _Names:
     """Names that the generated code uses."""
 
     AsyncCompile = _AsyncCompile
     empty_strided = staticmethod(_empty_strided)
     reinterpret = staticmethod(_reinterpret)
+    without_rng_state = staticmethod(_without_rng_state)
     stream = staticmethod(lambda _: 0)
     nothing = staticmethod(lambda *_: None)

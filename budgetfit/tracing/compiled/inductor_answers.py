@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     _Patch = Callable[[Any, str, Any], None]
 
+CUDA: Final = torch.device("cuda", 0)
 # c10/core/impl/DeviceGuardImplInterface.h and torch/headeronly/core/DeviceType.h.
 _GUARDS: Final = "_ZN3c104impl26device_guard_impl_registryE"
 _DEVICE_TYPES, _CUDA, _META = 21, 1, 14
@@ -90,11 +91,12 @@ def _answer_for_device(target: CudaTarget, patch: _Patch) -> None:
         "synchronize": lambda *_: None,
         "set_device": lambda *_: None,
     }
-    of_torch: dict[str, Callable[..., Any]] = {
+    of_torch: dict[str, Any] = {
         "get_device_capability": lambda *_, **__: capability,
         "get_device_name": lambda *_, **__: properties.name,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda *_: None,
+        "default_generators": (CudaGenerator(),),
         "_DeviceGuard": _NoGuard,
         "device": _NoGuard,
     }
@@ -195,6 +197,32 @@ def _properties(target: CudaTarget) -> Any:
         is_multi_gpu_board=False,
         gcnArchName="",
     )
+
+
+class CudaGenerator(torch.Generator):
+    """A generator of a device that is not here: of random ops that are recomputed.
+
+    ``torch.cuda.default_generators`` has one while code is generated and first run.
+    """
+
+    device = CUDA
+
+    def clone_state(self) -> CudaGenerator:
+        """Return another one."""
+        return CudaGenerator()
+
+    def manual_seed(self, seed: int) -> CudaGenerator:
+        """Return itself: nothing is drawn."""
+        del seed
+        return self
+
+    def get_state(self) -> None:  # type: ignore[override]
+        """Return no state."""
+
+    def set_state(self, new_state: object) -> CudaGenerator:
+        """Take no state."""
+        del new_state
+        return self
 
 
 class _NoGuard:

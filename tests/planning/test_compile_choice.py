@@ -1,0 +1,193 @@
+# ruff: noqa: ANN401 - stand-ins of plans
+"""With and without compiled blocks: the row of a plan, and ``compile="auto"``."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from transformers import GPT2Config
+
+import budgetfit
+from budgetfit.api.compare import compare
+from budgetfit.core.budget import Budget
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.errors import InputError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.alternatives.compiled_row import (
+    compiled_row,
+    with_compiled_blocks,
+)
+from budgetfit.planning.compile_choice import best_compiled
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.planning.session import PlanningSession, Request
+from budgetfit.traces.session import TraceSession
+from budgetfit.tracing.compiled.cuda_backend import CHECKED_TORCH
+from budgetfit.tracing.cuda.target import installed_torch_version
+from budgetfit.workload.workload import Workload
+from tests.models import MIB, Mebi
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Estimate
+
+supported = pytest.mark.skipif(
+    installed_torch_version() not in CHECKED_TORCH or sys.platform != "linux",
+    reason="compiled blocks are predicted for other versions of torch",
+)
+PLANNED = Recipe(batch_size=8, segments=(Segment(("blocks.0",)),))
+
+
+@functools.cache
+def session(gpu: str = "rtx-4090") -> PlanningSession:
+    workload = Workload(
+        model=Mebi(3), batch=torch.zeros(2, 512, 512), gpu=find_gpu(gpu)
+    ).with_found_blocks()
+    settings = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")
+    budget = Budget(total_bytes=200 * MIB, context_bytes=0, headroom_bytes=0)
+    return PlanningSession(
+        BlockChain(TraceSession(workload), settings), Request(), budget
+    )
+
+
+def planned(recipe: Recipe = PLANNED) -> Estimate:
+    blocks = session().workload.blocks
+    assert set(recipe.wrapped_blocks) <= set(blocks)
+    return session().judge(recipe)
+
+
+@supported
+def test_the_row_is_the_plans_recipe_compiled_and_judged() -> None:
+    name = session().workload.blocks[0]
+    plan = planned(Recipe(batch_size=8, segments=(Segment((name,)),)))
+    (row,) = compiled_row(session(), plan)
+    assert row.estimate.recipe == with_compiled_blocks(plan.recipe)
+    assert row.estimate == session().judge(row.estimate.recipe)
+    assert row.is_suggestion
+    assert 'compile="blocks" (--compile blocks)' in row.note
+    assert not compiled_row(session(), row.estimate)
+
+
+def test_there_is_no_row_where_it_cannot_be_predicted() -> None:
+    plan = planned(Recipe(batch_size=8))
+    assert not compiled_row(session("gtx-1080"), plan)
+    assert "is not shown" in session("gtx-1080").traces.log[-1]
+
+
+def test_blocks_that_save_selectively_are_recomputed() -> None:
+    first = Segment(("blocks.0",), "selective", saved_ops=("aten.mm.default:0",))
+    rest = Segment(("blocks.1",), "offload"), Segment(("blocks.2", "blocks.3"))
+    found = with_compiled_blocks(Recipe(batch_size=8, segments=(first, *rest)))
+    assert found.segments == (Segment(("blocks.0",)), *rest)
+    assert found.compile == "blocks"
+
+
+class Planned(SimpleNamespace):
+    """As much of a plan as the choice looks at."""
+
+    def changed(self, **changes: Any) -> Planned:
+        return Planned(**{**vars(self), **changes})
+
+
+def of(step_ms: float, reserved: int) -> Planned:
+    recipe = Recipe(batch_size=4)
+    estimate = SimpleNamespace(
+        recipe=recipe,
+        step_ms=step_ms,
+        reserved_bytes=reserved,
+        samples_per_s=4000 / step_ms,
+    )
+    return Planned(comparable=estimate, warnings=("first",))
+
+
+def chosen(
+    none: Planned | Exception,
+    blocks: Planned | Exception,
+    objective: Any = "throughput",
+) -> Any:
+    def plan(mode: str) -> Any:
+        made = {"none": none, "blocks": blocks}[mode]
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    return best_compiled(("none", "blocks"), plan, objective)
+
+
+def test_the_better_is_taken_and_both_are_said() -> None:
+    eager, compiled = of(20, 2 * MIB), of(10, 3 * MIB)
+    fastest = chosen(eager, compiled)
+    assert fastest.comparable is compiled.comparable
+    note, first = fastest.warnings
+    assert first == "first"
+    for text in ("'blocks'", "200 samples/s", "400 samples/s", "2 MiB"):
+        assert text in note
+    lowest = chosen(eager, compiled, "memory")
+    assert lowest.comparable is eager.comparable
+
+
+def test_what_cannot_be_planned_is_not_taken() -> None:
+    made = of(10, MIB)
+    compiled = chosen(InputError("it does not run.\nmore"), made)
+    assert compiled.comparable is made.comparable
+    assert "none: it does not run;" in compiled.warnings[0]
+    eager = chosen(made, InputError("needs Triton."))
+    assert eager.comparable is made.comparable
+    assert eager.warnings[0].endswith("blocks: needs Triton")
+    with pytest.raises(InputError, match="the first"):
+        chosen(InputError("the first"), InputError("the second"))
+
+
+@supported
+def test_auto_is_the_better_of_both_plans() -> None:
+    model, given = Mebi(3), torch.zeros(2, 512, 512)
+    asked: Any = {"vram": "800MiB", "gpu": "rtx-4090", "batch": given}
+    asked |= {"batch_size": 4, "checkpointing": "none"}
+    both = [
+        budgetfit.plan(model, **asked, compile=mode, headroom=0)
+        for mode in ("none", "blocks")
+    ]
+    best = min(both, key=lambda plan: plan.estimate.step_ms)
+    auto = budgetfit.plan(model, **asked, compile="auto", headroom=0)
+    assert auto.recipe == best.recipe
+    assert auto.warnings[0].startswith(f"compile='auto' chose {best.recipe.compile!r}")
+
+
+def test_auto_is_no_recipe_and_no_comparison_of_cards() -> None:
+    allowed = "compile must be one of: none, blocks, model"
+    with pytest.raises(InputError, match=allowed):
+        Recipe(batch_size=1, compile="auto")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="for one card at a time"):
+        compare(Mebi(1), ["t4"], compile="auto")
+    with pytest.raises(InputError, match=f"{allowed}, auto; got 'all'"):
+        budgetfit.plan(Mebi(1), "1GB", compile="all")
+
+
+@supported
+def test_a_compiled_model_keeps_everything_or_recomputes_until_it_fits() -> None:
+    asked: Any = {"gpu": "rtx-4090", "batch": torch.zeros(2, 512, 512), "headroom": 0}
+    asked |= {"batch_size": 8, "effective_batch_size": 8, "compile": "model"}
+    kept = budgetfit.plan(Mebi(2), "2GiB", **asked)
+    assert not kept.recipe.segments
+    assert kept.recipe.compile == "model"
+    assert "torch.compile for the forward of the model" in str(kept)
+    lowest = budgetfit.plan(Mebi(2), "2GiB", **asked, objective="memory")
+    judged = lowest.provenance["solver"]
+    assert judged.endswith("none, every-2, full")
+    assert lowest.estimate.reserved_bytes <= kept.estimate.reserved_bytes
+    with pytest.raises(budgetfit.DoesNotFitError):
+        budgetfit.plan(Mebi(2), "540MiB", **asked)
+
+
+def test_a_compiled_model_is_asked_about_at_one_size() -> None:
+    batch = torch.zeros(2, 512, 512)
+    asked: Any = {"vram": "2GiB", "batch": batch, "compile": "model"}
+    with pytest.raises(InputError, match="say which with batch_size="):
+        budgetfit.plan(Mebi(1), **asked)
+    with pytest.raises(InputError, match="looks at many lengths"):
+        budgetfit.plan(GPT2Config(), "2GiB", objective="length", compile="model")
+    with pytest.raises(InputError, match="needs the memory of single blocks"):
+        budgetfit.plan(Mebi(1), **asked, batch_size=2, checkpointing="sqrt")
