@@ -173,7 +173,7 @@ class Arguments:
                 "lengths= out."
             )
         if engines:
-            self._check_for_several(lengths)
+            self.check_for_several(lengths)
         workload, source = _read_model(
             self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
         )
@@ -190,7 +190,7 @@ class Arguments:
             parallelisms=worth_tracing(engines, workload.model, budget),
         )
 
-    def _check_for_several(self, lengths: SampleSizes | None) -> None:
+    def check_for_several(self, lengths: SampleSizes | None) -> None:
         """Refuse what is not planned for several GPUs.
 
         Raises:
