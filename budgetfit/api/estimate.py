@@ -43,6 +43,8 @@ def estimate_recipe(
         TraceError: The model cannot run on fake tensors.
     """
     check_installed(loop)
+    if recipe.parallelism is not None:
+        asked.given.check_for_several(asked.lengths)
     if recipe.parallelism is not None and loop != RUN:
         raise InputError(
             f"Several GPUs are planned with budgetfit.Run around the steps, not with "

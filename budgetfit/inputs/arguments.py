@@ -178,7 +178,7 @@ class Arguments:
                 "compile= or lengths= out."
             )
         if engines:
-            self._check_for_several(lengths)
+            self.check_for_several(lengths)
         workload, source = _read_model(
             self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
         )
@@ -195,7 +195,7 @@ class Arguments:
             parallelisms=worth_tracing(engines, workload.model, budget),
         )
 
-    def _check_for_several(self, lengths: SampleSizes | None) -> None:
+    def check_for_several(self, lengths: SampleSizes | None) -> None:
         """Refuse what is not planned for several GPUs.
 
         Raises:

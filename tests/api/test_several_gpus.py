@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import budgetfit
-from budgetfit import InputError
+from budgetfit import InputError, Recipe
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Plan
 from budgetfit.core.plan_json import from_json, to_json
@@ -111,3 +111,10 @@ def test_a_plan_for_two() -> None:
     again = budgetfit.estimate(Mebi(), recipe, vram="3GB", batch=EXAMPLES["mebi"].batch)
     assert again.reserved_bytes == estimate.reserved_bytes
     assert not torch.distributed.is_initialized()
+
+
+def test_what_is_around_the_steps_is_run_alone() -> None:
+    recipe = Recipe(batch_size=2, parallelism=parallelisms(2, "ddp")[0])
+    given = {"gpu": "t4", "batch": EXAMPLES["mebi"].batch}
+    with pytest.raises(InputError, match=r"budgetfit\.Run around the steps"):
+        budgetfit.estimate(Mebi(), recipe, loop="plain", **given)

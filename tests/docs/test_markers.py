@@ -25,7 +25,9 @@ def test_few_blocks_are_not_run_and_each_has_a_reason() -> None:
 
 
 def test_a_block_that_is_not_run_only_shows_what_a_card_or_a_library_prints() -> None:
-    assert {block.language for block in NOT_RUN} <= {"text", "sh"}
+    """Or it needs several processes; such programs are run by the tests it names."""
+    alone = [block for block in NOT_RUN if "several processes" not in block.not_run]
+    assert {block.language for block in alone} <= {"text", "sh"}
 
 
 def test_what_is_run_elsewhere_is_there_and_whole() -> None:
