@@ -151,9 +151,8 @@ def fits_text(fits: bool | None, left_bytes: int | None) -> Text:
     """FITS, DOES NOT FIT, or nothing where no budget was given; and by how much."""
     if fits is None:
         return Text("")
-    if fits:
-        left = "" if left_bytes is None else f", {format_bytes(left_bytes)} left"
-        return Text(f"FITS{left}", "bold green")
-    is_over = left_bytes is not None and left_bytes < 0
-    over = f", {format_bytes(abs(left_bytes or 0))} over" if is_over else ""
-    return Text(f"DOES NOT FIT{over}", "bold red")
+    text = "FITS" if fits else "DOES NOT FIT"
+    # Below the limit it may not fit either: the host's memory, or allocator retries.
+    if left_bytes is not None and fits == (left_bytes >= 0):
+        text += f", {format_bytes(abs(left_bytes))} {'left' if fits else 'over'}"
+    return Text(text, "bold green" if fits else "bold red")

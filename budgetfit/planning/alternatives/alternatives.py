@@ -108,13 +108,14 @@ def remaining_alternatives(
     # Where nothing has to be recomputed, every n-th block need not be either.
     usual = (*BASELINES, EVERY_NTH) if plan.recipe.segments else BASELINES
     rest = _baselines(session, [pair for pair in usual if pair[0] not in shown])
-    return (
+    rows = (
         *rest,
         *_without_host(session, plan),
         *_other_objectives(session, [*first, *rest]),
-        *(() if plan.recipe.parallelism else compiled_row(session, plan)),
-        *(() if plan.recipe.parallelism else training_change_rows(session, plan)),
     )
+    if plan.recipe.parallelism is not None:  # the others are for one GPU
+        return rows
+    return (*rows, *compiled_row(session, plan), *training_change_rows(session, plan))
 
 
 def _without_host(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:
