@@ -164,6 +164,8 @@ class Run:
         self.steps_done = self.skipped_steps = 0
         self._step_lock = StepLock()
         self._is_trace = any(isinstance(p, FakeTensor) for p in model.parameters())
+        if blocks is None:
+            blocks = () if plan is None else plan.model.blocks
         with Undo() as self._undo:
             if not self._is_trace:  # a private copy
                 claim(model, self, self._undo)
@@ -191,22 +193,17 @@ class Run:
                 random_blocks=random_blocks,
                 determinism_check=determinism_check,
                 keep_own_checkpointing=keep_own_checkpointing,
-                blocks=blocks
-                if blocks is not None
-                else (() if plan is None else plan.model.blocks),
+                blocks=blocks,
                 compile_forward=compile_forward,
             )
             self._undo.add(self._blocks.undo)
             self._monitor = StepMonitor(model, self.device, plan, dims)
             self._apply_recipe(recipe)
             self._wrapped = None
+            if self.ranks is not None and shards:
+                self.ranks.check_same_weights(model)
             if recipe.parallelism is not None:
-                if self.ranks is not None and shards:
-                    self.ranks.check_same_weights(model)
-                names = (
-                    blocks if blocks is not None else plan.model.blocks if plan else ()
-                )
-                self._wrapped = wrap(model, names, recipe.parallelism, self.device)
+                self._wrapped = wrap(model, blocks, recipe.parallelism, self.device)
                 self._undo.add(self._unwrap)
             self.scaler = make_scaler(self._precision, kind)
             self._make_optimizer(optimizer, learning_rate, steps_on)
