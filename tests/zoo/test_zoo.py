@@ -24,7 +24,7 @@ def chosen() -> list[str]:
     return list(dict.fromkeys([*names, *KNOWN_FAILURES]))
 
 
-@pytest.mark.parametrize(("number", "name"), enumerate(chosen()))
+@pytest.mark.parametrize(("number", "name"), list(enumerate(chosen())))
 def test_a_model_is_planned_and_trains_as_without_a_plan(
     number: int, name: str
 ) -> None:
