@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from budgetfit.core.validation import check_batch, check_positive_int
 from budgetfit.errors import InputError
+from budgetfit.inputs.several_gpus import parallelisms
 from budgetfit.planning.alternatives.longest_length import (
     FIRST_LENGTH,
     longest_plan,
@@ -37,6 +38,16 @@ def plan_longest(plan: Callable[[Arguments], Plan], given: Arguments) -> Plan:
                 f'objective="length" looks for the length itself. Leave {name}= out; '
                 "max_length= says the longest of interest."
             )
+    if given.compile == "model":
+        raise InputError(
+            "objective='length' looks at many lengths, and compile='model' takes a "
+            "minute for each. Use compile='blocks' or 'none'."
+        )
+    if parallelisms(given.gpus, given.engine):
+        raise InputError(
+            "objective='length' is not planned for several GPUs yet. Leave it out, or "
+            "use gpus=1."
+        )
     check_batch(given.batch_size, given.effective_batch_size)
     longest = given.max_length
     if longest is not None:

@@ -188,7 +188,8 @@ class Alternative:
     @property
     def is_suggestion(self) -> bool:
         """Whether only users may choose it: it changes training, or has a condition."""
-        return self.changes_training or bool(self.note)
+        rules_out_clipping = self.estimate.recipe.optimizer_in_backward
+        return self.changes_training or rules_out_clipping or bool(self.note)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,11 +159,6 @@ class Arguments:
         ranks = engines[0].gpus if engines else 1
         check_batch(self.batch_size, samples_per_rank(self.effective_batch_size, ranks))
         check_compile(self.compile, AUTO)
-        if self.compile == "model" and self.objective == "length":
-            raise InputError(
-                "objective='length' looks at many lengths, and compile='model' takes a "
-                "minute for each. Use compile='blocks' or 'none'."
-            )
         target = find_target_gpu(self.vram, self.gpu, self.allocator)
         budget = target.budget(self.headroom, self.host_ram)
         if precisions is None:
@@ -205,7 +200,6 @@ class Arguments:
             ("lengths", lengths is not None and lengths.vary),
             ("compile", self.compile != "none"),
             ("optimizer_in_backward", self.optimizer_in_backward),
-            ("objective", self.objective == "length"),
             ("quantization", self.quantization or self.method == "qlora"),
         ):
             if asked:

@@ -73,6 +73,7 @@ def test_an_effective_batch_is_divided_among_ranks() -> None:
         ({"optimizer_in_backward": True}, "optimizer_in_backward="),
         ({"effective_batch_size": 7}, "no multiple of 2 ranks"),
         ({"engine": "tp"}, "Tensor, context, pipeline"),
+        ({"objective": "length"}, "'length' is not planned for several GPUs"),
     ],
 )
 def test_refused_before_anything_is_traced(given: dict[str, Any], says: str) -> None:

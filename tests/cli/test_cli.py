@@ -60,6 +60,7 @@ MADE_FROM_THE_MODEL = {
     "batch_dims": None,
     "loss": None,
 }
+ONE_GPU = {"gpus": "1", "engine": "auto"}
 ADAPTER_DEFAULTS = {
     "lora_r": 16,
     "lora_alpha": 32,
@@ -91,6 +92,7 @@ def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
         "allocator": "expandable_segments:True",
         "optimizer_in_backward": False,
         "compile": "none",
+        **ONE_GPU,
         "max_length": 512,
         **MADE_FROM_THE_MODEL,
         "lengths": None,
@@ -123,6 +125,7 @@ def test_plan_left_alone_asks_for_the_defaults_of_the_interface(
         "objective": "throughput",
         "optimizer_in_backward": False,
         "compile": "none",
+        **ONE_GPU,
         **ADAPTER_DEFAULTS,
         "text_only": False,
         "trust_remote_code": False,
@@ -299,6 +302,7 @@ def test_estimate_asks_for_what_the_model_is_now(run: Run, api: FakeApi) -> None
         "precision": "as-is",
         "optimizer": "adamw_torch_fused",
         "checkpointing": "as-is",
+        **ONE_GPU,
         **ADAPTER_DEFAULTS,
         "text_only": False,
         "trust_remote_code": False,

@@ -12,7 +12,8 @@ Verdict = Literal["right", "wrong", "open"]
 RIGHT: Final[dict[str, tuple[str, ...]]] = {
     "vram": ("24GB", "16GiB", "8 GB", "12gib", "600MB"),
     "gpu": ("t4", "rtx-4090", "RTX 4090", "l4", "a100-80gb", "h100-80gb"),
-    "gpus": ("t4,l4", "rtx-4090", "t4, l4 ,"),
+    "gpus": ("t4,l4", "rtx-4090", "t4, l4 ,", "1"),  # of compare; of plan, estimate
+    "engine": ("auto", "ddp", "fsdp2"),
     "headroom": ("0", "500MB", "1GiB"),
     "host_ram": ("0", "500MB", "64GiB"),
     "allocator": ("", "expandable_segments:True", "roundup_power2_divisions:[>:4]"),
@@ -65,7 +66,8 @@ RIGHT_FOR: Final[dict[tuple[str, str], tuple[str, ...]]] = {
 WRONG: Final[dict[str, tuple[str, ...]]] = {
     "vram": ("24", "24Gb", "-1GB", "nanGB", "infGB", "1e400GB", "0x10GB", "GB", ""),
     "gpu": ("rtx-4091", "", "\n", "☃", "t4,l4", "nan"),
-    "gpus": ("", ",", "t4,rtx-4091", "☃"),
+    "gpus": ("", ",", "t4,rtx-4091", "☃", "0", "8x", "-2"),
+    "engine": ("tp", "deepspeed", "FSDP", "", "☃"),
     "headroom": ("lots", "-1GB", "9999GB", "nan", ""),
     "host_ram": ("lots", "-1GB", "nan", ""),
     "allocator": ("expandable_segments", "max_split_size_mb:0", "a:b", "[:", ","),
@@ -82,7 +84,7 @@ WRONG: Final[dict[str, tuple[str, ...]]] = {
     "optimizer": ("adamx", "", "lomo", "☃", "adamw_torch "),
     "checkpointing": ("some", "transformer.h.9", "", "transformer.h.0,x", "full,none"),
     "objective": ("luck", "", "memory ", "☃"),
-    "compile": ("model", "", "Blocks", "☃"),
+    "compile": ("reduce-overhead", "", "Blocks", "☃"),
     "image_size": ("0", "-1", "x", "", "448x", "64", "1x2x3"),
     "batch": ("factories.py", "factories.py:gone", "missing.py:x", "", "[1, 2]"),
     "loss": ("mse", "missing.py:x", "factories.py:gone", "", "os:sep"),

@@ -16,14 +16,14 @@ FAULTS: Final = (
     # The allocator, its replay and the chain's formula.
     Fault(
         "memory/caching_allocator.py",
-        "if remainder and (remainder > SMALL_REQUEST_BYTES or keys is small):",
-        "if remainder and (remainder >= 2 * SMALL_REQUEST_BYTES or keys is small):",
+        "remainder > SMALL_REQUEST_BYTES or size <= SMALL_REQUEST_BYTES",
+        "remainder >= 2 * SMALL_REQUEST_BYTES or size <= SMALL_REQUEST_BYTES",
         "memory",
     ),
     Fault(
         "memory/caching_allocator.py",
-        "keys = small if size <= SMALL_REQUEST_BYTES else large",
-        "keys = small if size < SMALL_REQUEST_BYTES else large",
+        "                    if size <= SMALL_REQUEST_BYTES\n",
+        "                    if size < SMALL_REQUEST_BYTES\n",
         "memory",
     ),
     Fault(

@@ -143,6 +143,6 @@ def test_statistics_that_are_counted_twice_are_a_silent_difference(
 def test_a_plan_that_is_not_carried_out_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prepared_model, "apply_segments", lambda *_: Undo())
+    monkeypatch.setattr(prepared_model, "apply_segments", lambda *_, **__: Undo())
     found = judged(loop_of("own loop", "gpt2", "", "recompute"))
     assert found == Verdict(OTHER_TREATMENT, details="blocks ran 0 times more, not 12")

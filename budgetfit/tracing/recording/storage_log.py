@@ -233,12 +233,13 @@ class StorageLog(TorchDispatchMode):
         return -1 if known is None else known[0]
 
     def exclude_host_storage(self, tensor: torch.Tensor) -> None:
-        """Set a storage's size to 0, because training on CUDA has it in host memory.
+        """Set a storage's size to 0, because training on CUDA has it in host memory."""
+        self._resize(tensor, 0)
 
-        On a CPU that is the memory that counts.
-        """
-        if self._semantics is not None:
-            self._resize(tensor, 0)
+    @property
+    def is_of_cuda(self) -> bool:
+        """Whether the GPU's memory is logged, and not a CPU's."""
+        return self._semantics is not None
 
     def _resize(self, tensor: torch.Tensor, size_bytes: int) -> None:
         index = self.index_of(tensor)

@@ -81,7 +81,7 @@ def log_optimizer_state(
     }
     owners: dict[int, int] = {}
     for group in optimizer.param_groups:
-        on_gpu = (
+        in_host_memory = log.is_of_cuda and not (
             group.get("fused")
             or group.get("capturable")
             or isinstance(optimizer, torch.optim.ASGD)
@@ -95,7 +95,7 @@ def log_optimizer_state(
                     index = log.index_of(value)
                     if owners.setdefault(index, layer) != layer:
                         log.made_from[index] = ()  # shared by layers: has no owner
-            for value in map(state.get, () if on_gpu else _HOST_STATE):
+            for value in map(state.get, _HOST_STATE if in_host_memory else ()):
                 if isinstance(value, torch.Tensor):
                     log.exclude_host_storage(value)
 
