@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-SECONDS = 120  # after which ranks that hang are ended
+SECONDS = 300  # after which ranks that hang are ended
 _PRELOADED = ["torch", "torch.distributed.tensor", "transformers", "budgetfit.api.plan"]
 
 

@@ -155,11 +155,15 @@ def _initialize(parallelism: Parallelism, *, on_cuda: bool) -> None:
     if on_cuda:
         torch.cuda.set_device(_device(on_cuda=True))
     distributed.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
-    atexit.register(_destroy)
+    atexit.register(_destroy, distributed.group.WORLD)
 
 
-def _destroy() -> None:
-    """Destroy the process group, or torch warns at the end of the program."""
+def _destroy(_group: distributed.ProcessGroup | None) -> None:
+    """Destroy the process group, or torch warns at the end of the program.
+
+    It is held until then: DDP's reducer, as its last owner, deadlocks with gloo's
+    threads (https://github.com/pytorch/pytorch/issues/56297).
+    """
     if distributed.is_initialized():
         distributed.destroy_process_group()
 

@@ -74,7 +74,8 @@ def main_lines(parallelism: Parallelism | None) -> dict[str, str]:
         "end": "    dist.destroy_process_group()\n",
     }
     if is_ddp:
-        return {**found, "states": "model.module", "save": _FIRST_RANK}
+        own = {"states": "model.module", "save": _FIRST_RANK, "end": _END_DDP}
+        return {**found, **own}
     return {**found, "resume": _RESUME, "save": _SAVE}
 
 
@@ -121,6 +122,12 @@ def _fsdp2(parallelism: Parallelism) -> str:
 
 
 _DDP = "from torch.nn.parallel import DistributedDataParallel"
+# DDP's reducer, as the group's last owner, deadlocks with gloo's threads
+# (github.com/pytorch/pytorch/issues/56297).
+_END_DDP = """\
+    del data, model  # before their process group
+    dist.destroy_process_group()
+"""
 _FSDP = "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard"
 _MESH = "from torch.distributed.device_mesh import init_device_mesh"
 _STATE = (
