@@ -66,11 +66,15 @@ def compile_blocks(
     """
     if recipe.compile != "blocks":
         return
+    for name in compiled_blocks(recipe, blocks):
+        block = model.get_submodule(name)
+        undo.set_attribute(block, "forward", compile_forward(block))
+
+
+def compiled_blocks(recipe: Recipe, blocks: Iterable[str]) -> list[str]:
+    """Return the names of the blocks that a recipe of compiled blocks compiles."""
     eager = selective_blocks(recipe.segments)
-    for name in blocks:
-        if name not in eager:
-            block = model.get_submodule(name)
-            undo.set_attribute(block, "forward", compile_forward(block))
+    return [name for name in blocks if name not in eager]
 
 
 def compile_model(

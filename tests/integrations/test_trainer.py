@@ -102,6 +102,36 @@ def test_segments_of_every_mode_train_as_the_plain_trainer(
     assert losses == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("compiled", ["blocks", "model"])
+def test_a_plan_with_torch_compile_is_compiled_in_the_trainer_and_undone(
+    compiled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model, compile=compiled)
+    expected = trained(tiny_model("llama"), arguments(plan, tmp_path))
+    before = how_blocks_are_called(model)
+    forwards, made = [], []
+
+    def backend(graph: Any, _: object) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    compile_with = torch.compile
+
+    def counted(forward: Any, **options: Any) -> Any:
+        forwards.append(forward)
+        return compile_with(forward, dynamic=options["dynamic"], backend=backend)
+
+    monkeypatch.setattr(torch, "compile", counted)
+    losses = trained(model, arguments(plan, tmp_path), plan.trainer_callback())
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert len(forwards) == (4 if compiled == "blocks" else 1)
+    assert len(made) == 1  # equal blocks share their code
+    assert how_blocks_are_called(model) == before
+    torch._dynamo.reset()  # noqa: SLF001 - what was compiled above
+
+
 def test_the_model_is_plain_again_after_training_and_after_an_error(
     tmp_path: Path,
 ) -> None:

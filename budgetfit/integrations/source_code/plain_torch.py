@@ -24,6 +24,8 @@ from budgetfit.integrations.source_code.plain_torch_checkpointing import (
     segment_constants,
 )
 from budgetfit.integrations.source_code.plain_torch_loop import (
+    compile_parts,
+    compiled_constants,
     data_parts,
     loss_part,
     main_part,
@@ -72,6 +74,7 @@ def torch_script(plan: Plan) -> str:
     sections = [
         model,
         _optimizer(plan.recipe.optimizer),
+        *compile_parts(plan.recipe),
         *recompute_parts(plan.recipe),
         *ranks_parts(plan.recipe),
         *data_parts(plan.model.batch, plan.model.batch_dims),
@@ -132,6 +135,7 @@ def _constants(plan: Plan) -> str:
         f"# {recipe.effective_batch_size} samples in one optimizer step",
         f"GRADIENT_ACCUMULATION_STEPS = {recipe.gradient_accumulation_steps}",
         *ranks_constants(recipe, plan.model.blocks),
+        *compiled_constants(recipe, plan.model.blocks),
         *segment_constants(recipe),
     ]
     return "\n".join(lines) + "\n"

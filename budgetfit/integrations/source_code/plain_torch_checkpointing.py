@@ -30,6 +30,7 @@ def recompute_parts(recipe: Recipe) -> list[Part]:
     long = [segment for segment in recipe.segments if len(segment.blocks) > 1]
     selective = [each for each in recipe.segments if each.mode == "selective"]
     code = RECOMPUTE.substitute(
+        flag=TRANSFORMERS_FLAG if recipe.compile == "none" else OWN_CHECKPOINT,
         region=REGION_CALL if long else "",
         selective=SELECTIVE_CALLS if selective else "",
     )
@@ -71,8 +72,6 @@ def _refuse_what_is_not_exported(recipe: Recipe) -> None:
         on_host.append(f"the loss in {recipe.loss_chunks} chunks")
     if recipe.optimizer_in_backward:
         on_host.append("an optimizer that steps in the backward pass")
-    if recipe.compile == "blocks":
-        on_host.append("blocks under torch.compile")
     if on_host:
         raise InputError(
             f"A script cannot be exported for: {'; '.join(on_host)}. Train with "
@@ -109,12 +108,7 @@ $selective
 
 def recompute_block(block, **options):
     again = functools.partial(checkpoint, use_reentrant=False, **options)
-    if hasattr(block, "gradient_checkpointing"):  # a transformers layer
-        block.gradient_checkpointing = True
-        block._gradient_checkpointing_func = again
-    else:
-        block.forward = functools.partial(by_position, again, block.forward)
-
+$flag
 
 def by_position(again, forward, *args, **kwargs):
     """Checkpoint keeps the generators of devices of tensors without keywords only."""
@@ -139,6 +133,19 @@ def recompute(model):
         again = functools.partial(checkpoint, block.forward, use_reentrant=False)
         block.forward = again
 '''
+
+TRANSFORMERS_FLAG: Final = """\
+    if hasattr(block, "gradient_checkpointing"):  # a transformers layer
+        block.gradient_checkpointing = True
+        block._gradient_checkpointing_func = again
+    else:
+        block.forward = functools.partial(by_position, again, block.forward)
+"""
+
+# Some layers of transformers look at their flag inside ``forward``, which is compiled.
+OWN_CHECKPOINT: Final = """\
+    block.forward = functools.partial(by_position, again, block.forward)
+"""
 
 REGION_CALL: Final = """\
         if len(blocks) > 1:

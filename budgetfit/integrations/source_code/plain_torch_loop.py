@@ -6,6 +6,7 @@ from string import Template
 from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
+from budgetfit.applying.torch_compile import compiled_blocks
 from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
 from budgetfit.core.precision import find_precision
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
@@ -16,6 +17,8 @@ from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import DTYPES, to_source
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from budgetfit.core.precision import Precision
     from budgetfit.core.recipe import Recipe
 
@@ -100,6 +103,21 @@ def loss_part(batch: Batch, *, own: bool) -> Part:
     return Part(parts.MADE_LOSS.substitute(arguments=arguments))
 
 
+def compile_parts(recipe: Recipe) -> list[Part]:
+    """Return the source that compiles a forward; nothing for eager training."""
+    return [] if recipe.compile == "none" else [Part(parts.COMPILE)]
+
+
+def compiled_constants(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
+    """Return the constant with the blocks that are compiled."""
+    if recipe.compile != "blocks":
+        return []
+    names = "".join(
+        f"    {to_source(name)},\n" for name in compiled_blocks(recipe, blocks)
+    )
+    return [f"COMPILED = [  # blocks whose forward is compiled\n{names}]"]
+
+
 def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
     """Return the source of the training loop, with only what the precision needs.
 
@@ -131,8 +149,9 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
         pretrained="pretrained=options.pretrained" if pretrained else "",
         weights=_weights(precision),
         recompute="    recompute(model)\n" if recipe.segments else "",
-        compile=parts.COMPILE if recipe.compile == "model" else "",
-        empty_cache=parts.EMPTY_CACHE if recipe.compile == "model" else "",
+        compile_blocks=parts.COMPILE_BLOCKS if recipe.compile == "blocks" else "",
+        compile_model=parts.COMPILE_MODEL if recipe.compile == "model" else "",
+        empty_cache=parts.EMPTY_CACHE if recipe.compile != "none" else "",
         forward=_forward(precision, recipe),
         backward="scaler.scale(loss).backward()" if scaled else "loss.backward()",
         update=_update(scaled=scaled),

@@ -152,12 +152,20 @@ def loss_of(model, batch):
     return outputs.float().mean()
 ''')
 
-COMPILE: Final = """\
-    # Padding is decided by timing products: planned without.
-    options_of_compile = {"shape_padding": False}
-    model.forward = torch.compile(
-        model.forward, dynamic=False, options=options_of_compile
-    )
+COMPILE: Final = '''\
+def compiled(forward):
+    """Compile without padding, which inductor decides by timing products."""
+    return torch.compile(forward, dynamic=False, options={"shape_padding": False})
+'''
+
+COMPILE_BLOCKS: Final = """\
+    for name in COMPILED:
+        block = model.get_submodule(name)
+        block.forward = compiled(block.forward)
+"""
+
+COMPILE_MODEL: Final = """\
+    model.forward = compiled(model.forward)
 """
 
 EMPTY_CACHE: Final = """\
@@ -185,7 +193,7 @@ $weights$place    # Generation caches are of no use in training.
     for module in model.modules():
         if getattr(getattr(module, "config", None), "use_cache", False) is True:
             module.config.use_cache = False
-$recompute$wrap$compile    optimizer = make_optimizer(
+$compile_blocks$recompute$wrap$compile_model    optimizer = make_optimizer(
         [item for item in model.parameters() if item.requires_grad], options.lr
     )
 $scaler    if options.resume:
