@@ -144,8 +144,8 @@ def plan(  # noqa: PLR0913 - public API
         compile: ``blocks``: train with ``torch.compile`` for each block. Needs torch
             2.13 on Linux here, and compute capability 7.0 on the GPU. ``auto`` plans
             with and without it, and takes the better. ``model``: for the model as a
-            whole, at a given ``batch_size``, with everything, every second block or
-            nothing kept.
+            whole, with everything, every second block or nothing kept; about a minute
+            for each of the few batch sizes that are tried.
         gpus: How many such GPUs train together: ``8``, or GPUs per node x nodes:
             ``"8x4"``. What is predicted is one rank's memory.
         engine: On several GPUs: ``ddp``, ``fsdp2``, or ``auto`` for the better one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.adapter import FULL, Adapter
 from budgetfit.core.block_report import BlockRow, find_block
@@ -53,6 +53,9 @@ class Layer:
     parameter_count: int
     recompute_flops_per_sample: float
     by_precision: dict[str, LayerMemory]
+
+
+_BATCH_INDEPENDENT: Final = ("parameters", "buffers", "gradients", "optimizer_state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +154,11 @@ class Estimate:
             step_ms=step_ms,
             step_range_ms=span,
         )
+
+    @property
+    def batch_independent_bytes(self) -> int:
+        """Bytes of weights, buffers, gradients and optimizer states at the peak."""
+        return sum(self.at_peak_bytes.get(name, 0) for name in _BATCH_INDEPENDENT)
 
     @property
     def samples_per_s(self) -> float:

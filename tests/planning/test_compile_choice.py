@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ from budgetfit.planning.alternatives.compiled_row import (
 )
 from budgetfit.planning.compile_choice import best_compiled
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.planning.search.compiled_model import SIZES_JUDGED, judge_sizes
 from budgetfit.planning.session import PlanningSession, Request
+from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE, batch_size_grid
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.compiled.cuda_backend import CHECKED_TORCH
 from budgetfit.tracing.cuda.target import installed_torch_version
@@ -176,17 +179,65 @@ def test_a_compiled_model_keeps_everything_or_recomputes_until_it_fits() -> None
     assert "torch.compile for the forward of the model" in str(kept)
     lowest = budgetfit.plan(Mebi(2), "2GiB", **asked, objective="memory")
     judged = lowest.provenance["solver"]
-    assert judged.endswith("none, every-2, full")
+    assert judged.endswith("8 x 0, 8 x 1, 8 x 2")
     assert lowest.estimate.reserved_bytes <= kept.estimate.reserved_bytes
     with pytest.raises(budgetfit.DoesNotFitError):
         budgetfit.plan(Mebi(2), "540MiB", **asked)
 
 
-def test_a_compiled_model_is_asked_about_at_one_size() -> None:
+@supported
+def test_the_batch_size_of_a_compiled_model_is_the_largest_that_fits() -> None:
+    asked: Any = {"gpu": "rtx-4090", "batch": torch.zeros(2, 512, 512), "headroom": 0}
+    asked |= {"effective_batch_size": 64, "compile": "model"}
+    asked |= {"checkpointing": "none", "optimizer": "sgd"}
+    plan = budgetfit.plan(Mebi(2), "700MiB", **asked)
+    assert 1 < plan.recipe.batch_size < 64
+    larger = replace(
+        plan.recipe,
+        batch_size=2 * plan.recipe.batch_size,
+        gradient_accumulation_steps=plan.recipe.gradient_accumulation_steps // 2,
+    )
+    options = {name: asked[name] for name in ("gpu", "batch", "headroom")}
+    next_size = budgetfit.estimate(Mebi(2), larger, vram="700MiB", **options)
+    assert plan.fits
+    assert not next_size.fits
+
+
+@pytest.mark.parametrize("per_sample", [0.1, 3, 40, 700, 5000])
+@pytest.mark.parametrize("curved", [0, 0.05, -0.0001])
+def test_few_sizes_are_judged_and_the_largest_that_fits_is_found(
+    per_sample: float, curved: float
+) -> None:
+    """Memory that grows by a line, or by somewhat more or less than one."""
+    usable, fixed = 24_000, 4_000
+
+    def reserved(size: int) -> int:
+        return round(fixed + per_sample * size * (1 + curved * size**0.5))
+
+    def judge(size: int) -> Any:
+        taken = reserved(size)
+        recipe = SimpleNamespace(batch_size=size)
+        return SimpleNamespace(
+            recipe=recipe,
+            reserved_bytes=taken,
+            batch_independent_bytes=fixed,
+            fits=taken <= usable,
+        )
+
+    sizes = batch_size_grid(LARGEST_BATCH_SIZE)
+    judged = judge_sizes(judge, sizes, usable)
+    fitting = [each.recipe.batch_size for each in judged if each.fits]
+    largest = max((size for size in sizes if reserved(size) <= usable), default=0)
+    assert len(judged) <= SIZES_JUDGED
+    assert max(fitting, default=0) >= (largest if not curved else 0.8 * largest)
+    assert largest == 0 or fitting
+    if not largest:
+        assert judged[-1].recipe.batch_size == 1
+
+
+def test_what_a_compiled_model_is_not_planned_for() -> None:
     batch = torch.zeros(2, 512, 512)
     asked: Any = {"vram": "2GiB", "batch": batch, "compile": "model"}
-    with pytest.raises(InputError, match="say which with batch_size="):
-        budgetfit.plan(Mebi(1), **asked)
     with pytest.raises(InputError, match="looks at many lengths"):
         budgetfit.plan(GPT2Config(), "2GiB", objective="length", compile="model")
     with pytest.raises(InputError, match="needs the memory of single blocks"):

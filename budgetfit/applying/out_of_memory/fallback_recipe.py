@@ -18,7 +18,6 @@ _MODE_NAMES: Final = {
     "offload": "offloaded",
 }
 # Memory categories that do not grow with the batch.
-_INDEPENDENT_OF_BATCH: Final = ("parameters", "buffers", "gradients", "optimizer_state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +147,7 @@ def _scaled(estimate: Estimate, factor: float) -> int:
     All but weights, gradients and states is assumed to scale with the batch; casts of
     weights do not, so a smaller batch takes somewhat more than estimated.
     """
-    fixed = sum(estimate.at_peak_bytes.get(name, 0) for name in _INDEPENDENT_OF_BATCH)
     allocated = max(1, estimate.allocated_bytes)
-    fixed = min(fixed, allocated)
+    fixed = min(estimate.batch_independent_bytes, allocated)
     needed = fixed + (allocated - fixed) * factor
     return round(estimate.reserved_bytes * needed / allocated)
