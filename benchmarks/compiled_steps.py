@@ -1,8 +1,13 @@
-"""How much faster compiled blocks are predicted to be, beside published speed-ups.
+"""Compiled steps that others published: speed-ups and reserved memory, predicted.
 
-Most publish the whole model compiled, head and loss included; plans compile blocks.
-Only torchtitan compiles blocks; its steps are of several GPUs, whose communication is
-not predicted.
+Most publish the whole model compiled, head and loss included; speed-ups are predicted
+for compiled blocks. Only torchtitan compiles blocks; its steps are of several GPUs,
+whose communication is not predicted.
+
+Reserved memory: GPT-2 124M of LLMs-from-scratch (ch05/10, sections 7 to 10, commit
+28c65cd) in bf16 on an A100 with torch 2.6, evaluated now and then; predicted for the
+training steps alone and for torch 2.13. With a vocabulary of 50,257 inductor pads the
+product of the head, which the prediction does not (``shape_padding``).
 
 python -m benchmarks.compiled_steps
 """
@@ -12,11 +17,12 @@ from __future__ import annotations
 import sys
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 
 import budgetfit
+from benchmarks.published_steps.models import build
 from benchmarks.shared import table
 from budgetfit.core.recipe import Recipe
 
@@ -103,6 +109,40 @@ ROWS: Final = (
 )
 
 
+# Vocabulary, batch size, compiled, GiB reserved.
+RESERVED: Final[tuple[tuple[int, int, Literal["none", "model"], float], ...]] = (
+    (50257, 8, "none", 5.9004),
+    (50257, 8, "model", 6.1875),
+    (50304, 8, "model", 5.8906),
+    (50304, 32, "model", 22.5078),
+)
+GIB: Final = 2**30
+
+
+def reserved_rows() -> list[tuple[str, ...]]:
+    """Return the rows of reserved memory, predicted beside published."""
+    rows = []
+    for vocabulary, batch_size, mode, published in RESERVED:
+        spec = {"kind": "gpt", "L": 12, "d": 768, "h": 12, "T": 1024, "drop": 0.1}
+        spec |= {"V": vocabulary, "qkv_bias": False, "tie": False}
+        model, batch, loss = build(spec)
+        recipe = Recipe(batch_size=batch_size, precision="bf16", compile=mode)
+        found = budgetfit.estimate(
+            model, recipe, gpu="a100-40gb", batch=batch, loss=loss
+        )
+        ours = found.reserved_bytes / GIB
+        rows.append(
+            (
+                f"{batch_size} x 1,024, vocabulary {vocabulary:,}",
+                mode,
+                f"{published:.4f}",
+                f"{ours:.4f}",
+                f"{ours / published - 1:+.2%}",
+            )
+        )
+    return rows
+
+
 def predicted(row: Published) -> float:
     """Return the predicted speed-up with each block compiled."""
     model = _model(row)
@@ -150,7 +190,9 @@ def main() -> None:
             )
         )
     head = ("step", "source", "compiled", "published", "predicted, blocks", "off by")
-    sys.stdout.write(table(head, rows) + "\n")
+    sys.stdout.write(table(head, rows) + "\n\n")
+    head = ("step", "compiled", "published GiB", "predicted GiB", "off by")
+    sys.stdout.write(table(head, reserved_rows()) + "\n")
 
 
 if __name__ == "__main__":

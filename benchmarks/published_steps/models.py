@@ -69,7 +69,7 @@ class Attention(nn.Module):
         self.projections = nn.ModuleList(
             [nn.Linear(width, width, bias=False) for _ in range(3)]
             if separate
-            else [nn.Linear(width, 3 * width, bias=bias)]
+            else [nn.Linear(width, 3 * width, bias=spec.get("qkv_bias", bias))]
         )
         self.out = nn.Linear(width, width, bias=bias)
         if not self.flash:
