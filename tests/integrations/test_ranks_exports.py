@@ -14,6 +14,7 @@ import torch
 import transformers
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import FullyShardedDataParallelPlugin
+from torch.distributed.tensor import DTensor
 
 import budgetfit
 from budgetfit import InputError, Parallelism
@@ -152,11 +153,18 @@ def _libraries(folder: str) -> dict[str, list[float]]:
     history = trainer.state.log_history
     found["trainer"] = [row["loss"] for row in history if "loss" in row]
 
-    torch.distributed.destroy_process_group()
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-    plan = plan_of("ddp", gradient_accumulation_steps=1)
-    module = _Module(plan)
     warnings.simplefilter("ignore")  # Lightning's own, of few workers and old functions
+    for name in ("ddp", "fsdp2"):
+        torch.distributed.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        found[f"lightning, {name}"] = _lightning_losses(name, own)
+    return found
+
+
+def _lightning_losses(name: str, own: list[dict[str, torch.Tensor]]) -> list[float]:
+    plan = plan_of(name, gradient_accumulation_steps=1)
+    callback = plan.lightning_callback()
+    module = _Module(plan, callback)
     lightning.Trainer(
         accelerator="cpu",
         max_steps=3,
@@ -165,18 +173,22 @@ def _libraries(folder: str) -> dict[str, list[float]]:
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-        callbacks=[plan.lightning_callback()],
+        callbacks=[callback],
         **plan.to_lightning_arguments(),
     ).fit(module, torch.utils.data.DataLoader(own, batch_size=None))
-    found["lightning"] = module.losses
-    return found
+    kinds = {type(each) for each in module.parameters()}
+    assert (DTensor in kinds) is (name == "fsdp2")
+    return module.losses
 
 
 class _Module(lightning.LightningModule):
-    def __init__(self, plan: budgetfit.Plan) -> None:
+    def __init__(self, plan: budgetfit.Plan, callback: Any) -> None:  # noqa: ANN401
         super().__init__()
-        self.net, self.plan = tiny_model("llama"), plan
+        self.net, self.plan, self.callback = tiny_model("llama"), plan, callback
         self.losses: list[float] = []
+
+    def configure_model(self) -> None:
+        self.callback.shard(self)  # nothing with DDP
 
     def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         loss = self.net(**batch).loss
@@ -198,14 +210,15 @@ class _InOrder(transformers.Trainer):
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
-def test_libraries_train_ddp_as_planned(tmp_path: Path) -> None:
+def test_libraries_train_on_ranks_as_planned(tmp_path: Path) -> None:
     plan = plan_of(None, gradient_accumulation_steps=RANKS)
     run = budgetfit.apply(plan, tiny_model("llama"), learning_rate=1e-2)
     losses = [float(run.step(each)) for each in samples(RANKS * 3)]
     expected = torch.tensor(losses).view(-1, RANKS).mean(1).tolist()
     for found in on_ranks(_libraries, RANKS, str(tmp_path)):
         assert found["accelerate"] == pytest.approx(expected, abs=1e-6)
-        assert found["lightning"] == pytest.approx(expected, abs=1e-6)
+        for name in ("lightning, ddp", "lightning, fsdp2"):
+            assert found[name] == pytest.approx(expected, abs=1e-6), name
         assert found["trainer"] == pytest.approx(expected, abs=1e-4)  # it rounds
 
 
@@ -241,6 +254,11 @@ def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> No
     text = lightning_export.export_text(ddp, "plan.json")
     assert "DDPStrategy(bucket_cap_mb=8, gradient_as_bucket_view=True)" in text
     compile(text, "script", "exec")
+    text = lightning_export.export_text(plan_of("fsdp2"), "plan.json")
+    assert "ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)" in text
+    assert "configure_model is ``callback.shard(self)``" in text
+    assert "Lightning reduces gradients in each micro-batch" in text
+    compile(text, "script", "exec")
     text = accelerate_export.export_text(ddp, "plan.json")
     assert "DistributedDataParallelKwargs(bucket_cap_mb=8" in text
     assert '"MULTI_GPU"' in text
@@ -261,8 +279,8 @@ def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> No
     [
         (
             lightning_export,
-            "fsdp2",
-            "for fsdp2 on 2 GPUs, .* not written for Lightning",
+            "ddp, each",
+            "for ddp on 2 GPUs, .* not written for Lightning",
         ),
         (
             deepspeed_export,

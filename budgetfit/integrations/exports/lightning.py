@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from budgetfit.applying.sharding import wrap
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.exports.prepared_model import PreparedModel, prepare
 from budgetfit.integrations.exports.ranks import ddp_settings, refuse_several_gpus
@@ -24,7 +25,9 @@ from budgetfit.integrations.source_code.python_source import (
 if TYPE_CHECKING:
     from torch import nn
 
+    from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.plan import Plan
+    from budgetfit.core.recipe import Recipe
 
 _PRECISIONS: Final = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
@@ -35,35 +38,55 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
     Without autocast the precision is ``32-true``, which does not change dtypes: pure
     bf16 and tf32 are set by the callback.
 
+    A plan with FSDP2 needs the callback's ``shard`` in ``configure_model``.
+
     Raises:
-        InputError: If the plan's optimizer steps inside the backward pass, or the
-            plan shards the model: Lightning leaves that to the LightningModule.
+        InputError: If the plan's optimizer steps inside the backward pass, or DDP
+            reduces gradients in each micro-batch.
     """
     refuse_optimizer_in_backward(plan, "Lightning")
     parallelism = plan.recipe.parallelism
     several: dict[str, Any] = {"devices": 1}
     if parallelism is not None:
-        if parallelism.engine != "ddp" or parallelism.sync_each_batch:
+        if parallelism.engine == "ddp" and parallelism.sync_each_batch:
             refuse_several_gpus(plan, "Lightning")
-        strategy = import_attribute(f"{_home()}.strategies", "DDPStrategy")
+        name, settings = _strategy(parallelism)
         several = {
             "devices": parallelism.gpus // parallelism.nodes,
             "num_nodes": parallelism.nodes,
-            "strategy": strategy(**ddp_settings(parallelism)),
+            "strategy": import_attribute(f"{_home()}.strategies", name)(**settings),
         }
-    policy = find_precision(plan.recipe.precision)
     return {
         **several,
-        "precision": _PRECISIONS.get(policy.autocast or "", "32-true"),
+        "precision": _PRECISIONS.get(_autocast(plan) or "", "32-true"),
         "accumulate_grad_batches": plan.recipe.gradient_accumulation_steps,
     }
+
+
+def _strategy(parallelism: Parallelism) -> tuple[str, dict[str, Any]]:
+    """Return the class of Lightning's strategy, and its arguments."""
+    if parallelism.engine == "ddp":
+        return "DDPStrategy", ddp_settings(parallelism)
+    return "ModelParallelStrategy", {
+        "data_parallel_size": parallelism.gpus,
+        "tensor_parallel_size": 1,
+    }
+
+
+def _autocast(plan: Plan) -> str | None:
+    """Return the dtype of autocast; None too where FSDP2's policy takes its place."""
+    parallelism = plan.recipe.parallelism
+    if parallelism is not None and parallelism.param_dtype is not None:
+        return None
+    return find_precision(plan.recipe.precision).autocast
 
 
 def plan_callback(plan: Plan) -> Any:
     """Return a callback that prepares the planned model when a fit begins.
 
     The planned model may be the LightningModule or any module in it. It is restored
-    when the fit ends, also by an error.
+    when the fit ends, also by an error. A model that FSDP2 shards is prepared by
+    ``shard``, and stays sharded.
 
     Raises:
         InputError: If Lightning is not installed.
@@ -82,11 +105,31 @@ class _PlanHooks:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._prepared: PreparedModel | None = None
+        self._is_sharded = False
+
+    def shard(self, module: nn.Module) -> None:
+        """Apply the plan and shard the model: call it in ``configure_model``.
+
+        Lightning calls that once for each of its loops; the first shards.
+
+        Args:
+            module: The LightningModule, with weights that are equal on all ranks.
+        """
+        parallelism = self._plan.recipe.parallelism
+        if self._is_sharded or parallelism is None or parallelism.engine != "fsdp2":
+            return
+        self._prepared = prepare(self._plan, module)
+        mesh: Any = module
+        device = torch.device(mesh.device_mesh.device_type)
+        model = self._prepared.model
+        wrap(model, self._plan.model.blocks, parallelism, device)
+        self._is_sharded = True
 
     def on_fit_start(self, _: object, pl_module: nn.Module) -> None:
         """Apply checkpointing, loss and dtypes, after the Trainer's own setup."""
-        self._undo()
-        self._prepared = prepare(self._plan, pl_module)
+        if not self._is_sharded:
+            self._undo()
+            self._prepared = prepare(self._plan, pl_module)
 
     def on_sanity_check_end(self, *_: object) -> None:
         """Empty the cache before training begins.
@@ -117,6 +160,7 @@ _TEXT: Final = Template('''\
 
 $imports
 ${constants}plan = budgetfit.Plan.load($plan)
+callback = plan.lightning_callback()  # recomputes what is planned
 BATCH_SIZE = $batch_size  # for your DataLoader
 
 
@@ -126,10 +170,10 @@ def make_trainer(**options):
     """Return a Trainer that trains the planned model as planned.
 
     Your LightningModule has it from load_model(), and its configure_optimizers is
-    ``return plan.make_optimizer(self.parameters(), lr=5e-5)``.
+    ``return plan.make_optimizer(self.parameters(), lr=5e-5)``.$sharding
     """
     return lightning.Trainer(
-$arguments        callbacks=[plan.lightning_callback()],  # recomputes what is planned
+$arguments        callbacks=[callback],
         **options,
     )
 ''')
@@ -151,8 +195,21 @@ def export_text(plan: Plan, plan_file: str) -> str:
         about="\n".join(plan_summary_lines(plan, "A Lightning Trainer")),
         plan=to_source(plan_file),
         batch_size=plan.recipe.batch_size,
+        sharding=_sharding_lines(plan.recipe),
         arguments=_argument_lines(plan),
     )
+
+
+def _sharding_lines(recipe: Recipe) -> str:
+    """Return what FSDP2 asks of the LightningModule, for a docstring."""
+    parallelism = recipe.parallelism
+    if parallelism is None or parallelism.engine != "fsdp2":
+        return ""
+    lines = ["Its configure_model is ``callback.shard(self)``."]
+    if recipe.gradient_accumulation_steps > 1 and not parallelism.sync_each_batch:
+        lines.append("Lightning reduces gradients in each micro-batch: that takes less")
+        lines.append("memory than planned, and more time.")
+    return "".join(f"\n    {line}" for line in lines)
 
 
 def _argument_lines(plan: Plan) -> str:
@@ -160,7 +217,8 @@ def _argument_lines(plan: Plan) -> str:
     arguments, parallelism = trainer_arguments(plan), plan.recipe.parallelism
     if parallelism is None:
         return keyword_lines(arguments, 8)
-    given = [f"{name}={value}" for name, value in ddp_settings(parallelism).items()]
-    made = f"lightning.pytorch.strategies.DDPStrategy({', '.join(given)})"
+    name, settings = _strategy(parallelism)
+    given = ", ".join(f"{name}={value}" for name, value in settings.items())
+    made = f"lightning.pytorch.strategies.{name}({given})"
     lines = keyword_lines({**arguments, "strategy": None}, 8)
     return lines.replace("strategy=None", f"strategy={made}")
