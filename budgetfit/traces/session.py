@@ -297,8 +297,7 @@ class TraceSession:
 
         The full model may run where the shortened one fails, so it is traced instead.
         """
-        whole = program.compile != "none" or program.parallelism is not None
-        if self._extrapolator is None or whole:
+        if self._extrapolator is None or program.compile != "none":
             return None
         try:
             return self._extrapolator.trace(program, batch_sizes, self.tracer)

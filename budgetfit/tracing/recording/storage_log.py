@@ -256,10 +256,14 @@ class StorageLog(TorchDispatchMode):
             self.made_from.pop(index, None)
 
     def inherit_layer(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
-        """Attribute a tensor's storage to the layer that owns another tensor's."""
+        """Attribute a tensor's storage to the layer that owns another tensor's.
+
+        One that is shared, as by the gradients of a block under FSDP2, has several.
+        """
         index, source = self.index_of(tensor), self.index_of(other)
         if index >= 0 and source >= 0:
-            self.made_from[index] = (source,)
+            known = self.made_from.get(index, ())
+            self.made_from[index] = tuple(dict.fromkeys((*known, source)))
 
     def set_category(self, tensor: torch.Tensor, category: Category) -> None:
         """Change the category of a live storage."""

@@ -44,6 +44,8 @@ class RankLog(StorageLog):
         self.paused = False
         self._numbers: dict[int, int] = {id(torch.cpu.current_stream()): 0}
         self._known: list[Any] = []  # streams, so that no id is used again
+        self._host_layers: dict[int, int] = {}  # of tensors assigned while paused
+        self._sharded_layer = -1
 
     def __torch_dispatch__(
         self,
@@ -84,6 +86,25 @@ class RankLog(StorageLog):
         """Return the index of a tensor's live storage, or -1 if it is not logged."""
         return super().index_of(local_tensor(tensor))
 
+    def assign(self, tensor: torch.Tensor, category: Category, layer: int) -> None:
+        """Set the category and the layer of a tensor's storage; log it if new."""
+        if self.paused:  # in host memory: logged when it is moved
+            self._host_layers[id(tensor)] = layer
+        super().assign(tensor, category, layer)
+
+    def move(self, tensor: torch.Tensor, category: Category) -> None:
+        """Log a tensor that comes from the host.
+
+        Until the next one comes, what is allocated outside modules is for its layer.
+        """
+        self._sharded_layer = self._host_layers.get(id(tensor), -1)
+        self.assign(tensor, category, self._sharded_layer)
+
+    def start_phase(self, phase: str) -> None:
+        """Enter a phase of the step; sharding is over."""
+        self._sharded_layer = -1
+        super().start_phase(phase)
+
     def log_resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
         """Log that a storage is freed (0 bytes) or allocated again, without an op."""
         key = storage._cdata
@@ -110,6 +131,8 @@ class RankLog(StorageLog):
 
     def _allocate(self, size_bytes: int, category: int) -> int:
         index = super()._allocate(size_bytes, category)
+        if self.layers[index] < 0:
+            self.layers[index] = self._sharded_layer
         stream = self._stream()
         if stream:
             self.streams[index] = stream
