@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from budgetfit.traces.trace_program import MICRO_STEPS
 from budgetfit.tracing.blocks.block_signature import block_signatures
 from budgetfit.tracing.blocks.repeated_runs import (
     KEPT_PERIODS,
@@ -133,8 +134,12 @@ class DepthExtrapolator:
         return extrapolate(owned_trace(short, first, *others), layouts, extra).trace
 
     def _is_validated(self, program: Program) -> bool:
-        """Whether its kind is validated, itself or with gradient accumulation."""
-        kinds = {_kind(program), _kind(program._replace(accumulates=True))}
+        """Whether its kind is validated, itself or with more micro-batches."""
+        more = (
+            program._replace(accumulates=True, accumulation=count)
+            for count in range(program.accumulation, MICRO_STEPS + 2)
+        )
+        kinds = {_kind(program), *map(_kind, more)}
         return not self._validated.isdisjoint(kinds)
 
 
