@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import Category
     from budgetfit.tracing.call_cache import CallKey
 
-_DEVICE = torch.ops.prim.device.default
+PRIM_DEVICE = torch.ops.prim.device.default
 _COSTS: CallCache[OpCost] = CallCache()
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
@@ -124,11 +124,19 @@ class StorageLog(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the op and log what it allocates."""
+        return self.run_and_log(func, args, kwargs or {})
+
+    def run_and_log(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the op and log what it allocates."""
         if self._stopped:
-            return func(*args, **kwargs or {})
-        if func is _DEVICE:  # very frequent: answered without a dispatch
+            return func(*args, **kwargs)
+        if func is PRIM_DEVICE:  # very frequent: answered without a dispatch
             return getattr(args[0], "fake_device", None) or func(*args)
-        kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
         if self.on_op is not None:

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.tracing.recording.storage_log import PRIM_DEVICE, StorageLog
 from budgetfit.tracing.records import call_op
 
 if TYPE_CHECKING:
@@ -57,9 +57,17 @@ class RankLog(StorageLog):
         """Run the op and log what it allocates; ops of DTensors come as local ones."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        if self.paused or self._is_foreign([*args, *(kwargs or {}).values()]):
-            return func(*args, **kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        if func.namespace == "profiler":  # FSDP2's names for profilers: frequent
+            if self.on_op is not None:
+                self.on_op()
+            with torch._C._DisableTorchDispatch():
+                return func(*args, **kwargs or {})
+        kwargs = kwargs or {}
+        if func is PRIM_DEVICE:
+            return self.run_and_log(func, args, kwargs)
+        if self.paused or self._is_foreign([*args, *kwargs.values()]):
+            return func(*args, **kwargs)
+        return self.run_and_log(func, args, kwargs)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
