@@ -187,9 +187,11 @@ def _worth_tracing(
     Each rank holds all that one GPU would: weights, gradients and optimizer states. The
     trace of one GPU is much cheaper than those of DDP.
     """
-    others = [each for each in parallelisms if each is None or each.engine != "ddp"]
-    if not others or len(others) == len(parallelisms):
+    copied = [each for each in parallelisms if each and each.engine == "ddp"]
+    others = [each for each in parallelisms if each not in copied]
+    if not others or not copied:
         return parallelisms
+    usable_bytes = budget_of_rank(budget, copied[0]).usable_bytes
     traces = TraceSession(workload, settings.get("progress"))
     for precision in settings["precisions"]:
         one = TrainingSettings(precision=precision, optimizer=settings["optimizer"])
@@ -200,7 +202,7 @@ def _worth_tracing(
         whole = replay(
             trace, 1, workload.gpu, limit_bytes=UNLIMITED_BYTES, breakdown=False
         )
-        if whole.floor_bytes <= budget.usable_bytes:
+        if whole.floor_bytes <= usable_bytes:
             return parallelisms
     return others
 

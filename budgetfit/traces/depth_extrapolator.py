@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from budgetfit.traces.trace_program import MICRO_STEPS
 from budgetfit.tracing.blocks.block_signature import block_signatures
 from budgetfit.tracing.blocks.repeated_runs import (
     KEPT_PERIODS,
@@ -134,12 +133,8 @@ class DepthExtrapolator:
         return extrapolate(owned_trace(short, first, *others), layouts, extra).trace
 
     def _is_validated(self, program: Program) -> bool:
-        """Whether its kind is validated, itself or with more micro-batches."""
-        more = (
-            program._replace(accumulates=True, accumulation=count)
-            for count in range(program.accumulation, MICRO_STEPS + 2)
-        )
-        kinds = {_kind(program), *map(_kind, more)}
+        """Whether its kind is validated, itself or with gradient accumulation."""
+        kinds = {_kind(program), _kind(program._replace(accumulates=True))}
         return not self._validated.isdisjoint(kinds)
 
 
@@ -147,6 +142,10 @@ def _kind(program: Program) -> Kind:
     """Return what a validation holds for: everything that runs outside the blocks.
 
     How blocks are checkpointed only changes what is inside them, which is compared for
-    each trace; what counts here is whether any is.
+    each trace; what counts here is whether any is. So it is with the micro-batches of
+    several GPUs: what is outside the blocks does the same in each.
     """
-    return program._replace(segments=(), loss_chunks=1), bool(program.segments)
+    ranks = program.parallelism is not None
+    accumulation = 1 if ranks else program.accumulation
+    outside = program._replace(segments=(), loss_chunks=1, accumulation=accumulation)
+    return outside, bool(program.segments)
