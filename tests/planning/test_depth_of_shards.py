@@ -34,14 +34,14 @@ NCCL = nccl_memory(2, 1).high_bytes
 every = checkpoint_every_block
 
 
-def sharded(**changes: Any) -> Parallelism:  # noqa: ANN401
+def sharded(**changes: Any) -> Parallelism:
     return replace(POLICY, **changes)
 
 
 # Model, what blocks do, micro-batches, optimizer, precision, engine.
 CASES: dict[str, tuple[str, Any, int, str, str, Parallelism]] = {
     "freed": ("llama", keep, 1, "adamw_torch_fused", "bf16-mixed", POLICY),
-    "policy": ("gpt2", every, 2, "adamw_torch_fused", "bf16-mixed", POLICY),
+    "recomputed": ("vit", every, 1, "adamw_torch_fused", "bf16-mixed", POLICY),
     "kept after forward": (
         *("mebi", keep, 3, "adamw_torch_fused", "bf16-mixed"),
         sharded(reshard_after_forward=False),
