@@ -9,6 +9,7 @@ from budgetfit.integrations.model_sources.model_source import resolve_model
 # Published counts; tied embeddings are counted once.
 PARAMETERS = {
     "Llama-3.1-405B": 405_853_388_800,
+    "Llama-3.1-70B": 70_553_706_496,
     "bert-large-uncased": 335_174_458,
     "t5-large": 737_668_096,
     "vit-large-patch16-224": 304_326_632,

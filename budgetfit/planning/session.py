@@ -6,11 +6,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 
 from budgetfit.core.budget import Budget
+from budgetfit.errors import TraceError
 from budgetfit.gpus.nccl_memory import nccl_memory
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import block_chain_per_precision
 from budgetfit.solvers.batch_size import Objective
+from budgetfit.traces.session import TraceSession
+from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +23,6 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate
     from budgetfit.core.recipe import CompileMode, Recipe
     from budgetfit.gpus.table import Gpu
-    from budgetfit.traces.session import TraceSession
     from budgetfit.workload.workload import Workload
 
 Checkpointing = str | tuple[str, ...]
@@ -159,9 +162,10 @@ def open_sessions(
         InputError: If no tensor grows with the batch size.
         TraceError: If the model cannot be traced.
     """
+    asked = settings.get("parallelisms") or (None,)
     found = [
         session
-        for parallelism in settings.get("parallelisms") or (None,)
+        for parallelism in _worth_tracing(workload, budget, asked, settings)
         for session in _sessions_of(
             workload, budget, request, accumulation, parallelism, settings
         )
@@ -170,6 +174,37 @@ def open_sessions(
         own = found[0].workload.own_checkpointing()
         found = [each.asking(checkpointing=own) for each in found]
     return found
+
+
+def _worth_tracing(
+    workload: Workload,
+    budget: Budget,
+    parallelisms: Sequence[Parallelism | None],
+    settings: SessionSettings,
+) -> Sequence[Parallelism | None]:
+    """Leave out DDP where the optimizer step of one GPU does not fit, unless alone.
+
+    Each rank holds all that one GPU would: weights, gradients and optimizer states. The
+    trace of one GPU is much cheaper than those of DDP.
+    """
+    copied = [each for each in parallelisms if each and each.engine == "ddp"]
+    others = [each for each in parallelisms if each not in copied]
+    if not others or not copied:
+        return parallelisms
+    usable_bytes = budget_of_rank(budget, copied[0]).usable_bytes
+    traces = TraceSession(workload, settings.get("progress"))
+    for precision in settings["precisions"]:
+        one = TrainingSettings(precision=precision, optimizer=settings["optimizer"])
+        try:
+            trace = traces.affine(one.recipe(TRACED_BATCH_SIZES[0]))
+        except TraceError:
+            return parallelisms
+        whole = replay(
+            trace, 1, workload.gpu, limit_bytes=UNLIMITED_BYTES, breakdown=False
+        )
+        if whole.floor_bytes <= usable_bytes:
+            return parallelisms
+    return others
 
 
 def budget_of_rank(budget: Budget, parallelism: Parallelism) -> Budget:

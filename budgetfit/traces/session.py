@@ -296,9 +296,11 @@ class TraceSession:
         """Trace a shortened model and extrapolate its depth; None if that fails.
 
         The full model may run where the shortened one fails, so it is traced instead.
+        DDP's buckets hold gradients of several blocks: their sizes do not repeat.
         """
-        whole = program.compile != "none" or program.parallelism is not None
-        if self._extrapolator is None or whole:
+        parallelism = program.parallelism
+        in_buckets = parallelism is not None and parallelism.engine == "ddp"
+        if self._extrapolator is None or in_buckets or program.compile != "none":
             return None
         try:
             return self._extrapolator.trace(program, batch_sizes, self.tracer)

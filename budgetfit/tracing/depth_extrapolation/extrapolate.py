@@ -26,6 +26,7 @@ from budgetfit.tracing.depth_extrapolation.period_labels import (
 )
 from budgetfit.tracing.depth_extrapolation.period_matching import (
     match_middle_periods,
+    stream_column,
     unverified_column,
 )
 from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
@@ -185,7 +186,7 @@ def _with_copied_storages(
             category=trace.category[origin],
             layer=layer.astype(np.int32),
             scratch_index=trace.scratch_index[origin],
-            stream=trace.stream[origin] if trace.stream.size else trace.stream,
+            stream=np.trim_zeros(stream_column(trace)[origin], "b"),
             unverified_ops=tuple(
                 UnverifiedOp(op.name, tuple(np.flatnonzero(unverified == n).tolist()))
                 for n, op in enumerate(trace.unverified_ops)

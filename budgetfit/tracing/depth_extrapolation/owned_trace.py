@@ -136,6 +136,7 @@ def _compared(trace: StepTrace, *, sizes: bool) -> dict[str, Any]:
         "storages' slope": trace.bytes_per_sample,
         "storages' category": trace.category,
         "storages' layer": trace.layer,
+        "storages' stream": trace.stream,
         "kernel scratch": [
             rules[index] if index >= 0 else None
             for index in trace.scratch_index.tolist()

@@ -152,7 +152,7 @@ class FakeResultCache:
 def _is_cacheable(func: OpOverload) -> bool:
     """Whether an op's result can depend on the metadata of its arguments alone."""
     return (
-        func.namespace in {"aten", "budgetfit"}
+        func.namespace in {"aten", "budgetfit", "fsdp"}
         and func not in LIFT_OPS
         and not any(tag in func.tags for tag in UNCACHEABLE_TAGS)
     )

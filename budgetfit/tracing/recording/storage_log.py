@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import Category
     from budgetfit.tracing.call_cache import CallKey
 
-_DEVICE = torch.ops.prim.device.default
+PRIM_DEVICE = torch.ops.prim.device.default
 _COSTS: CallCache[OpCost] = CallCache()
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
@@ -124,11 +124,19 @@ class StorageLog(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run the op and log what it allocates."""
+        return self.run_and_log(func, args, kwargs or {})
+
+    def run_and_log(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the op and log what it allocates."""
         if self._stopped:
-            return func(*args, **kwargs or {})
-        if func is _DEVICE:  # very frequent: answered without a dispatch
+            return func(*args, **kwargs)
+        if func is PRIM_DEVICE:  # very frequent: answered without a dispatch
             return getattr(args[0], "fake_device", None) or func(*args)
-        kwargs = kwargs or {}
         if func.namespace == "prim":
             return func(*args, **kwargs)
         if self.on_op is not None:
@@ -256,10 +264,14 @@ class StorageLog(TorchDispatchMode):
             self.made_from.pop(index, None)
 
     def inherit_layer(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
-        """Attribute a tensor's storage to the layer that owns another tensor's."""
+        """Attribute a tensor's storage to the layer that owns another tensor's.
+
+        One that is shared, as by the gradients of a block under FSDP2, has several.
+        """
         index, source = self.index_of(tensor), self.index_of(other)
         if index >= 0 and source >= 0:
-            self.made_from[index] = (source,)
+            known = self.made_from.get(index, ())
+            self.made_from[index] = tuple(dict.fromkeys((*known, source)))
 
     def set_category(self, tensor: torch.Tensor, category: Category) -> None:
         """Change the category of a live storage."""

@@ -73,7 +73,7 @@ def _logged_move(log: RankLog) -> Callable[..., None]:
         log.paused = False
         for category, tensors in (("parameters", params), ("buffers", buffers)):
             for tensor in tensors:
-                log.assign(tensor, category, -1)  # type: ignore[arg-type]
+                log.move(tensor, category)  # type: ignore[arg-type]
 
     return move
 

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.tracing.recording.storage_log import PRIM_DEVICE, StorageLog
 from budgetfit.tracing.records import call_op
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class RankLog(StorageLog):
         self.paused = False
         self._numbers: dict[int, int] = {id(torch.cpu.current_stream()): 0}
         self._known: list[Any] = []  # streams, so that no id is used again
+        self._host_layers: dict[int, int] = {}  # of tensors assigned while paused
+        self._sharded_layer = -1
 
     def __torch_dispatch__(
         self,
@@ -55,9 +57,17 @@ class RankLog(StorageLog):
         """Run the op and log what it allocates; ops of DTensors come as local ones."""
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
-        if self.paused or self._is_foreign([*args, *(kwargs or {}).values()]):
-            return func(*args, **kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        if func.namespace == "profiler":  # FSDP2's names for profilers: frequent
+            if self.on_op is not None:
+                self.on_op()
+            with torch._C._DisableTorchDispatch():
+                return func(*args, **kwargs or {})
+        kwargs = kwargs or {}
+        if func is PRIM_DEVICE:
+            return self.run_and_log(func, args, kwargs)
+        if self.paused or self._is_foreign([*args, *kwargs.values()]):
+            return func(*args, **kwargs)
+        return self.run_and_log(func, args, kwargs)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -83,6 +93,25 @@ class RankLog(StorageLog):
     def index_of(self, tensor: torch.Tensor) -> int:
         """Return the index of a tensor's live storage, or -1 if it is not logged."""
         return super().index_of(local_tensor(tensor))
+
+    def assign(self, tensor: torch.Tensor, category: Category, layer: int) -> None:
+        """Set the category and the layer of a tensor's storage; log it if new."""
+        if self.paused:  # in host memory: logged when it is moved
+            self._host_layers[id(tensor)] = layer
+        super().assign(tensor, category, layer)
+
+    def move(self, tensor: torch.Tensor, category: Category) -> None:
+        """Log a tensor that comes from the host.
+
+        Until the next one comes, what is allocated outside modules is for its layer.
+        """
+        self._sharded_layer = self._host_layers.get(id(tensor), -1)
+        self.assign(tensor, category, self._sharded_layer)
+
+    def start_phase(self, phase: str) -> None:
+        """Enter a phase of the step; sharding is over."""
+        self._sharded_layer = -1
+        super().start_phase(phase)
 
     def log_resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
         """Log that a storage is freed (0 bytes) or allocated again, without an op."""
@@ -110,6 +139,8 @@ class RankLog(StorageLog):
 
     def _allocate(self, size_bytes: int, category: int) -> int:
         index = super()._allocate(size_bytes, category)
+        if self.layers[index] < 0:
+            self.layers[index] = self._sharded_layer
         stream = self._stream()
         if stream:
             self.streams[index] = stream

@@ -1,0 +1,141 @@
+"""A trace of FSDP2 made from a shortened model is the whole model's, to the byte."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from budgetfit import Parallelism, Recipe
+from budgetfit.core.budget import Budget
+from budgetfit.gpus.nccl_memory import nccl_memory
+from budgetfit.gpus.table import find_gpu
+from budgetfit.inputs.several_gpus import parallelisms
+from budgetfit.planning.profiling.block_chain import checkpoint_every_block
+from budgetfit.planning.session import Request, open_sessions
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
+from tests.models import Mebi
+from tests.planning.test_depth_extrapolation import (
+    ADA,
+    MIB_BATCH,
+    MODELS,
+    Last,
+    assert_same,
+    eight,
+    every_other,
+    keep,
+    pairs,
+)
+
+POLICY = Parallelism(engine="fsdp2", gpus=8, param_dtype="bf16", reduce_dtype="fp32")
+AUTOCAST = Parallelism(engine="fsdp2", gpus=8)
+NCCL = nccl_memory(2, 1).high_bytes
+every = checkpoint_every_block
+
+
+def sharded(**changes: Any) -> Parallelism:
+    return replace(POLICY, **changes)
+
+
+# Model, what blocks do, micro-batches, optimizer, precision, engine.
+CASES: dict[str, tuple[str, Any, int, str, str, Parallelism]] = {
+    "freed": ("llama", keep, 1, "adamw_torch_fused", "bf16-mixed", POLICY),
+    "recomputed": ("vit", every, 1, "adamw_torch_fused", "bf16-mixed", POLICY),
+    "kept after forward": (
+        *("mebi", keep, 3, "adamw_torch_fused", "bf16-mixed"),
+        sharded(reshard_after_forward=False),
+    ),
+    "over two ranks": (
+        *("mebi", every, 1, "adamw_torch", "bf16-mixed"),
+        sharded(reshard_after_forward=2),
+    ),
+    "HSDP": ("mebi", keep, 2, "adamw_torch_fused", "bf16-mixed", sharded(shard=4)),
+    "unequal shards": ("mebi", keep, 1, "sgd", "bf16-mixed", sharded(gpus=7)),
+    "reduced in bf16": (
+        *("mebi", keep, 1, "adamw_torch_fused", "bf16-mixed"),
+        sharded(reduce_dtype="bf16"),
+    ),
+    "each micro-batch reduced": (
+        *("mebi", every, 3, "adamw_torch_fused", "bf16-mixed"),
+        sharded(sync_each_batch=True),
+    ),
+    "autocast": ("mebi", keep, 2, "adamw_torch_fused", "bf16-mixed", AUTOCAST),
+    "fp32": ("mebi", every, 3, "adamw_torch", "fp32", AUTOCAST),
+    "bf16 weights": ("mebi", keep, 1, "sgd", "bf16", AUTOCAST),
+    "half recomputed": ("mebi", eight, 2, "sgd", "bf16-mixed", POLICY),
+    "every other": ("mebi", every_other, 1, "sgd", "bf16-mixed", POLICY),
+    "segments": ("mebi", pairs, 2, "sgd", "bf16-mixed", POLICY),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_trace_from_a_shortened_model_is_the_whole_one(name: str) -> None:
+    kind, segments, micro_batches, optimizer, precision, parallelism = CASES[name]
+    make, batch = MODELS[kind]
+    workload = Workload(model=make().train(), batch=batch, gpu=ADA).with_found_blocks()
+    recipe = Recipe(
+        batch_size=2,
+        precision=precision,
+        optimizer=optimizer,
+        gradient_accumulation_steps=micro_batches,
+        segments=segments(workload.blocks),
+        parallelism=parallelism,
+    )
+    traces = TraceSession(workload)
+    made = traces.exact(recipe)
+    assert "in a shortened model with" in traces.log[-1]
+    assert made.stream.any()
+    assert_same(made, TraceSession(workload, full_depth=True).exact(recipe))
+
+
+def test_a_trace_for_all_batch_sizes_is_the_same_too() -> None:
+    workload = Workload(model=Mebi(12), batch=MIB_BATCH, gpu=ADA).with_found_blocks()
+    recipe = Recipe(batch_size=8, precision="bf16-mixed", parallelism=POLICY)
+    traces = TraceSession(workload)
+    made = traces.affine(recipe)
+    assert "in a shortened model with 5" in traces.log[-1]
+    assert_same(made, TraceSession(workload, full_depth=True).affine(recipe))
+    # One proof is enough for any number of micro-batches above one.
+    for count in (1, 2, 3):
+        traces.exact(replace(recipe, batch_size=1, gradient_accumulation_steps=count))
+    assert [line.rpartition(" ")[2] for line in traces.log[-4:]] == [*"4454"]
+
+
+def test_what_depends_on_the_number_of_blocks_is_traced_whole() -> None:
+    workload = Workload(model=Last(12), batch=MIB_BATCH, gpu=ADA).with_found_blocks()
+    recipe = Recipe(batch_size=2, precision="bf16-mixed", parallelism=POLICY)
+    traces = TraceSession(workload)
+    made = traces.exact(recipe)
+    assert "shortened" not in traces.log[-1]
+    assert_same(made, TraceSession(workload, full_depth=True).exact(recipe))
+
+
+def test_ddp_is_traced_whole_and_only_where_one_gpu_holds_the_optimizer_step() -> None:
+    model: nn.Module = Mebi(6)
+    weights = sum(each.nbytes for each in model.parameters())
+    workload = Workload(
+        model=model, batch=MIB_BATCH, gpu=find_gpu("t4")
+    ).with_found_blocks()
+
+    def engines(copies: float, engine: str = "auto") -> list[str]:
+        total = NCCL + round(copies * weights)
+        found = open_sessions(
+            workload,
+            Budget(total_bytes=total, context_bytes=0, headroom_bytes=0),
+            Request(),
+            precisions=["fp32"],
+            optimizer="adamw_torch_fused",
+            parallelisms=parallelisms(2, engine),
+        )
+        for each in found:
+            ways = each.settings.parallelism
+            assert ways is not None
+            is_ddp = ways.engine == "ddp"
+            assert not (is_ddp and any("short" in line for line in each.traces.log))
+        return [getattr(each.settings.parallelism, "engine", "") for each in found]
+
+    # Weights, gradients and two states of AdamW.
+    assert engines(8) == ["ddp", "fsdp2", "fsdp2"]
+    assert engines(3.9) == ["fsdp2", "fsdp2"]
+    assert engines(3.9, "ddp") == ["ddp"]
