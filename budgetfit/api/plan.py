@@ -78,6 +78,7 @@ def plan(  # noqa: PLR0913 - public API
     compile: str = "none",  # noqa: A002 - as in transformers' torch_compile
     gpus: int | str = 1,
     engine: str = "auto",
+    link: str | None = None,
     method: str | None = None,
     lora_r: int = 16,
     lora_alpha: int = 32,
@@ -149,6 +150,10 @@ def plan(  # noqa: PLR0913 - public API
         gpus: How many such GPUs train together: ``8``, or GPUs per node x nodes:
             ``"8x4"``. What is predicted is one rank's memory.
         engine: On several GPUs: ``ddp``, ``fsdp2``, or ``auto`` for the better one.
+        link: What connects several GPUs: ``nvlink-4``, ``pcie-4``, a bandwidth that
+            collectives reach (``25GB/s``), or network adapters of each node
+            (``8x400Gb/s``); within and between nodes with a comma. Left out: what is
+            usual for the card; see ``budgetfit gpus``.
         method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes
             them. The other arguments of adapters are those of peft's ``LoraConfig``.
         lora_r: Rank of the adapters; with ``lora_alpha`` and ``lora_dropout``.
@@ -240,6 +245,7 @@ def estimate(  # noqa: PLR0913 - public API
     headroom: int | str | None = None,
     host_ram: int | str | None = None,
     allocator: AllocatorSettings | str | None = None,
+    link: str | None = None,
     method: str | None = None,
     lora_r: int = 16,
     lora_alpha: int = 32,
@@ -278,7 +284,11 @@ def estimate(  # noqa: PLR0913 - public API
         )
     if optimizer is None:
         given["optimizer"] = "adamw_torch_fused" if recipe is None else recipe.optimizer
-    asked = Arguments(**given).parsed(["as-is" if recipe is None else recipe.precision])
+    several = None if recipe is None else recipe.parallelism
+    asked = Arguments(**given).parsed(
+        ["as-is" if recipe is None else recipe.precision],
+        nodes=0 if several is None else several.nodes,
+    )
     if recipe is not None:
         named = asked.workload.with_full_names(recipe)
         return estimate_recipe(asked, named, loop=loop)

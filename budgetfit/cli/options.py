@@ -203,6 +203,12 @@ SEVERAL_GPUS = _panel(
         "On several cards: ddp, fsdp2, or auto for the better one (plan).",
         default="auto",
     ),
+    link=_option(
+        "What connects several cards: nvlink-4, pcie-4, 25GB/s (what collectives "
+        "reach), 8x400Gb/s (network adapters of each node); within and between nodes "
+        "with a comma.",
+        shown="as `budgetfit gpus` lists it",
+    ),
 )
 SETTINGS_AS_THEY_ARE = SETTINGS | _panel(
     "Settings",

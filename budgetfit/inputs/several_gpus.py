@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from budgetfit.core.parallelism import MOST_GPUS, Parallelism, check_engine
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
+from budgetfit.gpus.interconnect import check_link, is_between_nodes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +39,32 @@ def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
     per_node, nodes = (*parts, 1)[:2]
     check_positive_int("gpus", per_node * nodes, most=MOST_GPUS)
     return per_node, nodes
+
+
+def parse_link(link: str | None, nodes: int) -> str:
+    """Return what connects GPUs, as ``check_link`` spells it; empty for the usual.
+
+    Args:
+        link: As given.
+        nodes: How many machines there are; 0 for a single GPU.
+
+    Raises:
+        InputError: If it is no link, or there is nothing that it connects.
+    """
+    if link is None:
+        return ""
+    found = check_link(link)
+    if not nodes:
+        raise InputError(
+            f"link={link!r:.60} is the network between several GPUs, and there is one. "
+            "Leave it out, or say how many GPUs: gpus=8 (--gpus 8)."
+        )
+    if nodes == 1 and is_between_nodes(found):
+        raise InputError(
+            f"link={link!r:.60} connects machines, and all GPUs are in one. Name the "
+            'link within it, or say how many machines: gpus="8x2" (--gpus 8x2).'
+        )
+    return found
 
 
 def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:

@@ -74,6 +74,8 @@ def test_an_effective_batch_is_divided_among_ranks() -> None:
         ({"effective_batch_size": 7}, "no multiple of 2 ranks"),
         ({"engine": "tp"}, "Tensor, context, pipeline"),
         ({"objective": "length"}, "'length' is not planned for several GPUs"),
+        ({"link": "pcie-9"}, "Nearest: pcie, pcie-5, pcie-4"),
+        ({"link": "infiniband"}, "connects machines, and all GPUs are in one"),
     ],
 )
 def test_refused_before_anything_is_traced(given: dict[str, Any], says: str) -> None:
@@ -96,7 +98,7 @@ def test_one_gpu_is_the_plan_without_gpus() -> None:
 
 
 def test_a_plan_for_two() -> None:
-    plan = planned(gpus=2, effective_batch_size=16)
+    plan = planned(gpus=2, effective_batch_size=16, link="PCIe 3.0")
     recipe = plan.recipe
     assert recipe.effective_batch_size == 16
     assert recipe.parallelism is not None
@@ -104,7 +106,8 @@ def test_a_plan_for_two() -> None:
     text = str(plan)
     for word in (recipe.parallelism.engine, "2 ranks", "on each rank", "NCCL"):
         assert word in text
-    assert "wait for the network" in text
+    assert "wait for the network (PCIe 3)" in text
+    assert from_json(to_json(plan)).gpu.interconnect == "pcie-3"
     estimate = plan.estimate
     assert estimate.nccl_bytes is not None
     assert estimate.reserved_bytes <= plan.budget.usable_bytes
@@ -112,6 +115,25 @@ def test_a_plan_for_two() -> None:
     again = budgetfit.estimate(Mebi(), recipe, vram="3GB", batch=EXAMPLES["mebi"].batch)
     assert again.reserved_bytes == estimate.reserved_bytes
     assert not torch.distributed.is_initialized()
+
+
+def test_a_link_changes_the_time_alone() -> None:
+    recipe = Recipe(batch_size=2, parallelism=parallelisms(8, "ddp")[0])
+    usual, slow = (
+        budgetfit.estimate(
+            Mebi(), recipe, gpu="a100-80gb", batch=EXAMPLES["mebi"].batch, link=link
+        )
+        for link in (None, "2GB/s")
+    )
+    assert (usual.network, slow.network) == ("NVLink 3", "2 GB/s")
+    assert slow.network_ms > usual.network_ms
+    assert slow.step_ms - usual.step_ms == pytest.approx(
+        slow.network_ms - usual.network_ms
+    )
+    assert slow.reserved_bytes == usual.reserved_bytes
+    assert "of it wait for the network (2 GB/s)" in str(slow)
+    with pytest.raises(InputError, match="between several GPUs, and there is one"):
+        budgetfit.estimate(Mebi(), gpu="t4", link="pcie")
 
 
 def test_what_is_around_the_steps_is_run_alone() -> None:
