@@ -229,7 +229,8 @@ def estimate(
 
 @command(
     app,
-    *(MODEL, CARDS, PRICES, RESERVED, BATCH, LENGTHS, SETTINGS),
+    *(MODEL, CARDS, PRICES, only(SEVERAL_GPUS, "engine", "link")),
+    *(RESERVED, BATCH, LENGTHS, SETTINGS),
     *(only(SEARCH, "objective"), METHODS, ADAPTERS, REMOTE_CODE, SAMPLES, REPORT),
     example="compare openai-community/gpt2 --gpus t4,l4,rtx-4090",
 )
@@ -251,7 +252,9 @@ def compare(
         typer.echo(json_writer().compare_json(rows, samples))
     else:
         writer = text_writer()
-        wide = writer.WIDE if asked["methods"] or samples else writer.WIDTH
+        several = any(row.gpus > 1 for row in rows)
+        is_wide = asked["methods"] or samples or several
+        wide = writer.WIDE if is_wide else writer.WIDTH
         writer.show(writer.compare_text(rows, summary, samples), width=wide)
     exit_if_not_saved(write_report(report, "comparison_page", rows, summary))
     exit_unless_fits(fits=any(row.fits for row in rows))

@@ -101,7 +101,8 @@ CARD = _panel(
 CARDS = _panel(
     "Card",
     gpus=_option(
-        "Cards to compare, with commas: t4,l4,rtx-4090.",
+        "Cards to compare, with commas: t4,l4,rtx-4090; several that train together: "
+        "rtx-4090x2, or on four nodes h100-80gbx8x4.",
         default=REQUIRED,
         split=split_names,
     ),
@@ -267,7 +268,7 @@ PRICES = _panel(
         list[str] | None,
         typer.Option(
             "--price",
-            help="Price per hour of cards, in any currency: t4=0.35,rtx-4090=0.40.",
+            help="Price per hour of one card, in any currency: t4=0.35,rtx-4090=0.40.",
             metavar="CARD=PRICE",
         ),
     ),

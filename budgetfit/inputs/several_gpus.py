@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from budgetfit.core.parallelism import MOST_GPUS, Parallelism, check_engine
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
+from budgetfit.gpus.table import Gpu, find_gpu
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from budgetfit.core.budget import Budget
 
 AUTO: Final = "auto"
 Gpus = int | str
+_COUNTED: Final = tuple(
+    re.compile(r"(.+)x\s*(\d+" + nodes + ")", re.IGNORECASE)
+    for nodes in (r"\s*x\s*\d+", "")
+)
+
+
+class CountedGpu(NamedTuple):
+    """A GPU and how many of it train together."""
+
+    gpu: Gpu
+    per_node: int = 1
+    nodes: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes."""
+        return self.per_node * self.nodes
 
 
 def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
@@ -39,6 +60,36 @@ def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
     per_node, nodes = (*parts, 1)[:2]
     check_positive_int("gpus", per_node * nodes, most=MOST_GPUS)
     return per_node, nodes
+
+
+def find_counted_gpu(text: str) -> CountedGpu:
+    """Return the GPU of ``"h100-80gb"``, ``"h100-80gbx8"`` or ``"h100-80gbx8x4"``.
+
+    Raises:
+        InputError: If the GPU is unknown or the number is none.
+
+    >>> find_counted_gpu("RTX 4090 x2").gpus
+    2
+    """
+    problem: InputError | None = None
+    # The name of a card may end like a number of them: gtx1080.
+    for name, gpus in _readings(text.strip()):
+        try:
+            gpu = find_gpu(name)
+        except InputError as error:
+            problem = error
+        else:
+            return CountedGpu(gpu, *parse_gpus(gpus))
+    assert problem is not None  # noqa: S101 - there is a reading
+    raise problem
+
+
+def _readings(text: str) -> Iterator[tuple[str, Gpus]]:
+    """Yield what may be the card and the number of ``"gtx1080x2"``."""
+    yield text, 1
+    for pattern in _COUNTED:
+        if counted := pattern.fullmatch(text):
+            yield counted[1], counted[2]
 
 
 def parse_link(link: str | None, nodes: int) -> str:

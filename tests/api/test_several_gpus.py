@@ -13,6 +13,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Plan
 from budgetfit.core.plan_json import from_json, to_json
 from budgetfit.inputs.several_gpus import (
+    find_counted_gpu,
     parallelisms,
     parse_gpus,
     samples_per_rank,
@@ -33,6 +34,34 @@ def test_gpus_are_counted(value: int | str, found: tuple[int, int]) -> None:
 def test_other_numbers_are_refused(value: Any) -> None:  # noqa: ANN401
     with pytest.raises(InputError, match=r"gpus must be|8x4"):
         parse_gpus(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("rtx-4090", ("rtx-4090", 1, 1)),
+        ("RTX 4090 x 2", ("rtx-4090", 2, 1)),
+        ("h100-80gbx8x4", ("h100-80gb", 8, 4)),
+        ("gtx1080", ("gtx-1080", 1, 1)),  # and not 1,080 of a gt
+        ("gtx1080X2", ("gtx-1080", 2, 1)),
+    ],
+)
+def test_cards_are_counted(text: str, found: tuple[str, int, int]) -> None:
+    counted = find_counted_gpu(text)
+    assert (counted.gpu.name, *counted[1:]) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rtx-409x2", "'rtx-409' is not in the card table"),
+        ("rtx-4090x0", "gpus must be"),
+        ("a100x2", "name of 2 cards"),
+    ],
+)
+def test_other_cards_are_refused(text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        find_counted_gpu(text)
 
 
 def test_what_there_is_to_choose_from() -> None:

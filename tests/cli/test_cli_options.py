@@ -13,7 +13,7 @@ MODEL = {
     *GIVEN,
 }
 SAMPLES = {"--samples"}
-SEVERAL = {"--gpus", "--engine"}
+SEVERAL = {"--gpus", "--engine", "--link"}
 LENGTHS = {"--lengths", "--image-sizes"}
 SETTINGS = {
     "--batch-size",
@@ -63,6 +63,7 @@ OPTIONS = {
     | {"--use-liger-kernel", "--packing"},
     "compare": COMMON
     | MODEL
+    | SEVERAL
     | LENGTHS
     | SETTINGS
     | ADAPTERS
