@@ -27,6 +27,7 @@ from budgetfit.cli.options import (
     CONTEXT,
     DETAILS,
     EXPORT,
+    HOW_MANY_GPUS,
     LENGTHS,
     LOOP,
     METHODS,
@@ -142,7 +143,7 @@ def root(
 
 @command(
     app,
-    *(MODEL, CARD, SEVERAL_GPUS, RESERVED, BATCH, LENGTHS, SETTINGS, SEARCH, ADAPTERS),
+    *(MODEL, CARD, HOW_MANY_GPUS, RESERVED, BATCH, LENGTHS, SETTINGS, SEARCH, ADAPTERS),
     *(REMOTE_CODE, SAMPLES, DETAILS, PLAN_OUTPUT),
     example="plan HuggingFaceTB/SmolLM2-1.7B --gpu rtx-4090",
 )

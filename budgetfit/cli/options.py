@@ -244,6 +244,19 @@ LOOP = _panel(
         "--packing",
     ),
 )
+HOW_MANY_GPUS = SEVERAL_GPUS | _panel(
+    "Card",
+    gpus=_option(
+        "How many such cards train together: 8, cards per node x nodes: 8x4, or auto: "
+        "the fewest that fit.",
+        default="1",
+    ),
+    price=_option(
+        "Price per hour of one card, in any currency: --gpus auto takes the cheapest "
+        "number.",
+        float,
+    ),
+)
 SEARCH = _panel(
     "Settings",
     objective=_option(

@@ -9,6 +9,7 @@ from budgetfit.core.parallelism import MOST_GPUS, Parallelism, check_engine
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
+from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.gpus.table import Gpu, find_gpu
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
     Raises:
         InputError: If it is none of these.
     """
+    if value == AUTO:
+        raise InputError(
+            "gpus='auto' is a decision that plan takes, at a given length. Use plan, "
+            "or say how many: gpus=8 (--gpus 8)."
+        )
     parts: list[Any] = [value]
     if isinstance(value, str):
         words = value.lower().split("x")
@@ -164,6 +170,8 @@ def worth_tracing(
 ) -> tuple[Parallelism, ...]:
     """Leave out those whose weights and gradients alone do not fit, unless none does.
 
+    NCCL's memory is set aside.
+
     DDP holds both in full, and FSDP2 all weights, in half precision at least, where it
     keeps them after the forward.
     """
@@ -182,7 +190,11 @@ def worth_tracing(
         shards = parallelism.gpus // parallelism.replicate
         return kept + (weights + gradients) // shards
 
-    fitting = tuple(each for each in candidates if least(each) < budget.usable_bytes)
+    def usable(parallelism: Parallelism) -> int:
+        nccl = nccl_memory(parallelism.gpus, parallelism.communicators)
+        return budget.usable_bytes - nccl.high_bytes
+
+    fitting = tuple(each for each in candidates if least(each) < usable(each))
     return fitting or tuple(sorted(candidates, key=least)[:1])
 
 

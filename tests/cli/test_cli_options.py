@@ -36,6 +36,7 @@ OPTIONS = {
     "plan": COMMON
     | MODEL
     | SEVERAL
+    | {"--price"}
     | LENGTHS
     | CARD
     | SETTINGS
