@@ -66,15 +66,17 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
         known = plan.gpu.total_source != "given"
         gpu, vram = (plan.gpu.name if known else None), budget.total_bytes
         headroom = budget.headroom_bytes if headroom is None else headroom
+    several = plan.recipe.parallelism
     parsed = Arguments(
         **asked,
         gpu=gpu,
         vram=vram,
         headroom=headroom,
         allocator=plan.budget.allocator.text or None,
+        link=plan.gpu.interconnect or None,
         trust_remote_code=trust_remote_code,
         progress=progress,
-    ).parsed([plan.recipe.precision])
+    ).parsed([plan.recipe.precision], 0 if several is None else several.nodes)
     requested_precisions(plan.recipe.precision, parsed.target.gpu)
     check_same_model(plan, parsed.workload.model)
     check_batch_shapes(plan, parsed.workload.batch, parsed.workload.batch_dims)

@@ -1,4 +1,4 @@
-"""``compare``: the best settings on several GPUs, by several training methods."""
+"""``compare``: the best settings on each of several GPUs, by each training method."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from budgetfit.core.validation import check_batch, check_objective
 from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.hourly_prices import hourly_prices
 from budgetfit.inputs.arguments import ADAPTER_SETTINGS, Arguments
+from budgetfit.inputs.several_gpus import (
+    CountedGpu,
+    find_counted_gpu,
+    parallelisms,
+    parse_link,
+    samples_per_rank,
+    worth_tracing,
+)
 from budgetfit.inputs.target_gpu import find_target_gpu
-from budgetfit.planning.alternatives.compare_gpus import compare_gpus
+from budgetfit.planning.alternatives.compare_gpus import Card, compare_gpus
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from budgetfit.core.adapter import Adapter
-    from budgetfit.core.budget import Budget
     from budgetfit.core.plan import ModelSummary
     from budgetfit.gpus.table import Gpu
-    from budgetfit.inputs.arguments import Model
+    from budgetfit.inputs.arguments import Model, ParsedArguments
 
 
 @neutral_torch_state()
@@ -38,14 +45,15 @@ def compare(
 ) -> tuple[tuple[GpuComparison, ...], ModelSummary]:
     """Find the best training settings on each of several GPUs, by each method.
 
-    The arguments are those of ``budgetfit.plan``, with several GPUs instead of one,
+    The arguments are those of ``budgetfit.plan``, with names of GPUs instead of one,
     and ``methods``: several of ``full``, ``lora`` and ``qlora``. Settings of adapters
     are for those that have some; how the base is stored is ``qlora``'s, where asked
-    for.
+    for. ``"h100-80gbx8"`` is eight of a GPU that train together in one machine,
+    ``"h100-80gbx8x4"`` four such machines; ``engine`` and ``link`` are for those.
 
     ``prices`` are money per hour by GPU, in any one currency, for example
-    ``{"rtx-4090": 0.35, "a100-80gb": 1.60}``; GPUs may be left out. Rows with a price
-    have ``samples_per_money`` and ``cost(samples)``.
+    ``{"rtx-4090": 0.35, "a100-80gb": 1.60}``, and of several that of each; GPUs may be
+    left out. Rows with a price have ``samples_per_money`` and ``cost(samples)``.
 
     Returns:
         A row for each GPU and method, GPUs in their order, and the model summary.
@@ -74,13 +82,10 @@ def compare(
             'Name the cards to compare, for example ["t4", "rtx-4090"] '
             "(--gpus t4,rtx-4090)."
         )
-    targets = [find_target_gpu(None, name, asked.allocator) for name in gpus]
-    hourly = _hourly(prices, [target.gpu for target in targets])
+    counted = [find_counted_gpu(name) for name in gpus]
+    cards = _cards(asked, counted)
+    hourly = _hourly(prices, [each.gpu for each in counted])
     wanted = _methods(asked.method, methods)
-    cards = [
-        (target.gpu, target.budget(asked.headroom, asked.host_ram))
-        for target in targets
-    ]
     tables: list[list[GpuComparison]] = []
     errors: list[InputError | TraceError] = []
     summaries: list[ModelSummary] = []
@@ -93,18 +98,56 @@ def compare(
             errors.append(error)
             problem = f"{name}: {error}"
             rows = [
-                GpuComparison(gpu=gpu, budget=budget, estimate=None, problem=problem)
-                for gpu, budget in cards
+                GpuComparison(
+                    gpu=card.gpu, budget=card.budget, estimate=None, problem=problem
+                )
+                for card in cards
             ]
         tables.append(rows)
     if len(errors) == len(wanted):
         raise errors[0]
     found = (
-        replace(row, method=name, price_per_hour=hourly.get(row.gpu.name))
-        for rows_of_gpu in zip(*tables, strict=True)
+        _named(row, name, number, hourly.get(row.gpu.name))
+        for number, *rows_of_gpu in zip(counted, *tables, strict=True)
         for name, row in zip(wanted, rows_of_gpu, strict=True)
     )
     return tuple(found), summaries[0]
+
+
+def _named(
+    row: GpuComparison, method: str, number: CountedGpu, price: float | None
+) -> GpuComparison:
+    """Return a row with its method, how many GPUs there are, and what all cost."""
+    return replace(
+        row,
+        method=method,
+        gpus=number.gpus,
+        nodes=number.nodes,
+        price_per_hour=None if price is None else price * number.gpus,
+    )
+
+
+def _cards(asked: Arguments, counted: Sequence[CountedGpu]) -> list[Card]:
+    """Return what is compared, with all ways to use several GPUs.
+
+    Raises:
+        InputError: If ``engine`` or ``link`` is invalid.
+    """
+    nodes = max(each.nodes if each.gpus > 1 else 0 for each in counted)
+    link = parse_link(asked.link, nodes)
+    cards = []
+    for gpu, per_node, count in counted:
+        target = find_target_gpu(None, gpu.name, asked.allocator)
+        ways = parallelisms(f"{per_node}x{count}", asked.engine)
+        cards.append(
+            Card(
+                replace(target.gpu, interconnect=link if ways else ""),
+                target.budget(asked.headroom, asked.host_ram),
+                ways,
+                asked.effective_batch_size,
+            )
+        )
+    return cards
 
 
 def _hourly(
@@ -155,31 +198,44 @@ def _asked_by(asked: Arguments, name: str, wanted: Sequence[str]) -> Arguments:
 
 
 def _rows(
-    asked: Arguments, cards: Sequence[tuple[Gpu, Budget]], summaries: list[ModelSummary]
+    asked: Arguments, cards: Sequence[Card], summaries: list[ModelSummary]
 ) -> list[GpuComparison]:
     """Return a row for each GPU; append the summary of what was planned for."""
     # The compute dtype of an adapter, and with it the model, depends on the GPU.
     groups: dict[Adapter | None, list[int]] = {}
-    precisions = [_precisions(asked, gpu) for gpu, _ in cards]
-    for number, (gpu, _) in enumerate(cards):
-        adapter = asked.adapter_on(gpu, precisions[number])
+    precisions = [_precisions(asked, card.gpu) for card in cards]
+    for number, card in enumerate(cards):
+        adapter = asked.adapter_on(card.gpu, precisions[number])
         groups.setdefault(adapter, []).append(number)
     rows: dict[int, GpuComparison] = {}
     for group in groups.values():
         first = group[0]
-        here = replace(asked, gpu=cards[first][0].name).parsed(precisions[first])
+        alone = replace(asked, gpu=cards[first].gpu.name, link=None)
+        here = alone.parsed(precisions[first])
         summaries.append(here.workload.summary())
         made = compare_gpus(
             here.workload,
-            [cards[number] for number in group],
+            [_worth_planning(cards[number], here) for number in group],
             here.request,
             precision=asked.precision,
             optimizer=here.optimizer,
-            effective_batch_size=asked.effective_batch_size,
             progress=asked.progress,
         )
         rows |= zip(group, made, strict=True)
     return [rows[number] for number in range(len(cards))]
+
+
+def _worth_planning(card: Card, here: ParsedArguments) -> Card:
+    """Return it with the engines that may fit, and each GPU's share of the batch."""
+    if not card.parallelisms:
+        return card
+    ways = worth_tracing(card.parallelisms, here.workload.model, card.budget)
+    try:
+        here.given.check_for_several(here.lengths)
+        share = samples_per_rank(card.effective_batch_size, ways[0].gpus)
+    except InputError as error:
+        return card._replace(problem=str(error))
+    return card._replace(parallelisms=ways, effective_batch_size=share)
 
 
 def _precisions(asked: Arguments, gpu: Gpu) -> tuple[str, ...]:

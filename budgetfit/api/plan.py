@@ -8,6 +8,7 @@ from budgetfit.api.apply_and_verify import apply, verify
 from budgetfit.api.check_plan import check
 from budgetfit.api.compare import compare
 from budgetfit.api.estimate import estimate_recipe, estimate_settings, layers
+from budgetfit.api.how_many_gpus import check_price, plan_auto
 from budgetfit.api.in_loop import plan_in_loop
 from budgetfit.api.longest_context import plan_longest
 from budgetfit.api.what_would_fit import what_would_fit
@@ -18,6 +19,7 @@ from budgetfit.core.validation import format_image_size
 from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.inputs.adapter import loading_notes
 from budgetfit.inputs.arguments import Arguments, ParsedArguments
+from budgetfit.inputs.several_gpus import AUTO
 from budgetfit.planning.compile_choice import best_compiled
 from budgetfit.planning.planner import library_versions, make_plan
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
@@ -78,6 +80,8 @@ def plan(  # noqa: PLR0913 - public API
     compile: str = "none",  # noqa: A002 - as in transformers' torch_compile
     gpus: int | str = 1,
     engine: str = "auto",
+    link: str | None = None,
+    price: float | None = None,
     method: str | None = None,
     lora_r: int = 16,
     lora_alpha: int = 32,
@@ -147,8 +151,14 @@ def plan(  # noqa: PLR0913 - public API
             whole, with everything, every second block or nothing kept; about a minute
             for each of the few batch sizes that are tried.
         gpus: How many such GPUs train together: ``8``, or GPUs per node x nodes:
-            ``"8x4"``. What is predicted is one rank's memory.
+            ``"8x4"``. What is predicted is one rank's memory. ``"auto"``: the fewest
+            that fit; ``print`` says what was tried.
         engine: On several GPUs: ``ddp``, ``fsdp2``, or ``auto`` for the better one.
+        link: What connects several GPUs: ``nvlink-4``, ``pcie-4``, a bandwidth that
+            collectives reach (``25GB/s``), or network adapters of each node
+            (``8x400Gb/s``); within and between nodes with a comma. Left out: what is
+            usual for the card; see ``budgetfit gpus``.
+        price: Money per hour of one GPU: ``gpus="auto"`` takes the cheapest number.
         method: ``lora`` or ``qlora``: plan adapters on the frozen model, as peft makes
             them. The other arguments of adapters are those of peft's ``LoraConfig``.
         lora_r: Rank of the adapters; with ``lora_alpha`` and ``lora_dropout``.
@@ -172,6 +182,9 @@ def plan(  # noqa: PLR0913 - public API
         TraceError: The model cannot run on fake tensors.
     """
     asked = Arguments(**locals())
+    check_price(price, gpus)
+    if gpus == AUTO and objective != "length":
+        return plan_auto(_plan, asked)
     return plan_longest(_plan, asked) if objective == "length" else _plan(asked)
 
 
@@ -240,6 +253,7 @@ def estimate(  # noqa: PLR0913 - public API
     headroom: int | str | None = None,
     host_ram: int | str | None = None,
     allocator: AllocatorSettings | str | None = None,
+    link: str | None = None,
     method: str | None = None,
     lora_r: int = 16,
     lora_alpha: int = 32,
@@ -278,7 +292,11 @@ def estimate(  # noqa: PLR0913 - public API
         )
     if optimizer is None:
         given["optimizer"] = "adamw_torch_fused" if recipe is None else recipe.optimizer
-    asked = Arguments(**given).parsed(["as-is" if recipe is None else recipe.precision])
+    several = None if recipe is None else recipe.parallelism
+    asked = Arguments(**given).parsed(
+        ["as-is" if recipe is None else recipe.precision],
+        nodes=0 if several is None else several.nodes,
+    )
     if recipe is not None:
         named = asked.workload.with_full_names(recipe)
         return estimate_recipe(asked, named, loop=loop)

@@ -27,6 +27,7 @@ from budgetfit.cli.options import (
     CONTEXT,
     DETAILS,
     EXPORT,
+    HOW_MANY_GPUS,
     LENGTHS,
     LOOP,
     METHODS,
@@ -142,7 +143,7 @@ def root(
 
 @command(
     app,
-    *(MODEL, CARD, SEVERAL_GPUS, RESERVED, BATCH, LENGTHS, SETTINGS, SEARCH, ADAPTERS),
+    *(MODEL, CARD, HOW_MANY_GPUS, RESERVED, BATCH, LENGTHS, SETTINGS, SEARCH, ADAPTERS),
     *(REMOTE_CODE, SAMPLES, DETAILS, PLAN_OUTPUT),
     example="plan HuggingFaceTB/SmolLM2-1.7B --gpu rtx-4090",
 )
@@ -229,7 +230,8 @@ def estimate(
 
 @command(
     app,
-    *(MODEL, CARDS, PRICES, RESERVED, BATCH, LENGTHS, SETTINGS),
+    *(MODEL, CARDS, PRICES, only(SEVERAL_GPUS, "engine", "link")),
+    *(RESERVED, BATCH, LENGTHS, SETTINGS),
     *(only(SEARCH, "objective"), METHODS, ADAPTERS, REMOTE_CODE, SAMPLES, REPORT),
     example="compare openai-community/gpt2 --gpus t4,l4,rtx-4090",
 )
@@ -251,7 +253,9 @@ def compare(
         typer.echo(json_writer().compare_json(rows, samples))
     else:
         writer = text_writer()
-        wide = writer.WIDE if asked["methods"] or samples else writer.WIDTH
+        several = any(row.gpus > 1 for row in rows)
+        is_wide = asked["methods"] or samples or several
+        wide = writer.WIDE if is_wide else writer.WIDTH
         writer.show(writer.compare_text(rows, summary, samples), width=wide)
     exit_if_not_saved(write_report(report, "comparison_page", rows, summary))
     exit_unless_fits(fits=any(row.fits for row in rows))

@@ -101,7 +101,8 @@ CARD = _panel(
 CARDS = _panel(
     "Card",
     gpus=_option(
-        "Cards to compare, with commas: t4,l4,rtx-4090.",
+        "Cards to compare, with commas: t4,l4,rtx-4090; several that train together: "
+        "rtx-4090x2, or on four nodes h100-80gbx8x4.",
         default=REQUIRED,
         split=split_names,
     ),
@@ -203,6 +204,12 @@ SEVERAL_GPUS = _panel(
         "On several cards: ddp, fsdp2, or auto for the better one (plan).",
         default="auto",
     ),
+    link=_option(
+        "What connects several cards: nvlink-4, pcie-4, 25GB/s (what collectives "
+        "reach), 8x400Gb/s (network adapters of each node); within and between nodes "
+        "with a comma.",
+        shown="as `budgetfit gpus` lists it",
+    ),
 )
 SETTINGS_AS_THEY_ARE = SETTINGS | _panel(
     "Settings",
@@ -237,6 +244,19 @@ LOOP = _panel(
         "--packing",
     ),
 )
+HOW_MANY_GPUS = SEVERAL_GPUS | _panel(
+    "Card",
+    gpus=_option(
+        "How many such cards train together: 8, cards per node x nodes: 8x4, or auto: "
+        "the fewest that fit.",
+        default="1",
+    ),
+    price=_option(
+        "Price per hour of one card, in any currency: --gpus auto takes the cheapest "
+        "number.",
+        float,
+    ),
+)
 SEARCH = _panel(
     "Settings",
     objective=_option(
@@ -261,7 +281,7 @@ PRICES = _panel(
         list[str] | None,
         typer.Option(
             "--price",
-            help="Price per hour of cards, in any currency: t4=0.35,rtx-4090=0.40.",
+            help="Price per hour of one card, in any currency: t4=0.35,rtx-4090=0.40.",
             metavar="CARD=PRICE",
         ),
     ),

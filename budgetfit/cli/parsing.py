@@ -119,7 +119,9 @@ def arguments_of(
     from budgetfit.core.units import parse_bytes  # noqa: PLC0415
     from budgetfit.core.validation import check_batch, check_objective  # noqa: PLC0415
     from budgetfit.gpus.hourly_prices import hourly_prices  # noqa: PLC0415
+    from budgetfit.gpus.interconnect import check_link  # noqa: PLC0415
     from budgetfit.gpus.table import find_gpu  # noqa: PLC0415
+    from budgetfit.inputs.several_gpus import find_counted_gpu  # noqa: PLC0415
     from budgetfit.integrations.model_sources.model_name import check_model_text  # noqa: PLC0415
 
     check_objective(given.get("objective", "throughput"))
@@ -127,10 +129,13 @@ def arguments_of(
     for name, none in (("vram", None), ("headroom", "0")):
         if given.get(name) not in (None, none):
             parse_bytes(given[name])
+    if given.get("link") is not None:
+        check_link(given["link"])
     several = given.get("gpus")  # of compare: cards
     named = several if isinstance(several, (list, tuple)) else ()
-    named = named or [given.get("gpu")]
-    gpus = [find_gpu(name) for name in named if name is not None]
+    gpus = [find_counted_gpu(name).gpu for name in named]
+    if not gpus and given.get("gpu") is not None:
+        gpus = [find_gpu(given["gpu"])]
     precision = given.get("precision", "auto")
     if len(gpus) == 1:
         requested_precisions(precision, gpus[0])

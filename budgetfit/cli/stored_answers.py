@@ -193,13 +193,13 @@ def _reads_card(asked: Mapping[str, Any]) -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return False
-    from budgetfit.gpus.table import find_gpu  # noqa: PLC0415
+    from budgetfit.inputs.several_gpus import find_counted_gpu  # noqa: PLC0415
     from budgetfit.inputs.target_gpu import current_gpu  # noqa: PLC0415
 
     several = asked.get("gpus")  # of compare: cards
     named = several if isinstance(several, (list, tuple)) else ()
     named = named or [asked.get("gpu") or current_gpu().name]
-    return current_gpu().name in {find_gpu(name).name for name in named}
+    return current_gpu().name in {find_counted_gpu(name).gpu.name for name in named}
 
 
 def _read(path: Path, key: str, command: str) -> _Answer | None:

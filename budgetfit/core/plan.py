@@ -202,18 +202,19 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuComparison:
-    """The best settings for a model on one GPU, by one training method.
+    """The best settings for a model on one GPU or several, by one training method.
 
     Attributes:
-        gpu, budget: The GPU and its usable memory.
+        gpu, budget: The GPU and its usable memory, of each where there are several.
         estimate: The best settings; where nothing fits, those with the lowest peak;
             None where the GPU cannot run the requested precision.
         problem: Why it cannot; empty otherwise.
         blocks: Number of blocks that can be checkpointed.
         warnings: Deviations from the request.
         method: ``full``, ``lora`` or ``qlora``: what is trained.
-        price_per_hour: Money per hour of this GPU, in any currency; None where none
-            was given.
+        price_per_hour: Money per hour of all GPUs of the row, in any currency; None
+            where none was given.
+        gpus, nodes: How many GPUs train together, in how many machines.
     """
 
     gpu: Gpu
@@ -224,6 +225,15 @@ class GpuComparison:
     warnings: tuple[str, ...] = ()
     method: str = FULL
     price_per_hour: float | None = None
+    gpus: int = 1
+    nodes: int = 1
+
+    @property
+    def name(self) -> str:
+        """The GPU and how many there are, as ``compare`` takes it: ``h100-80gbx8``."""
+        nodes = f"x{self.nodes}" if self.nodes > 1 else ""
+        many = f"x{self.gpus // self.nodes}{nodes}" if self.gpus > 1 else ""
+        return self.gpu.name + many
 
     @property
     def fits(self) -> bool:

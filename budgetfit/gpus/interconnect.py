@@ -11,13 +11,20 @@ scale:
 * PCIe: 28 GB/s between 8 x RTX 5090 on PCIe 5.0 (NVIDIA/nccl#1639), in proportion to a
   card's own bus.
 * NVLink 5 was not measured: twice NVLink 4, as its specification says.
+
+What connects the GPUs of a machine or cluster that is not the usual one is given as
+text (``check_link``). Other rates than measured ones keep the measured latencies.
 """
 
 from __future__ import annotations
 
+import difflib
+import re
 from itertools import pairwise
 from math import exp, log
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     from budgetfit.gpus.table import Gpu
@@ -45,11 +52,23 @@ NVLINK_5_FACTOR: Final = 2.0
 PCIE_SHARE: Final = 28.0 / 63.0  # of the bus rate, 8 x RTX 5090
 PCIE_RAMP_BYTES: Final = _MIB  # half of the bandwidth at this payload
 SLOWEST_PCIE: Final = 15.75  # PCIe 3.0 x16, where a card's bus is not known
+OF_NODE: Final = 400.0  # GB/s of the network adapters of one measured node, 8 x 50
 _NVLINK: Final = {
     **dict.fromkeys(("a100-40gb", "a100-80gb"), 3),
     **dict.fromkeys(("h100-80gb", "h200", "h20", "h800", "gh200"), 4),
     **dict.fromkeys(("b200", "b300", "gb200"), 5),
 }
+_PCIE: Final = {"pcie-3": 15.75, "pcie-4": 31.5, "pcie-5": 63.0}  # GB/s of x16
+LINKS: Final = (
+    *("nvlink-3", "nvlink-4", "nvlink-5"),
+    *("pcie", *_PCIE),  # pcie: of the generation that the card has
+    "infiniband",
+)
+_RATE: Final = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*(GB/s|Gb/s|Gbit/s)")
+_EXAMPLE: Final = (
+    "a bandwidth that collectives reach (25GB/s), or network adapters of each node x "
+    "their rate (8x400Gb/s)"
+)
 
 
 class Link(NamedTuple):
@@ -79,12 +98,118 @@ class Link(NamedTuple):
         return sent / _interpolated(table, payload_bytes)
 
 
+def check_link(text: object) -> str:
+    """Return what connects GPUs, in one spelling.
+
+    A name of ``LINKS``, a bandwidth that large collectives reach (``25GB/s``), or the
+    network adapters of each node and their rate (``8x50GB/s``, ``8x400Gb/s``). Two of
+    them, with a comma: within a machine, and between machines. A bandwidth alone is
+    that of both.
+
+    Raises:
+        InputError: If it is none of these; names the nearest.
+
+    >>> check_link("NVLink 4, 8x200Gb/s")
+    'nvlink-4,8x25GB/s'
+    """
+    if not isinstance(text, str):
+        raise InputError(f'link must be text such as "pcie-4"; got {text!r:.80}.')
+    parts = [_one_spelling(part) for part in text.split(",")]
+    within, between = _of_each(parts)
+    if not within and not between:
+        raise InputError(
+            f"{text!r:.80}: write the link within a machine, then that between "
+            'machines, for example "nvlink-4,8x50GB/s".'
+        )
+    return ",".join(parts)
+
+
+def is_between_nodes(link: str) -> bool:
+    """Whether ``check_link``'s text says nothing of the GPUs of one machine."""
+    return not _of_each(link.split(","))[0]
+
+
+def _one_spelling(text: str) -> str:
+    """Return one link in the spelling of ``LINKS``, or a rate in GB/s.
+
+    Raises:
+        InputError: If it is neither.
+    """
+    rate = _RATE.fullmatch(text.strip())
+    if rate is not None:
+        count, number, unit = rate.groups()
+        value = float(number) / (1 if unit == "GB/s" else 8)
+        if value > 0 and count != "0":
+            return f"{count}x{value:g}GB/s" if count else f"{value:g}GB/s"
+    key = re.sub(r"[^a-z0-9]", "", text.lower()).removesuffix(
+        "0" if "." in text else ""
+    )
+    names = {name.replace("-", ""): name for name in LINKS}
+    if key in names:
+        return names[key]
+    near = difflib.get_close_matches(key, names, n=3, cutoff=0.4) or list(names)[:3]
+    raise InputError(
+        f"{text.strip()!r:.60} is no link between GPUs. Nearest: "
+        f"{', '.join(names[each] for each in near)}. Or {_EXAMPLE}."
+    )
+
+
+def _of_each(parts: list[str]) -> tuple[str, str]:
+    """Return the links within a machine and between machines; empty: the usual one.
+
+    Both are empty where parts are not in that order.
+    """
+    places = [
+        "within"
+        if part.startswith(("nvlink", "pcie"))
+        else "between"
+        if part == "infiniband" or "x" in part
+        else ""
+        for part in parts
+    ]
+    if len(parts) == 1:
+        part, place = parts[0], places[0]
+        return part if place != "between" else "", part if place != "within" else ""
+    if len(parts) > 2 or places[0] == "between" or places[1] == "within":  # noqa: PLR2004
+        return "", ""
+    return parts[0], parts[1]
+
+
 def find_link(gpu: Gpu, *, across_nodes: bool) -> Link:
     """Return the link between GPUs of one machine, or of several."""
-    if across_nodes:
-        table = _longer_for_more(_NODES)
-        return Link("8 x 50 GB/s between nodes", table, table, 0.7, 1.6)
+    within, between = _of_each(gpu.interconnect.split(","))
+    given = between if across_nodes else within
+    if "/s" not in given:
+        return _between(OF_NODE) if across_nodes else _within(gpu, given)
+    count, _, rate = given.removesuffix("GB/s").rpartition("x")
+    if count:
+        each = float(rate)
+        found = _between(int(count) * each)
+        return found._replace(name=f"{count} x {each:g} GB/s between nodes")
+    usual = _between(OF_NODE) if across_nodes else _within(gpu, "")
+    reached = float(rate)
+    return Link(
+        f"{reached:g} GB/s{' between nodes' if across_nodes else ''}",
+        _reaching(usual.all_reduce, reached),
+        _reaching(usual.others, reached),
+        0.8,
+        1.3,
+    )
+
+
+def _between(gb_per_s: float) -> Link:
+    """Return the link between nodes whose adapters have that rate together."""
+    table = _longer_for_more(_NODES)
+    if gb_per_s != OF_NODE:
+        table = _reaching(table, table[-1][1] * gb_per_s / OF_NODE)
+    return Link("8 x 50 GB/s between nodes", table, table, 0.7, 1.6)
+
+
+def _within(gpu: Gpu, given: str) -> Link:
+    """Return the link between the GPUs of a machine, by name; empty: the card's."""
     generation = _NVLINK.get(gpu.name)
+    if given:
+        generation = int(given[-1]) if given.startswith("nvlink") else None
     if generation == 3:  # noqa: PLR2004 - of NVLink
         table = _longer_for_more(_NVLINK_3)
         return Link("NVLink 3", table, table, 0.8, 1.3)
@@ -97,12 +222,24 @@ def find_link(gpu: Gpu, *, across_nodes: bool) -> Link:
             0.8 if factor == 1 else 0.6,
             1.3 if factor == 1 else 2.0,
         )
-    rate = (gpu.link_gb_per_s or SLOWEST_PCIE) * PCIE_SHARE
+    bus = _PCIE.get(given) or gpu.link_gb_per_s or SLOWEST_PCIE
+    rate = bus * PCIE_SHARE
     table = tuple(
         (size, rate * size / (size + PCIE_RAMP_BYTES))
         for size in (float(2**power) for power in range(15, 33))
     )
-    return Link("PCIe", table, table, 0.6, 2.5)
+    return Link(f"PCIe {given[-1]}" if "-" in given else "PCIe", table, table, 0.6, 2.5)
+
+
+def _reaching(table: Anchors, gb_per_s: float) -> Anchors:
+    """Return anchors that end at a rate, with the latencies of ``table``."""
+    most = table[-1][1]
+    return _longer_for_more(
+        tuple(
+            (size, size / (size / rate - size / most + size / gb_per_s))
+            for size, rate in table
+        )
+    )
 
 
 def _longer_for_more(table: Anchors) -> Anchors:

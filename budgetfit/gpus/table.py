@@ -55,6 +55,8 @@ class Gpu:
         total_source: Where ``total_bytes`` comes from.
         rates_assumed: Whether rates are scaled from another GPU; see ``source``.
         host_ram_gib: Pinned host memory assumed on an unknown machine with this GPU.
+        interconnect: What connects several of them, as ``check_link`` spells it; empty
+            for what is usual.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Gpu:
     total_source: str = ""
     rates_assumed: bool = False
     host_ram_gib: float = 16.0
+    interconnect: str = ""
 
 
 @functools.cache

@@ -125,6 +125,8 @@ class Arguments:
     compile: str = "none"
     gpus: Gpus = 1
     engine: str = AUTO
+    link: str | None = None
+    price: float | None = None
     method: str | None = None
     lora_r: int = 16
     lora_alpha: int = 32
@@ -145,11 +147,14 @@ class Arguments:
         settings = {name: getattr(self, name) for name in ADAPTER_SETTINGS}
         return find_adapter(self.method, gpu, precisions, **settings)
 
-    def parsed(self, precisions: Sequence[str] | None = None) -> ParsedArguments:
+    def parsed(
+        self, precisions: Sequence[str] | None = None, nodes: int = 0
+    ) -> ParsedArguments:
         """Parse and validate all arguments, and read the model.
 
         Args:
             precisions: Those of a recipe, instead of ``precision``.
+            nodes: Machines of a recipe for several GPUs, instead of those of ``gpus``.
 
         Raises:
             InputError: If one of them is invalid; nothing was traced.
@@ -160,6 +165,7 @@ class Arguments:
         check_batch(self.batch_size, samples_per_rank(self.effective_batch_size, ranks))
         check_compile(self.compile, AUTO)
         target = find_target_gpu(self.vram, self.gpu, self.allocator)
+        target = target.connected(self.link, engines[0].nodes if engines else nodes)
         budget = target.budget(self.headroom, self.host_ram)
         if precisions is None:
             precisions = requested_precisions(self.precision, target.gpu)

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from budgetfit.core.parallelism import MOST_GPUS, Parallelism, check_engine
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
+from budgetfit.gpus.interconnect import check_link, is_between_nodes
+from budgetfit.gpus.nccl_memory import nccl_memory
+from budgetfit.gpus.table import Gpu, find_gpu
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from budgetfit.core.budget import Budget
 
 AUTO: Final = "auto"
 Gpus = int | str
+_COUNTED: Final = tuple(
+    re.compile(r"(.+)x\s*(\d+" + nodes + ")", re.IGNORECASE)
+    for nodes in (r"\s*x\s*\d+", "")
+)
+
+
+class CountedGpu(NamedTuple):
+    """A GPU and how many of it train together."""
+
+    gpu: Gpu
+    per_node: int = 1
+    nodes: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes."""
+        return self.per_node * self.nodes
 
 
 def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
@@ -23,6 +46,11 @@ def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
     Raises:
         InputError: If it is none of these.
     """
+    if value == AUTO:
+        raise InputError(
+            "gpus='auto' is a decision that plan takes, at a given length. Use plan, "
+            "or say how many: gpus=8 (--gpus 8)."
+        )
     parts: list[Any] = [value]
     if isinstance(value, str):
         words = value.lower().split("x")
@@ -38,6 +66,62 @@ def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
     per_node, nodes = (*parts, 1)[:2]
     check_positive_int("gpus", per_node * nodes, most=MOST_GPUS)
     return per_node, nodes
+
+
+def find_counted_gpu(text: str) -> CountedGpu:
+    """Return the GPU of ``"h100-80gb"``, ``"h100-80gbx8"`` or ``"h100-80gbx8x4"``.
+
+    Raises:
+        InputError: If the GPU is unknown or the number is none.
+
+    >>> find_counted_gpu("RTX 4090 x2").gpus
+    2
+    """
+    problem: InputError | None = None
+    # The name of a card may end like a number of them: gtx1080.
+    for name, gpus in _readings(text.strip()):
+        try:
+            gpu = find_gpu(name)
+        except InputError as error:
+            problem = error
+        else:
+            return CountedGpu(gpu, *parse_gpus(gpus))
+    assert problem is not None  # noqa: S101 - there is a reading
+    raise problem
+
+
+def _readings(text: str) -> Iterator[tuple[str, Gpus]]:
+    """Yield what may be the card and the number of ``"gtx1080x2"``."""
+    yield text, 1
+    for pattern in _COUNTED:
+        if counted := pattern.fullmatch(text):
+            yield counted[1], counted[2]
+
+
+def parse_link(link: str | None, nodes: int) -> str:
+    """Return what connects GPUs, as ``check_link`` spells it; empty for the usual.
+
+    Args:
+        link: As given.
+        nodes: How many machines there are; 0 for a single GPU.
+
+    Raises:
+        InputError: If it is no link, or there is nothing that it connects.
+    """
+    if link is None:
+        return ""
+    found = check_link(link)
+    if not nodes:
+        raise InputError(
+            f"link={link!r:.60} is the network between several GPUs, and there is one. "
+            "Leave it out, or say how many GPUs: gpus=8 (--gpus 8)."
+        )
+    if nodes == 1 and is_between_nodes(found):
+        raise InputError(
+            f"link={link!r:.60} connects machines, and all GPUs are in one. Name the "
+            'link within it, or say how many machines: gpus="8x2" (--gpus 8x2).'
+        )
+    return found
 
 
 def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
@@ -86,6 +170,8 @@ def worth_tracing(
 ) -> tuple[Parallelism, ...]:
     """Leave out those whose weights and gradients alone do not fit, unless none does.
 
+    NCCL's memory is set aside.
+
     DDP holds both in full, and FSDP2 all weights, in half precision at least, where it
     keeps them after the forward.
     """
@@ -104,7 +190,11 @@ def worth_tracing(
         shards = parallelism.gpus // parallelism.replicate
         return kept + (weights + gradients) // shards
 
-    fitting = tuple(each for each in candidates if least(each) < budget.usable_bytes)
+    def usable(parallelism: Parallelism) -> int:
+        nccl = nccl_memory(parallelism.gpus, parallelism.communicators)
+        return budget.usable_bytes - nccl.high_bytes
+
+    fitting = tuple(each for each in candidates if least(each) < usable(each))
     return fitting or tuple(sorted(candidates, key=least)[:1])
 
 

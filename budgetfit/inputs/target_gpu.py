@@ -14,6 +14,7 @@ from budgetfit.errors import InputError
 from budgetfit.gpus.cuda_context import CudaContext
 from budgetfit.gpus.table import Gpu, builds_note, find_gpu, generic_gpu
 from budgetfit.inputs.allocator_settings import Given, find_allocator_settings
+from budgetfit.inputs.several_gpus import parse_link
 from budgetfit.measuring.process_memory import free_bytes
 from budgetfit.utils.format_bytes import format_bytes
 
@@ -66,6 +67,15 @@ class TargetGpu:
         return TargetGpu(
             gpu=gpu, total_bytes=None, context=context, allocator=self.allocator
         )
+
+    def connected(self, link: str | None, nodes: int) -> TargetGpu:
+        """Return the target with what connects several; ``nodes`` 0: one GPU.
+
+        Raises:
+            InputError: If it is no link, or there is nothing that it connects.
+        """
+        gpu = replace(self.gpu, interconnect=parse_link(link, nodes))
+        return replace(self, gpu=gpu)
 
     @property
     def context_bytes(self) -> int:

@@ -115,6 +115,8 @@ class PlanningSession:
 
     def on_gpu(self, gpu: Gpu, budget: Budget) -> PlanningSession:
         """Return the session on another GPU of the same compute capability."""
+        if self.settings.parallelism is not None:
+            budget = budget_of_rank(budget, self.settings.parallelism)
         settings = replace(
             self.settings,
             host_ram_bytes=budget.host_ram_bytes,

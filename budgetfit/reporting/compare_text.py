@@ -23,6 +23,9 @@ _LEGEND = (
     "batch: micro-batch x accumulation. peak: reserved, of what is usable. redone: "
     "blocks not simply kept. per s: samples, estimated; against the slowest that fits."
 )
+_SEVERAL_LEGEND = (
+    " x2: so many cards, x8x4: on four nodes; batch and peak are those of each card."
+)
 _PRICED = ("per hour", "samples per 1.00")
 _PRICED_LEGEND = (
     "samples per 1.00: for that much money, at the price per hour that was given."
@@ -43,13 +46,18 @@ def compare_text(
     methods = list(dict.fromkeys(row.method for row in rows))
     several = len(methods) > 1
     columns, legend = [*_COLUMNS], _LEGEND
+    groups = any(row.gpus > 1 for row in rows)
+    if groups:
+        legend += _SEVERAL_LEGEND
+        columns.append("engine")
     if samples is not None:
         columns.append("time")
         legend += f" time: of one pass over {samples:,} samples."
     body = [
         (
-            *((row.gpu.name, row.method) if several else (row.gpu.name,)),
+            *((row.name, row.method) if several else (row.name,)),
             *_line(row, slowest),
+            *((_engine(row),) if groups else ()),
             *((_time(row, samples),) if samples is not None else ()),
         )
         for row in rows
@@ -95,14 +103,14 @@ def _answer(rows: Sequence[GpuComparison]) -> list[str]:
         return [f"{where}: at least {least} are needed."]
     if len(rows) == 1:
         return [f"It fits: {rate_text(_speed(rows[0]))} samples/s."]
-    smallest = min(fitting, key=lambda row: row.gpu.total_bytes)
+    smallest = min(fitting, key=lambda row: row.gpus * row.gpu.total_bytes)
     fastest = max(fitting, key=_speed)
     if smallest is fastest:
-        return [f"{smallest.gpu.name}: the smallest that fits, and the fastest."]
+        return [f"{smallest.name}: the smallest that fits, and the fastest."]
     ratio = _speed(fastest) / _speed(smallest)
     return [
-        f"{smallest.gpu.name} is the smallest that fits.",
-        f"{fastest.gpu.name} is the fastest: {ratio:.3g} times as fast.",
+        f"{smallest.name} is the smallest that fits.",
+        f"{fastest.name} is the fastest: {ratio:.3g} times as fast.",
     ]
 
 
@@ -115,9 +123,7 @@ def _cheapest(rows: Sequence[GpuComparison]) -> list[str]:
     # Of equally cheap ones the fastest.
     rate, best = max(priced, key=lambda pair: (pair[0], _speed(pair[1])))
     among = "" if len(priced) == len(rates) else " of those with a price"
-    return [
-        f"{best.gpu.name} is the cheapest{among}: {rate_text(rate)} samples per 1.00."
-    ]
+    return [f"{best.name} is the cheapest{among}: {rate_text(rate)} samples per 1.00."]
 
 
 def _prices(
@@ -137,7 +143,7 @@ def _prices(
         legend += f" cost: of one pass over {samples:,} samples."
     body = [
         (
-            *((row.gpu.name, row.method) if several else (row.gpu.name,)),
+            *((row.name, row.method) if several else (row.name,)),
             _or_dash(row.price_per_hour, money_text),
             _or_dash(row.samples_per_money, rate_text),
             *(() if samples is None else (_or_dash(row.cost(samples), money_text),)),
@@ -170,6 +176,11 @@ def _line(row: GpuComparison, slowest: float) -> tuple[str, ...]:
         rate_text(_speed(row)) if fits else "-",
         f"{_speed(row) / slowest:.3g}x" if fits else "",
     )
+
+
+def _engine(row: GpuComparison) -> str:
+    parallelism = row.estimate.recipe.parallelism if row.estimate is not None else None
+    return "-" if parallelism is None else parallelism.engine
 
 
 def _time(row: GpuComparison, samples: int) -> str:

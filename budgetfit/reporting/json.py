@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.errors import BudgetfitError, DoesNotFitError
+from budgetfit.gpus.interconnect import find_link
 from budgetfit.gpus.kernel_shares import find_shares
 
 if TYPE_CHECKING:
@@ -89,9 +90,17 @@ def layers_json(layers: Sequence[Layer]) -> str:
 
 
 def gpus_json(gpus: Iterable[Gpu]) -> str:
-    """``{"gpus": [...]}``, each with the shares of its rates; unknown is null."""
+    """``{"gpus": [...]}``, each with the shares of its rates; unknown is null.
+
+    ``interconnect`` is what usually connects several in one machine.
+    """
     rows = [
-        dataclasses.asdict(gpu) | {"shares": find_shares(gpu)._asdict()} for gpu in gpus
+        dataclasses.asdict(gpu)
+        | {
+            "interconnect": find_link(gpu, across_nodes=False).name,
+            "shares": find_shares(gpu)._asdict(),
+        }
+        for gpu in gpus
     ]
     return _document({"gpus": rows})
 

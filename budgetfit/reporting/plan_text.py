@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from budgetfit.core.allocator_settings import VARIABLE
@@ -48,7 +49,7 @@ def plan_text(
     known = [row for row in plan.judged_alternatives if row.label in USUAL]
     rows = [_alternative("this plan", plan.estimate, plan.fits)]
     rows += [(USUAL[row.label], *_row(row, plan)[1:]) for row in known]
-    parts = [_header(plan), _recommendation(plan, samples)]
+    parts = [_header(plan), _recommendation(plan, samples), *_gpus_tried(plan)]
     if known:
         parts.append(section("COMPARED WITH USUAL SETTINGS", _table(rows)))
     parts += [*_warnings(plan), *_next(plan, saved_as)]
@@ -71,6 +72,7 @@ def recommendation_text(plan: Plan, samples: int | None = None) -> RenderableTyp
     return Group(
         _header(plan),
         _recommendation(plan, samples, phase_lines(plan.estimate)),
+        *_gpus_tried(plan),
         memory_section(plan.estimate),
     )
 
@@ -113,6 +115,18 @@ def _recommendation(
         texts.append("; ".join(filter(None, proof)))
     body = lines([*texts, *peak_lines(estimate), *further])
     return section("RECOMMENDED", body, side)
+
+
+def _gpus_tried(plan: Plan) -> list[RenderableType]:
+    """What came of each number of GPUs, for ``gpus="auto"``."""
+    tried = plan.provenance.get("gpus_tried")
+    if not tried:
+        return []
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for gpus, said in tried:
+        grid.add_row(Text(gpus), Text(said))
+    chosen = Text(f"taken: {plan.provenance['gpus_chosen']}")
+    return [section("HOW MANY GPUS", Group(grid, chosen))]
 
 
 def _host(plan: Plan) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.gpus.interconnect import find_link
 from budgetfit.gpus.kernel_shares import find_shares
 from budgetfit.reporting.formatting import count_text
 from budgetfit.reporting.layout import section, table
@@ -103,7 +104,25 @@ def gpus_text(gpus: Iterable[Gpu]) -> RenderableType:
     rates = Group(table(columns, map(_gpu_row, gpus)), Text(_GPU_NOTE, style="dim"))
     shares = ("--gpu", "16-bit", "tf32", "fp32", "GB/s", "from")
     reached = table(shares, map(_shares_row, gpus), left=(0, 5))
-    return Group(rates, section("SHARES OF THESE RATES THAT KERNELS REACH", reached))
+    return Group(
+        rates,
+        section("SHARES OF THESE RATES THAT KERNELS REACH", reached),
+        section("WHAT CONNECTS SEVERAL (--gpus), WITHOUT --link", _links(gpus)),
+    )
+
+
+def _links(gpus: Sequence[Gpu]) -> RenderableType:
+    """Return the usual link between cards of one kind, and those that have it."""
+    of_each: dict[str, list[str]] = {}
+    for gpu in gpus:
+        of_each.setdefault(find_link(gpu, across_nodes=False).name, []).append(gpu.name)
+    most = max(of_each, key=lambda name: len(of_each[name]))
+    rows = [
+        (name, ", ".join(cards) if name != most else "all others")
+        for name, cards in sorted(of_each.items(), key=lambda row: row[0] == most)
+    ]
+    node = find_link(gpus[0], across_nodes=True).name
+    return table(("link", "--gpu"), [*rows, (node, "all")], left=(0, 1))
 
 
 def _shares_row(gpu: Gpu) -> tuple[str, ...]:

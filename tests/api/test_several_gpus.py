@@ -13,6 +13,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Plan
 from budgetfit.core.plan_json import from_json, to_json
 from budgetfit.inputs.several_gpus import (
+    find_counted_gpu,
     parallelisms,
     parse_gpus,
     samples_per_rank,
@@ -35,6 +36,34 @@ def test_other_numbers_are_refused(value: Any) -> None:  # noqa: ANN401
         parse_gpus(value)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("rtx-4090", ("rtx-4090", 1, 1)),
+        ("RTX 4090 x 2", ("rtx-4090", 2, 1)),
+        ("h100-80gbx8x4", ("h100-80gb", 8, 4)),
+        ("gtx1080", ("gtx-1080", 1, 1)),  # and not 1,080 of a gt
+        ("gtx1080X2", ("gtx-1080", 2, 1)),
+    ],
+)
+def test_cards_are_counted(text: str, found: tuple[str, int, int]) -> None:
+    counted = find_counted_gpu(text)
+    assert (counted.gpu.name, *counted[1:]) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rtx-409x2", "'rtx-409' is not in the card table"),
+        ("rtx-4090x0", "gpus must be"),
+        ("a100x2", "name of 2 cards"),
+    ],
+)
+def test_other_cards_are_refused(text: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        find_counted_gpu(text)
+
+
 def test_what_there_is_to_choose_from() -> None:
     assert parallelisms(1, "auto") == ()
     engines = [each.engine for each in parallelisms(8, "auto")]
@@ -48,8 +77,8 @@ def test_what_there_is_to_choose_from() -> None:
 def test_an_engine_that_cannot_fit_is_not_traced() -> None:
     candidates, model = parallelisms(8, "auto"), Mebi()
     large, small, none = (
-        Budget(total_bytes=size << 20, context_bytes=0, headroom_bytes=0)
-        for size in (100, 2, 1)
+        Budget(total_bytes=1600 + size << 20, context_bytes=0, headroom_bytes=0)
+        for size in (100, 2, 1)  # beside NCCL's memory
     )
     assert worth_tracing(candidates, model, large) == candidates
     assert [
@@ -74,6 +103,8 @@ def test_an_effective_batch_is_divided_among_ranks() -> None:
         ({"effective_batch_size": 7}, "no multiple of 2 ranks"),
         ({"engine": "tp"}, "Tensor, context, pipeline"),
         ({"objective": "length"}, "'length' is not planned for several GPUs"),
+        ({"link": "pcie-9"}, "Nearest: pcie, pcie-5, pcie-4"),
+        ({"link": "infiniband"}, "connects machines, and all GPUs are in one"),
     ],
 )
 def test_refused_before_anything_is_traced(given: dict[str, Any], says: str) -> None:
@@ -96,7 +127,7 @@ def test_one_gpu_is_the_plan_without_gpus() -> None:
 
 
 def test_a_plan_for_two() -> None:
-    plan = planned(gpus=2, effective_batch_size=16)
+    plan = planned(gpus=2, effective_batch_size=16, link="PCIe 3.0")
     recipe = plan.recipe
     assert recipe.effective_batch_size == 16
     assert recipe.parallelism is not None
@@ -104,7 +135,8 @@ def test_a_plan_for_two() -> None:
     text = str(plan)
     for word in (recipe.parallelism.engine, "2 ranks", "on each rank", "NCCL"):
         assert word in text
-    assert "wait for the network" in text
+    assert "wait for the network (PCIe 3)" in text
+    assert from_json(to_json(plan)).gpu.interconnect == "pcie-3"
     estimate = plan.estimate
     assert estimate.nccl_bytes is not None
     assert estimate.reserved_bytes <= plan.budget.usable_bytes
@@ -112,6 +144,25 @@ def test_a_plan_for_two() -> None:
     again = budgetfit.estimate(Mebi(), recipe, vram="3GB", batch=EXAMPLES["mebi"].batch)
     assert again.reserved_bytes == estimate.reserved_bytes
     assert not torch.distributed.is_initialized()
+
+
+def test_a_link_changes_the_time_alone() -> None:
+    recipe = Recipe(batch_size=2, parallelism=parallelisms(8, "ddp")[0])
+    usual, slow = (
+        budgetfit.estimate(
+            Mebi(), recipe, gpu="a100-80gb", batch=EXAMPLES["mebi"].batch, link=link
+        )
+        for link in (None, "2GB/s")
+    )
+    assert (usual.network, slow.network) == ("NVLink 3", "2 GB/s")
+    assert slow.network_ms > usual.network_ms
+    assert slow.step_ms - usual.step_ms == pytest.approx(
+        slow.network_ms - usual.network_ms
+    )
+    assert slow.reserved_bytes == usual.reserved_bytes
+    assert "of it wait for the network (2 GB/s)" in str(slow)
+    with pytest.raises(InputError, match="between several GPUs, and there is one"):
+        budgetfit.estimate(Mebi(), gpu="t4", link="pcie")
 
 
 def test_what_is_around_the_steps_is_run_alone() -> None:

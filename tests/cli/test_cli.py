@@ -93,6 +93,8 @@ def test_plan_hands_every_option_to_the_api(run: Run, api: FakeApi) -> None:
         "optimizer_in_backward": False,
         "compile": "none",
         **ONE_GPU,
+        "link": None,
+        "price": None,
         "max_length": 512,
         **MADE_FROM_THE_MODEL,
         "lengths": None,

@@ -13,7 +13,7 @@ MODEL = {
     *GIVEN,
 }
 SAMPLES = {"--samples"}
-SEVERAL = {"--gpus", "--engine"}
+SEVERAL = {"--gpus", "--engine", "--link"}
 LENGTHS = {"--lengths", "--image-sizes"}
 SETTINGS = {
     "--batch-size",
@@ -36,6 +36,7 @@ OPTIONS = {
     "plan": COMMON
     | MODEL
     | SEVERAL
+    | {"--price"}
     | LENGTHS
     | CARD
     | SETTINGS
@@ -63,6 +64,7 @@ OPTIONS = {
     | {"--use-liger-kernel", "--packing"},
     "compare": COMMON
     | MODEL
+    | SEVERAL
     | LENGTHS
     | SETTINGS
     | ADAPTERS

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -7,8 +8,8 @@ from budgetfit.api.compare import compare
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import GpuComparison
 from budgetfit.errors import InputError
-from budgetfit.gpus.table import Gpu, find_gpu
-from budgetfit.planning.alternatives.compare_gpus import compare_gpus
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.alternatives.compare_gpus import Card, compare_gpus
 from budgetfit.planning.session import Request
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
@@ -16,13 +17,13 @@ from tests.models import MIB, Mebi
 ADA = find_gpu("rtx-4090")
 
 
-def card(name: str, mib: int) -> tuple[Gpu, Budget]:
+def card(name: str, mib: int) -> Card:
     budget = Budget(total_bytes=mib * MIB, context_bytes=0, headroom_bytes=0)
-    return find_gpu(name), budget
+    return Card(find_gpu(name), budget, effective_batch_size=64)
 
 
 def compared(
-    cards: Sequence[tuple[Gpu, Budget]],
+    cards: Sequence[Card],
     precision: str = "fp32",
     said: list[str] | None = None,
 ) -> tuple[GpuComparison, ...]:
@@ -33,7 +34,6 @@ def compared(
         Request(),
         precision=precision,
         optimizer="adamw_torch_fused",
-        effective_batch_size=64,
         progress=None if said is None else said.append,
     )
 
@@ -100,3 +100,43 @@ def test_cards_are_named_as_everywhere() -> None:
         compare(model, "t4")
     with pytest.raises(InputError, match="rtx-4090"):
         compare(model, ["rtx-409"])
+
+
+def of_mebi(gpus: Sequence[str], **given: Any) -> tuple[GpuComparison, ...]:
+    batch = torch.zeros(2, 512, 512)
+    return compare(Mebi(2), gpus, batch=batch, engine="ddp", **given)[0]
+
+
+def test_groups_are_rows_beside_single_cards() -> None:
+    given: dict[str, Any] = {"effective_batch_size": 12, "precision": "fp32"}
+    prices = {"rtx-4090": 0.5}
+    (alone,) = of_mebi(["rtx-4090"], prices=prices, **given)
+    one, two, eight = of_mebi(
+        ["rtx-4090", "rtx-4090x2", "rtx-4090x4x2"],
+        prices=prices,
+        link="2GB/s",
+        **given,
+    )
+    assert one == alone
+    names = [row.name for row in (one, two, eight)]
+    assert names == ["rtx-4090", "rtx-4090x2", "rtx-4090x4x2"]
+    assert two.fits
+    assert two.estimate is not None
+    recipe = two.estimate.recipe
+    assert recipe.parallelism is not None
+    assert (recipe.parallelism.engine, recipe.effective_batch_size) == ("ddp", 12)
+    assert two.estimate.network == "2 GB/s"
+    assert two.budget.usable_bytes < one.budget.usable_bytes  # NCCL's is set aside
+    # All cards are paid for.
+    assert two.price_per_hour == 1.0
+    hours = two.estimate.hours(12_000)
+    assert two.cost(12_000) == pytest.approx(hours * 1.0)
+    assert not eight.fits
+    assert "12 is no multiple of 8 ranks" in eight.problem
+
+
+def test_a_link_without_a_group_is_refused() -> None:
+    with pytest.raises(InputError, match="between several GPUs, and there is one"):
+        of_mebi(["rtx-4090"], link="pcie-4")
+    with pytest.raises(InputError, match="connects machines"):
+        of_mebi(["rtx-4090x2"], link="infiniband")

@@ -3,10 +3,11 @@ from dataclasses import replace
 
 import pytest
 
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import GpuComparison
 from budgetfit.errors import InputError
 from budgetfit.reporting.json import compare_json, why_json
-from budgetfit.reporting.render import compare_text, render
+from budgetfit.reporting.render import WIDE, compare_text, render
 from tests.reporting.sample_plans import sample_cards, sample_model, sample_row
 
 ROWS = sample_cards()
@@ -36,6 +37,23 @@ def test_each_card_is_a_row_with_its_settings_and_speed() -> None:
 def test_without_a_card_that_fits_it_says_what_is_needed() -> None:
     assert "at least 22.00 GiB are needed" in text_of(0, 3)
     assert "None of these cards can run" in text_of(3)
+
+
+def test_groups_of_cards_say_how_many_and_by_which_engine() -> None:
+    estimate = ROWS[2].estimate
+    assert estimate is not None
+    parallelism = Parallelism(engine="fsdp2", gpus=8, gpus_per_node=4)
+    recipe = replace(estimate.recipe, segments=(), parallelism=parallelism)
+    eight = replace(ROWS[2], estimate=replace(estimate, recipe=recipe))
+    eight = replace(eight, gpus=8, nodes=2, price_per_hour=4.0)
+    text = render(compare_text([ROWS[2], eight], sample_model()), width=WIDE)
+    rows = [row.split() for row in text.splitlines() if row.startswith("rtx-4090x4x2")]
+    assert rows[0][-1] == "fsdp2"
+    # 8 ranks, and the step's time is that of one: eight times the samples.
+    assert rows[1][1:] == ["4.00", "72,000"]
+    assert "rtx-4090x4x2 is the fastest: 8 times as fast." in text
+    assert "x8x4: on four" in text
+    assert "engine" not in text_of(0, 1, 2)
 
 
 def test_a_comparison_is_plain_text_within_80_columns() -> None:

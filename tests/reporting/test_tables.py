@@ -52,6 +52,9 @@ def test_every_card_is_a_row_within_100_columns() -> None:
     for part in (rates, shares):
         names = [line.split()[0] for line in part.splitlines() if line.split()]
         assert all(names.count(gpu.name) == 1 for gpu in all_gpus())
+    links = shares.split("WITHOUT --link")[1]
+    for name, cards in (("NVLink 4", "h100-80gb, h200"), ("PCIe", "all others")):
+        assert any(name in row and cards in row for row in links.splitlines())
 
 
 def test_what_is_unknown_is_a_dash_and_what_is_assumed_has_a_tilde() -> None:

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.published_steps import scaling
 from benchmarks.published_steps.fit import PRIOR, fit, shares_of
 from benchmarks.published_steps.predict import ROWS, Step, recorded_kernels, steps
 from benchmarks.published_steps.record import kernels_of
@@ -82,3 +83,29 @@ def test_times_on_a_t4_are_neither_too_fast_nor_too_slow() -> None:
 def test_small_batches_take_longer_per_sample() -> None:
     for _, measured, predicted in batch_growth(rows()):
         assert 1 < float(predicted) < float(measured) + 0.1
+
+
+SCALING = json.loads((scaling.FOLDER / "scaling.json").read_text())["rows"]
+
+
+def test_every_scaling_row_can_be_rebuilt() -> None:
+    shapes = {(row["model"], row["seq"], row["parameters"]) for row in SCALING}
+    for name, length, published in shapes:
+        width, _, blocks = scaling.SHAPES[name]
+        # A block has 12 matrices of width x width; its biases and norms take 13.
+        of_block = 12 * width**2 + 13 * width
+        outside = (scaling.VOCABULARY + length) * width + 2 * width
+        assert blocks * of_block + outside == published, name
+    for row in SCALING:
+        assert row["gpus"] == 8 or row["gpus"] % 8 == 0
+        assert row["sharding"] in scaling.RESHARDS
+        assert row["precision"] in scaling.REDUCED_IN
+
+
+def test_scaling_is_against_the_fewest_gpus_of_a_group() -> None:
+    rows = [
+        {"model": "m", "gpu": "g", "sharding": "s", "checkpointed": False, **row}
+        for row in ({"gpus": 8, "error": 0.25}, {"gpus": 16, "error": 0.5})
+    ]
+    assert scaling.scaling_error(rows[0], rows) is None
+    assert scaling.scaling_error(rows[1], rows) == pytest.approx(0.2)

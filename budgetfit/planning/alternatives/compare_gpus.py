@@ -1,13 +1,14 @@
-"""Compare GPUs: the best settings on each of several cards."""
+"""Compare GPUs: the best settings on each of several cards, or groups of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from budgetfit.core.plan import GpuComparison
 from budgetfit.core.precision import requested_precisions
 from budgetfit.errors import InputError
+from budgetfit.memory.chain.peak import optimizer_step_bytes
 from budgetfit.planning.profiling.first_trace import fallback_for
 from budgetfit.planning.search.accumulation import (
     planned_accumulation,
@@ -23,21 +24,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from budgetfit.core.budget import Budget
+    from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.plan import Estimate
     from budgetfit.gpus.table import Gpu
     from budgetfit.planning.session import PlanningSession, Request
     from budgetfit.workload.workload import Workload
 
 
+class Card(NamedTuple):
+    """What is compared: a GPU, or several that train together.
+
+    Attributes:
+        gpu, budget: The GPU, and its usable memory.
+        parallelisms: The ways to use several, to choose from; none: one GPU.
+        effective_batch_size: Samples per optimizer step of each GPU.
+        problem: Why nothing can be planned; empty otherwise.
+    """
+
+    gpu: Gpu
+    budget: Budget
+    parallelisms: tuple[Parallelism, ...] = ()
+    effective_batch_size: int | None = None
+    problem: str = ""
+
+
 @freeze_gc()
 def compare_gpus(  # noqa: PLR0913 - one value each, all needed
     workload: Workload,
-    cards: Sequence[tuple[Gpu, Budget]],
+    cards: Sequence[Card],
     request: Request,
     *,
     precision: str | Sequence[str],
     optimizer: str,
-    effective_batch_size: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[GpuComparison, ...]:
     """Return the best judged settings on each card, in the order of ``cards``.
@@ -49,30 +67,30 @@ def compare_gpus(  # noqa: PLR0913 - one value each, all needed
     """
     opened: list[list[PlanningSession]] = []
     rows = []
-    for gpu, budget in cards:
+    for card in cards:
         if progress is not None:
-            progress(f"planning for {gpu.title}")
-        try:
-            precisions = requested_precisions(precision, gpu)
-        except InputError as error:
+            many = f"{card.parallelisms[0].gpus} x " if card.parallelisms else ""
+            progress(f"planning for {many}{card.gpu.title}")
+        if problem := card.problem or _lacks(card.gpu, precision):
             row = GpuComparison(
-                gpu=gpu, budget=budget, estimate=None, problem=str(error)
+                gpu=card.gpu, budget=card.budget, estimate=None, problem=problem
             )
             rows.append(row)
             continue
-        there = replace(workload, gpu=gpu)
-        sessions = _on_gpu(opened, there, budget)
+        there = replace(workload, gpu=card.gpu)
+        sessions = _on_card(opened, there, card)
         if not sessions:
             sessions = open_sessions(
                 there,
-                budget,
+                card.budget,
                 request,
                 accumulation=planned_accumulation(
-                    effective_batch_size, optimizer_in_backward=False
+                    card.effective_batch_size, optimizer_in_backward=False
                 ),
-                precisions=precisions,
+                precisions=requested_precisions(precision, card.gpu),
                 optimizer=optimizer,
-                effective_batch_size=effective_batch_size,
+                effective_batch_size=card.effective_batch_size,
+                parallelisms=card.parallelisms,
                 fallback_precision=fallback_for(precision),
                 progress=progress,
             )
@@ -81,42 +99,73 @@ def compare_gpus(  # noqa: PLR0913 - one value each, all needed
     return tuple(rows)
 
 
-def _on_gpu(
-    opened: Sequence[Sequence[PlanningSession]], workload: Workload, budget: Budget
+def _lacks(gpu: Gpu, precision: str | Sequence[str]) -> str:
+    """Return why a GPU cannot run what is requested; empty where it can."""
+    try:
+        requested_precisions(precision, gpu)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _on_card(
+    opened: Sequence[Sequence[PlanningSession]], workload: Workload, card: Card
 ) -> list[PlanningSession]:
-    """Return the sessions of a card of equal compute capability, on this card."""
+    """Return the sessions of as many cards of equal compute capability, on these."""
+    ways = set(card.parallelisms or (None,))
     for sessions in opened:
         target = replace(sessions[0].workload, gpu=workload.gpu).target
-        if sessions[0].workload.target == target:
-            return [each.on_gpu(workload.gpu, budget) for each in sessions]
+        same = {each.settings.parallelism for each in sessions} == ways
+        if same and sessions[0].workload.target == target:
+            return [each.on_gpu(workload.gpu, card.budget) for each in sessions]
     return []
 
 
 def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison:
     """Return the row of a card; the first notes of the workload are known."""
-    estimate = _best_on_gpu(sessions)
+    session, estimate = _best_on_gpu(sessions)
     traces = sessions[0].traces
     return GpuComparison(
         gpu=traces.workload.gpu,
-        budget=sessions[0].budget,
+        budget=session.budget,
         estimate=estimate,
         blocks=len(traces.workload.blocks),
         warnings=(*traces.workload.notes[known_notes:], *traces.cache_notes),
     )
 
 
-def _best_on_gpu(sessions: Sequence[PlanningSession]) -> Estimate:
+def _best_on_gpu(
+    sessions: Sequence[PlanningSession],
+) -> tuple[PlanningSession, Estimate]:
     """Return the best of the search and the baselines, or the lowest peak."""
-    rated = [_best_or_lowest(each) for each in sessions]
+    rated = [_best_or_lowest(each) for each in _hopeful(sessions)]
     found = sessions[0].best_fitting(each for _, each in rated)
     if found is not None:
         session = next(session for session, each in rated if each is found)
-        return recommend_one_micro_batch(session, found)[0]
-    least = min((each for _, each in rated), key=lambda each: each.reserved_bytes)
+        return session, recommend_one_micro_batch(session, found)[0]
+    of_least, least = min(rated, key=lambda row: row[1].reserved_bytes)
     accumulates = sessions[0].settings.accumulation is not None
     if accumulates and least.timeline.floor_bytes <= sessions[0].budget.usable_bytes:
         return _best_on_gpu([each.changed(accumulation=None) for each in sessions])
-    return least
+    return of_least, least
+
+
+def _hopeful(sessions: Sequence[PlanningSession]) -> Sequence[PlanningSession]:
+    """Return those ways to use several GPUs whose optimizer step alone would fit.
+
+    All of them where none does.
+    """
+    if sessions[0].settings.parallelism is None:
+        return sessions
+    hopeful = [
+        each
+        for each in sessions
+        if optimizer_step_bytes(
+            each.block_chain.without_options().profile_at(each.smallest_batch)
+        )
+        <= each.budget.usable_bytes
+    ]
+    return hopeful or sessions
 
 
 def _best_or_lowest(session: PlanningSession) -> tuple[PlanningSession, Estimate]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from budgetfit.utils.format_bytes import format_bytes
 from docs.answers import write
+from tests.accuracy.published import several_gpus
 from tests.accuracy.published.context_ranges import section
 from tests.accuracy.published.predict import Prediction, predict_with_sentence
 from tests.accuracy.published.rows import rows
@@ -141,7 +142,7 @@ def _reasons(without: list[Prediction]) -> str:
 def write_page(jobs: int = 2) -> str:
     """Write the page and return its summary, for printing."""
     text = page(compared(jobs))
-    write(PAGE, text)
+    write(PAGE, f"{text}\n{several_gpus.section()}")
     head = text.removeprefix(INTRODUCTION).split("\n## Every predicted row")[0]
     process = section().split("\n\n")[1]
     return f"{head}\n\nProcess: {process}\nEvery row is in {PAGE.name}\n"

@@ -4,8 +4,9 @@ import dataclasses
 import re
 
 import pytest
+import torch
 
-from tests.accuracy.published import context_ranges
+from tests.accuracy.published import context_ranges, several_gpus
 from tests.accuracy.published.predict import Prediction, predict, predict_with_sentence
 from tests.accuracy.published.programs import LITGPT, program
 from tests.accuracy.published.report import page
@@ -110,3 +111,10 @@ def test_the_page_names_every_row() -> None:
         assert row.label in text
         assert row.source.split(" ")[0] in text
     assert "161 rows: 46 numbers and 3 verdicts predicted, 112 not." in text
+
+
+def test_the_rebuilt_llama_has_the_published_parameters() -> None:
+    with torch.device("meta"):
+        model = several_gpus.Llama()
+    count = sum(each.numel() for each in model.parameters())
+    assert count == several_gpus.PARAMETERS

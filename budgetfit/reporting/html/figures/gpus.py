@@ -23,7 +23,7 @@ def section(comparison: Sequence[GpuComparison]) -> Section | None:
         return None
     several = len({row.method for row in comparison}) > 1
     rows = [
-        (f"{row.gpu.name}, {row.method}" if several else row.gpu.name, row)
+        (f"{row.name}, {row.method}" if several else row.name, row)
         for row in comparison
     ]
     return Section(

@@ -1,0 +1,133 @@
+"""How far predicted tokens per second are from published ones on 8 to 512 GPUs.
+
+Rows of llm-foundry: Composer with FSDP1, on nodes of eight. The model is rebuilt in
+plain PyTorch, with as many parameters as the row says, and trained by FSDP2 as the row
+asks. What connected the nodes is not stated: what budgetfit assumes. Nothing was fitted
+on these rows. *scaling* is against the row of the same
+model, card and sharding with the fewest GPUs: what is wrong with the kernels' times
+cancels where micro-batches are equal.
+
+python -m benchmarks.published_steps.scaling                     # small ones
+python -m benchmarks.published_steps.scaling MPT-13b MPT-70b     # some
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from typing import Any, Final
+
+from benchmarks.published_steps.models import build
+from benchmarks.published_steps.predict import FOLDER
+from benchmarks.shared import one_thread, table
+from budgetfit import Parallelism, Recipe, Segment, estimate
+
+VOCABULARY: Final = 50_368
+SHAPES: Final = {  # width, heads, blocks: llm-foundry, scripts/train/yamls/pretrain
+    "MPT-125m": (768, 12, 12),
+    "MPT-350m": (1024, 16, 24),
+    "MPT-760m": (1536, 12, 24),
+    "MPT-1b": (2048, 16, 24),
+    "MPT-3b": (2560, 20, 32),
+    "MPT-7b": (4096, 32, 32),
+    "MPT-13b": (5120, 40, 40),
+    "MPT-30b": (7168, 56, 48),
+    "MPT-70b": (8192, 64, 80),
+}
+SMALL: Final = ("MPT-125m", "MPT-350m", "MPT-760m", "MPT-1b")
+WITHIN: Final = 0.1
+# Composer's mixed precision: the dtype of reductions.
+REDUCED_IN: Final = {"amp_bf16 DEFAULT": "fp32", "bf16 PURE": "bf16"}
+RESHARDS: Final = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
+Row = dict[str, Any]
+
+
+def main(names: list[str]) -> int:
+    """Predict every row of these models, and print the worst first."""
+    one_thread()
+    rows = json.loads((FOLDER / "scaling.json").read_text())["rows"]
+    asked = [row for row in rows if row["model"] in (names or SMALL)]
+    for number, row in enumerate(asked, 1):
+        row["predicted"], row["waits"] = predicted(row)
+        row["error"] = row["predicted"] / row["tokens_per_s_per_gpu"] - 1
+        print(f"{number} of {len(asked)}", file=sys.stderr)
+    for row in asked:
+        row["scaling"] = scaling_error(row, asked)
+    print(summary(asked))
+    return 0
+
+
+def predicted(row: Row) -> tuple[float, float]:
+    """Return tokens per second of each GPU, and the network's share of the step."""
+    width, heads, blocks = SHAPES[row["model"]]
+    shape = {"d": width, "h": heads, "L": blocks, "V": VOCABULARY, "T": row["seq"]}
+    model, batch, loss = build({"kind": "gpt", **shape})
+    count = sum(each.numel() for each in model.parameters())
+    assert count == row["parameters"], (row["model"], count)  # noqa: S101
+    names = [f"blocks.{number}" for number in range(blocks)]
+    recipe = Recipe(
+        batch_size=row["batch"],
+        gradient_accumulation_steps=row["accumulation"],
+        precision="bf16-mixed",
+        optimizer="adamw_torch_fused",
+        segments=tuple(Segment((name,)) for name in names if row["checkpointed"]),
+        parallelism=Parallelism(
+            engine="fsdp2",
+            gpus=row["gpus"],
+            gpus_per_node=8,
+            reshard_after_forward=RESHARDS[row["sharding"]],
+            param_dtype="bf16",
+            reduce_dtype=REDUCED_IN[row["precision"]],  # type: ignore[arg-type]
+        ),
+    )
+    found = estimate(model, recipe, gpu=row["gpu"], batch=batch, loss=loss)
+    tokens = row["batch"] * row["accumulation"] * row["seq"]
+    return tokens / found.step_ms * 1e3, found.network_ms / found.step_ms
+
+
+def scaling_error(row: Row, rows: list[Row]) -> float | None:
+    """Return the error of tokens per second over those of the fewest GPUs."""
+    alike = ("model", "gpu", "sharding", "checkpointed")
+    group = [each for each in rows if all(each[name] == row[name] for name in alike)]
+    first = min(group, key=lambda each: int(each["gpus"]))
+    if first is row:
+        return None
+    return float((1 + row["error"]) / (1 + first["error"]) - 1)
+
+
+def summary(rows: list[Row]) -> str:
+    """Return medians and worst cases, and every row."""
+    lines = []
+    for name in ("error", "scaling"):
+        found = [row[name] for row in rows if row[name] is not None]
+        inside = sum(abs(each) <= WITHIN for each in found)
+        lines.append(
+            f"{name}: {len(found)} rows, median {statistics.median(found):+.1%}, from "
+            f"{min(found):+.1%} to {max(found):+.1%}; {inside} within {WITHIN:.0%}"
+        )
+    worst = sorted(rows, key=lambda row: -abs(row["error"]))
+    cells = [
+        (
+            row["model"],
+            row["gpu"],
+            str(row["gpus"]),
+            f"{row['batch']} x {row['accumulation']}",
+            row["sharding"].lower(),
+            f"{row['tokens_per_s_per_gpu']:,}",
+            f"{row['predicted']:,.0f}",
+            f"{row['error']:+.1%}",
+            "" if row["scaling"] is None else f"{row['scaling']:+.1%}",
+            f"{row['waits']:.1%}",
+        )
+        for row in worst
+    ]
+    heads = (
+        *("model", "GPU", "GPUs", "batch", "sharding"),
+        *("measured", "predicted", "error", "scaling", "network"),
+    )
+    return "\n\n".join([*lines, table(heads, cells, left=0)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
