@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 MAX_LAYERS_SHOWN = 12  # shown at the peak
 UNLIMITED_BYTES = 1 << 60  # more than any device has, or any plan asks for
 # A batch size is replayed to check that it fits, then to be shown. A limit that is not
-# reached changes nothing, so it is not part of the cache key.
-MAX_CACHED_TIMELINES = 16
+# reached changes nothing, so it is part of the key only where it is.
+MAX_CACHED_TIMELINES = 32
 _TIMELINES: dict[tuple[Hashable, ...], MemoryTimeline] = {}
 
 
@@ -164,6 +164,9 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     known = _TIMELINES.get(key)
     if known is not None and known.reserved_bytes <= most:
         return known
+    within = *key, total, most, breakdown
+    if within in _TIMELINES:
+        return _TIMELINES[within]
     parts, events = _program(*program)
     allocator = make_allocator(total, settings, card_bytes, trace.side_streams())
     sizes = partial(_rounded_bytes, trace, device, settings)
@@ -189,8 +192,7 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
         retries=allocator.retries,
         failed_bytes=_failed_bytes(allocator, trace, device, parts[len(runs) - 1]),
     )
-    if complete:
-        _cache(key, timeline)
+    _cache(key if complete else within, timeline)
     return timeline
 
 
