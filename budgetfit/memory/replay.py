@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 MAX_LAYERS_SHOWN = 12  # shown at the peak
 UNLIMITED_BYTES = 1 << 60  # more than any device has, or any plan asks for
 # A batch size is replayed to check that it fits, then to be shown. A limit that is not
-# reached changes nothing, so it is not part of the cache key.
-MAX_CACHED_TIMELINES = 16
+# reached changes nothing, so it is part of the key only where it is.
+MAX_CACHED_TIMELINES = 32
 _TIMELINES: dict[tuple[Hashable, ...], MemoryTimeline] = {}
 
 
@@ -158,12 +158,15 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     if total <= card_bytes:
         most = min(total, settings.allowed_bytes(card_bytes))
     collects = settings.collect_above_bytes(card_bytes)
-    repeats = STEADY_REPEATS if collects is None else COLLECTING_REPEATS
+    repeats = steady_repeats(settings, gpu)
     program = trace, batch_size, then_batch_sizes, micro_steps, repeats
     key = *program, device, settings, collects, CachingAllocator.addresses_rise
     known = _TIMELINES.get(key)
     if known is not None and known.reserved_bytes <= most:
         return known
+    within = *key, total, most, breakdown
+    if within in _TIMELINES:
+        return _TIMELINES[within]
     parts, events = _program(*program)
     allocator = make_allocator(total, settings, card_bytes, trace.side_streams())
     sizes = partial(_rounded_bytes, trace, device, settings)
@@ -189,8 +192,7 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
         retries=allocator.retries,
         failed_bytes=_failed_bytes(allocator, trace, device, parts[len(runs) - 1]),
     )
-    if complete:
-        _cache(key, timeline)
+    _cache(key if complete else within, timeline)
     return timeline
 
 
@@ -206,8 +208,7 @@ def unlimited_replay(
 
     Arguments as for ``replay``.
     """
-    collects = settings.collect_above_bytes(gpu.total_bytes)
-    repeats = STEADY_REPEATS if collects is None else COLLECTING_REPEATS
+    repeats = steady_repeats(settings, gpu)
     parts, events = _program(trace, batch_size, (), micro_steps, repeats)
     return EventReplay(
         parts,
@@ -217,6 +218,12 @@ def unlimited_replay(
             UNLIMITED_BYTES, settings, gpu.total_bytes, trace.side_streams()
         ),
     )
+
+
+def steady_repeats(settings: AllocatorSettings, gpu: Gpu) -> int:
+    """Return how often the last traced step is repeated until memory has settled."""
+    collects = settings.collect_above_bytes(gpu.total_bytes)
+    return STEADY_REPEATS if collects is None else COLLECTING_REPEATS
 
 
 def _cache(key: tuple[Hashable, ...], timeline: MemoryTimeline) -> None:
@@ -349,45 +356,63 @@ class ReplayAfterTraining:
     As ``replay`` with ``then_batch_sizes``, but the training is replayed only once.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as ``replay``
         self,
         trace: StepTrace,
         batch_size: int,
         gpu: Gpu,
         budget: Budget,
         *,
+        limit_bytes: int | None = None,
         micro_steps: int = 1,
+        repeats: int = STEADY_REPEATS,
     ) -> None:
-        """Replay the training within a budget; other arguments as in ``replay``."""
-        self._program = trace, batch_size, micro_steps
+        """Replay the training within a limit; other arguments as in ``replay``.
+
+        Without ``limit_bytes`` that is what the budget has for it. ``repeats``: of the
+        last traced step.
+        """
+        self._program = trace, batch_size, micro_steps, repeats
         self._sizes_at = partial(
             _rounded_bytes, trace, device_properties(gpu), budget.allocator
         )
         self._trained = make_allocator(
-            budget.usable_bytes,
+            budget.usable_bytes if limit_bytes is None else limit_bytes,
             budget.allocator,
             gpu.total_bytes,
             trace.side_streams(),
         )
-        parts, events = _program(trace, batch_size, (), micro_steps)
+        parts, events = _program(trace, batch_size, (), micro_steps, repeats)
         self._scheduled = len(parts)
-        self._run(self._trained, parts, events)
+        self._reserved_bytes = self._run(self._trained, parts, events)
 
     def retries(self, then_batch_sizes: tuple[int, ...]) -> int | None:
         """Return how often the cache is emptied in total; None: out of memory."""
         if self._trained.failed_event is not None:
             return None
-        allocator = self._trained.copy()
-        trace, batch_size, micro_steps = self._program
-        parts, events = _program(trace, batch_size, then_batch_sizes, micro_steps)
-        self._run(allocator, parts[self._scheduled :], events)
+        allocator, _ = self._then(then_batch_sizes)
         return None if allocator.failed_event is not None else allocator.retries
+
+    def reserved_bytes(self, then_batch_sizes: tuple[int, ...]) -> int:
+        """Return the most that is reserved, in training and in further steps."""
+        return max(self._reserved_bytes, self._then(then_batch_sizes)[1])
+
+    def _then(
+        self, then_batch_sizes: tuple[int, ...]
+    ) -> tuple[SimulatedAllocator, int]:
+        allocator = self._trained.copy()
+        trace, batch_size, micro_steps, repeats = self._program
+        parts, events = _program(
+            trace, batch_size, then_batch_sizes, micro_steps, repeats
+        )
+        return allocator, self._run(allocator, parts[self._scheduled :], events)
 
     def _run(
         self,
         allocator: SimulatedAllocator,
         parts: list[ScheduledRange],
         events: list[int],
-    ) -> None:
-        for _ in _run(allocator, self._sizes_at, parts, events):
-            pass
+    ) -> int:
+        """Run events and return the most that was reserved."""
+        runs = _run(allocator, self._sizes_at, parts, events)
+        return max((each.peak_reserved_bytes for each in runs), default=0)

@@ -12,6 +12,7 @@ themselves, the GPU waits for it.
 """
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -62,6 +63,7 @@ WINOGRAD: Final = 1.6
 # instructions: about half of the rate of cuDNN's kernels (FlashAttention-3's figures).
 HOPPER: Final = (9, 0)
 FLASH_2_ON_HOPPER: Final = 0.54
+_TRACES: Final = 16  # of which it is remembered where their ops are
 _COPY: Final = OP_KINDS.index("host")
 PHASES: Final[tuple[PhaseName, ...]] = ("forward", "backward", "optimizer")
 
@@ -129,7 +131,7 @@ def op_times(
     tf32: bool,
     selective_blocks: Collection[str] = (),
 ) -> OpTimes:
-    """Return the times of all ops of a trace.
+    """Return the times of all ops of a trace; they are not to be changed.
 
     Args:
         trace: The step; what it asks of the GPU is affine in the batch size.
@@ -138,6 +140,17 @@ def op_times(
         tf32: Whether fp32 matrix products run on tf32 tensor cores, if there are any.
         selective_blocks: Names of blocks under selective checkpointing.
     """
+    return _op_times(trace, batch_size, gpu, tf32, frozenset(selective_blocks))
+
+
+@lru_cache(maxsize=8)
+def _op_times(
+    trace: StepTrace,
+    batch_size: int,
+    gpu: Gpu,
+    tf32: bool,
+    selective_blocks: frozenset[str],
+) -> OpTimes:
     kernels_ns = kernel_times_ns(OpWork.of(trace, batch_size), gpu, tf32=tf32)
     kernels_ns[collectives(trace)] = 0.0  # beside the kernels: ``timing.collectives``
     issue_ns = find_shares(gpu).host * _issue_ns(trace, selective_blocks)
@@ -150,7 +163,7 @@ def op_times(
     )
     times_ns = kernels_ns.copy()
     for name in PHASES[:waiting]:
-        of_phase = _in_phase(trace, name) & ~is_copy
+        of_phase = _in_phase(trace)[name] & ~is_copy
         times_ns[of_phase] = issue_ns[of_phase]
     return OpTimes(times_ns, kernels_ns, host_bound=waiting > 0)
 
@@ -163,36 +176,62 @@ def kernel_times_ns(
     kinds: Mapping[OpKind, KindShares] = KIND_SHARES,
 ) -> Nanoseconds:
     """Return what the kernels of each op take on the GPU, in nanoseconds."""
-    shares = find_shares(gpu)
-    flops_per_ns = np.array(
-        [
-            [
-                _flops_per_ns(gpu, shares, kind, rate, tf32=tf32)
-                * (kinds[kind].rate or 1.0)
-                for rate in RATES
-            ]
-            for kind in OP_KINDS
-        ]
-    )
-    # 10^9 bytes per second are one byte per nanosecond.
-    bytes_per_ns = (
-        gpu.memory_gb_per_s
-        * shares.bandwidth
-        * np.array([kinds[kind].bandwidth for kind in OP_KINDS])
-    )
-    bytes_per_ns[_COPY] = (gpu.link_gb_per_s or SLOWEST_LINK) * LINK_SHARE
-    launch_ns = np.array(
-        [PRODUCT_NS if kinds[kind].rate else KERNEL_NS for kind in OP_KINDS]
-    )
-    flops_per_ns[[OP_KINDS.index(k) for k, v in kinds.items() if not v.rate]] = np.inf
+    if kinds is KIND_SHARES:
+        rates = _usual_rates(gpu, tf32)
+    else:
+        rates = _Rates.of(gpu, tf32=tf32, kinds=kinds)
     times_ns: Nanoseconds = (
-        launch_ns[work.kind] * work.kernels
-        + work.flops / flops_per_ns[work.kind, work.rate]
-        + work.moved_bytes * _idle(work, gpu) / bytes_per_ns[work.kind]
+        rates.launch_ns[work.kind] * work.kernels
+        + work.flops / rates.flops_per_ns[work.kind, work.rate]
+        + work.moved_bytes * _idle(work, gpu) / rates.bytes_per_ns[work.kind]
     )
     return times_ns
 
 
+class _Rates(NamedTuple):
+    """A GPU's rates, and what a launch takes, by kind of op (and rate, for flops)."""
+
+    flops_per_ns: NDArray[np.float64]
+    bytes_per_ns: NDArray[np.float64]
+    launch_ns: NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls, gpu: Gpu, *, tf32: bool, kinds: Mapping[OpKind, KindShares]
+    ) -> "_Rates":
+        """Return a GPU's rates."""
+        shares = find_shares(gpu)
+        flops_per_ns = np.array(
+            [
+                [
+                    _flops_per_ns(gpu, shares, kind, rate, tf32=tf32)
+                    * (kinds[kind].rate or 1.0)
+                    for rate in RATES
+                ]
+                for kind in OP_KINDS
+            ]
+        )
+        # 10^9 bytes per second are one byte per nanosecond.
+        bytes_per_ns = (
+            gpu.memory_gb_per_s
+            * shares.bandwidth
+            * np.array([kinds[kind].bandwidth for kind in OP_KINDS])
+        )
+        bytes_per_ns[_COPY] = (gpu.link_gb_per_s or SLOWEST_LINK) * LINK_SHARE
+        launch_ns = np.array(
+            [PRODUCT_NS if kinds[kind].rate else KERNEL_NS for kind in OP_KINDS]
+        )
+        without_rate = [OP_KINDS.index(k) for k, v in kinds.items() if not v.rate]
+        flops_per_ns[without_rate] = np.inf
+        return cls(flops_per_ns, bytes_per_ns, launch_ns)
+
+
+@lru_cache(maxsize=_TRACES)
+def _usual_rates(gpu: Gpu, tf32: bool) -> _Rates:
+    return _Rates.of(gpu, tf32=tf32, kinds=KIND_SHARES)
+
+
+@lru_cache(maxsize=_TRACES)
 def collectives(trace: StepTrace) -> NDArray[np.bool_]:
     """Return which ops are collectives, of ``torch.distributed``."""
     named = np.array([name.startswith("c10d.") for name in trace.op_names], np.bool_)
@@ -227,11 +266,12 @@ def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:
     return ends.index(max(ends))
 
 
-def _issue_ns(trace: StepTrace, selective_blocks: Collection[str]) -> Nanoseconds:
+@lru_cache(maxsize=_TRACES)
+def _issue_ns(trace: StepTrace, selective_blocks: frozenset[str]) -> Nanoseconds:
     """Return a workstation's time to issue the kernels of each op."""
     issue_ns = np.zeros(len(trace.ops.event))
     for name in PHASES:
-        of_phase = _in_phase(trace, name)
+        of_phase = _in_phase(trace)[name]
         issue_ns[of_phase] = ISSUE_NS[name] * trace.ops.kernels[of_phase]
     for each in trace.passes if selective_blocks else ():
         if trace.block_names[each.block] in selective_blocks:
@@ -240,15 +280,17 @@ def _issue_ns(trace: StepTrace, selective_blocks: Collection[str]) -> Nanosecond
     return issue_ns
 
 
-def _in_phase(trace: StepTrace, name: PhaseName) -> NDArray[np.bool_]:
-    """Return which ops run in phases of this name."""
-    inside = np.zeros(len(trace.ops.event), np.bool_)
+@lru_cache(maxsize=_TRACES)
+def _in_phase(trace: StepTrace) -> dict[PhaseName, NDArray[np.bool_]]:
+    """Return which ops run in the phases of each name."""
+    inside = {name: np.zeros(len(trace.ops.event), np.bool_) for name in PHASES}
     for phase in trace.phases:
-        if phase.name == name:
-            inside[phase_ops(trace, phase)] = True
+        if phase.name in inside:
+            inside[phase.name][phase_ops(trace, phase)] = True
     return inside
 
 
+@lru_cache(maxsize=_TRACES)
 def last_ops(trace: StepTrace) -> dict[PhaseName, NDArray[np.int64]]:
     """Return the ops of the last micro-batch's forward and backward, and optimizer."""
     none = np.zeros(0, np.int64)
@@ -294,7 +336,7 @@ def interval_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) -
         start: Event position at which the interval begins, as in ``Phase``.
         end: Event position after it.
     """
-    return _sequence_ns(trace, times_ns, _ops_between(trace, start, end))
+    return _intervals(trace)[start, end].ns(times_ns)
 
 
 def step_time_ns(trace: StepTrace, times_ns: Nanoseconds) -> StepTime:
@@ -312,6 +354,31 @@ def step_time_ns(trace: StepTrace, times_ns: Nanoseconds) -> StepTime:
     )
 
 
+class _Interval(NamedTuple):
+    """Ops in sequence: their numbers, and which are copies; None where none is."""
+
+    ops: slice | NDArray[np.int64]
+    is_copy: NDArray[np.bool_] | None
+
+    @classmethod
+    def of(cls, trace: StepTrace, ops: NDArray[np.int64]) -> "_Interval":
+        """Return the interval of some ops of a trace."""
+        is_copy = trace.ops.kind[ops] == _COPY
+        copies = is_copy if is_copy.any() else None
+        if ops.size and int(ops[-1]) - int(ops[0]) + 1 == ops.size:
+            return cls(slice(int(ops[0]), int(ops[-1]) + 1), copies)
+        return cls(ops, copies)
+
+    def ns(self, times_ns: Nanoseconds) -> int:
+        """Return the time; copies overlap with kernels, but for the last."""
+        inside = times_ns[self.ops]
+        if self.is_copy is None:
+            return round(float(inside.sum()))
+        copies = inside[self.is_copy]
+        kernels = float(inside[~self.is_copy].sum())
+        return round(max(kernels, float(copies[:-1].sum())) + float(copies[-1]))
+
+
 def _ops_between(trace: StepTrace, start: int, end: int) -> NDArray[np.int64]:
     """Return the ops of a model between two event positions."""
     first, last = np.searchsorted(trace.ops.event, [start, end], side="right")
@@ -319,17 +386,21 @@ def _ops_between(trace: StepTrace, start: int, end: int) -> NDArray[np.int64]:
     return here[~trace.ops.in_optimizer[here]]
 
 
-def _sequence_ns(
-    trace: StepTrace, times_ns: Nanoseconds, ops: NDArray[np.int64]
-) -> int:
-    """Return the time of some ops; copies overlap with kernels, but for the last."""
-    is_copy = trace.ops.kind[ops] == _COPY
-    inside = times_ns[ops]
-    copies = inside[is_copy]
-    if not copies.size:
-        return round(float(inside.sum()))
-    kernels = float(inside[~is_copy].sum())
-    return round(max(kernels, float(copies[:-1].sum())) + float(copies[-1]))
+class _Intervals(dict[tuple[int, int], _Interval]):
+    """The ops between two event positions of a trace."""
+
+    def __init__(self, trace: StepTrace) -> None:
+        super().__init__()
+        self._trace = trace
+
+    def __missing__(self, edges: tuple[int, int]) -> _Interval:
+        """Find them the first time."""
+        ops = _ops_between(self._trace, *edges)
+        self[edges] = found = _Interval.of(self._trace, ops)
+        return found
+
+
+_intervals = lru_cache(maxsize=_TRACES)(_Intervals)
 
 
 def _phase_ns(trace: StepTrace, times_ns: Nanoseconds, phase: Phase) -> int:
@@ -338,7 +409,7 @@ def _phase_ns(trace: StepTrace, times_ns: Nanoseconds, phase: Phase) -> int:
     The compute stream waits for host copies at the boundaries of each block.
     """
     if phase.name == "optimizer":
-        return _sequence_ns(trace, times_ns, phase_ops(trace, phase))
+        return _Interval.of(trace, phase_ops(trace, phase)).ns(times_ns)
     total, position = 0, phase.start
     for each in sorted(trace.passes, key=lambda row: row.start):
         if phase.start <= each.start and each.end <= phase.end:

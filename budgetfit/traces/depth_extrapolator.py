@@ -114,7 +114,10 @@ class DepthExtrapolator:
         layouts = [run_layout(run, tuple(short.paths), blocks) for run in runs]
         extra = [len(run.periods) - KEPT_PERIODS for run in runs]
         first = tracer.trace(program, batch_sizes[0], short)
-        if not self._is_validated(program) and len(batch_sizes) > 1:
+        if len(batch_sizes) > 1 and (
+            not self._is_validated(program)
+            or tracer.has_run(program, batch_sizes[1], longer)
+        ):
             try:
                 deeper = tracer.trace(program, batch_sizes[1], longer)
                 fitted = fit_and_validate(

@@ -111,12 +111,15 @@ class TraceSession:
             TraceError: If the model cannot run on fake tensors.
         """
         program = self._program(recipe, own_checkpointing=keep_own_checkpointing)
-        if program not in self._affine:
-            self._affine[program] = self._cached(program)
-        affine = self._affine[program]
+        affine = self._make_affine(program)
         if affine is not None:
             return affine
         return self.exact(recipe, keep_own_checkpointing=keep_own_checkpointing)
+
+    def _make_affine(self, program: Program) -> StepTrace | None:
+        if program not in self._affine:
+            self._affine[program] = self._cached(program)
+        return self._affine[program]
 
     def cached_affine(self, recipe: Recipe) -> StepTrace | None:
         """Return the trace affine in the batch size, if it was made already."""
@@ -132,13 +135,19 @@ class TraceSession:
         """Return a trace that is exact at the recipe's batch size.
 
         That is the affine trace if there is one, but never for a batch of one: views
-        and copies differ where a dimension has size 1.
+        and copies differ where a dimension has size 1. A program without gradient
+        accumulation has one where the same with it does: they take the same runs.
         """
         program = self._program(
             recipe, own_checkpointing=keep_own_checkpointing, loop=loop
         )
-        affine = None if recipe.compile != "none" else self._affine.get(program)
-        if affine is not None and recipe.batch_size >= min(TRACED_BATCH_SIZES):
+        several = recipe.batch_size >= min(TRACED_BATCH_SIZES)
+        affine = None
+        if recipe.compile == "none":
+            if several and self._affine.get(program._replace(accumulates=True)):
+                self._make_affine(program)
+            affine = self._affine.get(program)
+        if affine is not None and several:
             return affine
         key = (program, recipe.batch_size)
         if key not in self._exact:

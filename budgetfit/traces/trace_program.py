@@ -64,6 +64,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     redirect_cuda: bool = False,
     loop: Loop = RUN,
     compiled: CompiledBlocks | None = None,
+    once: Callable[[Callable[[], RawTrace]], RawTrace] = lambda run: run(),
 ) -> RawTrace:
     """Trace a recipe's first training step and the steady-state step after it.
 
@@ -78,6 +79,8 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         redirect_cuda: As in ``trace_step``.
         loop: Around the steps; all but ``run`` train a ``Workload``.
         compiled: Code of earlier traces; compiled anew without.
+        once: Runs the first step, or returns a copy of what it was before: gradient
+            accumulation and later steps are derived from it.
 
     Raises:
         InputError: If the recipe compiles blocks, and that cannot be predicted here.
@@ -133,21 +136,22 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
             redirect_cuda=redirect_cuda,
         )
 
+    def noted(micro_steps: int) -> RawTrace:
+        raw = _with_most_blocks(trace, micro_steps, len(blocks))
+        raw.notes.extend(dict.fromkeys(assumed))
+        return raw
+
     with silence_fake_tensor_log():
         if parallelism is not None:
-            micro_steps = min(recipe.gradient_accumulation_steps, MICRO_STEPS + 1)
-            raw = _with_most_blocks(trace, micro_steps, len(blocks))
-            raw.notes.extend(dict.fromkeys(assumed))
-            return raw
-        raw = _with_most_blocks(trace, 1, len(blocks))
+            return noted(min(recipe.gradient_accumulation_steps, MICRO_STEPS + 1))
+        raw = once(lambda: noted(1))
         if loop.kind == "run" and recipe.gradient_accumulation_steps > 1:
             if raw.gradients is not None and raw.gradients.complete:
                 append_micro_batch(raw, raw.gradients)
             else:
-                raw = _with_most_blocks(trace, MICRO_STEPS, len(blocks))
+                raw = noted(MICRO_STEPS)
     if loop.kind == "run":
         append_steady_step(raw)
-    raw.notes.extend(dict.fromkeys(assumed))
     raw.notes.extend(compiled.notes if compiled else ())
     return raw
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from budgetfit.tracing.fake.shortened_model import Shortening
     from budgetfit.tracing.recording.raw_trace import RawTrace
     from budgetfit.workload.workload import Workload
+
+    _FirstStep: TypeAlias = tuple["Program", int, frozenset[str] | None, bool, bool]
 
 # Never 1: broadcasting and squeezing differ there.
 TRACED_BATCH_SIZES = (2, 3)
@@ -142,6 +145,7 @@ class Tracer:
         self.redirect_cuda = torch.cuda.is_available()
         self.real_values = False
         self._compiled: dict[tuple[CudaTarget, bool], CompiledBlocks] = {}
+        self._first_steps: dict[_FirstStep, RawTrace] = {}
 
     def trace(
         self,
@@ -175,10 +179,13 @@ class Tracer:
             )
         part = "" if short is None else f", in a shortened model with {len(blocks)}"
         wrapped = sum(len(segment.blocks) for segment in program.segments)
-        self.progress(
+        known = self.has_run(program, batch_size, short)
+        text = (
             f"tracing batch {batch_size}, {program.precision}, {wrapped} of "
             f"{len(self.workload.blocks)} blocks recomputed{part}"
         )
+        if not known:
+            self.progress(text)
         try:
             raw = trace_recipe(
                 self.workload,
@@ -191,6 +198,7 @@ class Tracer:
                 redirect_cuda=self.redirect_cuda,
                 loop=program.loop,
                 compiled=self._compiled_blocks(program, uniform=uniform),
+                once=partial(self._once, self._first_step(program, batch_size, short)),
             )
         except Exception as error:
             failure = self._failure(error, batch_size)
@@ -202,11 +210,39 @@ class Tracer:
             if failure is error:
                 raise
             raise failure from error
+        how = "derived" if known else "traced"
         self.log.append(
-            f"traced {program.precision} at batch {batch_size}, {wrapped} blocks "
+            f"{how} {program.precision} at batch {batch_size}, {wrapped} blocks "
             f"recomputed: {len(raw.log.events)} events{part}"
         )
         return raw
+
+    def has_run(
+        self, program: Program, batch_size: int, short: Shortening | None
+    ) -> bool:
+        """Whether to trace it takes no run: another one had the same first step."""
+        return self._first_step(program, batch_size, short) in self._first_steps
+
+    def _first_step(
+        self, program: Program, batch_size: int, short: Shortening | None
+    ) -> _FirstStep | None:
+        """Return what the first step depends on; None if it is run each time."""
+        if program.compile != "none" or program.loop.kind != "run":
+            return None
+        return (
+            program._replace(accumulates=False),
+            batch_size,
+            None if short is None else short.left_out,
+            self.real_values,
+            self.redirect_cuda,
+        )
+
+    def _once(self, step: _FirstStep | None, run: Callable[[], RawTrace]) -> RawTrace:
+        if step is None:
+            return run()
+        if step not in self._first_steps:
+            self._first_steps[step] = run().copy()  # which does not hold the model
+        return self._first_steps[step].copy()
 
     def _target(self, program: Program) -> CudaTarget:
         """Return the GPU, with what compiled code depends on where there is any."""

@@ -1,6 +1,7 @@
 """One session's traces: each program once, and what a model that cannot run is told."""
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.traces import errors as module_of_errors
 from budgetfit.traces import tracer as module_of_tracer
 from budgetfit.traces.session import TraceSession
+from budgetfit.tracing.depth_extrapolation.owned_trace import first_difference
 from budgetfit.tracing.values.assumptions import FULL_MASK
 from budgetfit.tracing.values.concrete_execution import REAL_VALUES
 from budgetfit.workload.workload import Workload
@@ -104,6 +106,23 @@ def test_the_second_micro_batch_stands_for_all_that_follow(
     )
     assert two is nine
     assert {phase.micro_step for phase in two.phases} == {0, 1}
+
+
+def test_a_program_and_the_same_with_accumulation_take_the_same_runs(
+    traces: TraceSession,
+) -> None:
+    once = Recipe(batch_size=7, segments=(Segment(("blocks.0",)),))
+    alone = TraceSession(traces.workload).affine(once)
+    traces.affine(replace(once, gradient_accumulation_steps=2))
+    derived = traces.exact(once)
+    assert not first_difference(derived, alone)
+    assert [line.split()[0] for line in traces.log] == ["traced"] * 2 + ["derived"] * 2
+    # What was derived from a run has not changed it.
+    again = traces.exact(replace(once, batch_size=1, gradient_accumulation_steps=2))
+    derived = traces.exact(replace(once, batch_size=1))
+    alone = TraceSession(traces.workload).exact(replace(once, batch_size=1))
+    assert len(again.events) > len(derived.events)
+    assert not first_difference(derived, alone)
 
 
 def test_every_trace_has_a_first_and_a_steady_step(traces: TraceSession) -> None:

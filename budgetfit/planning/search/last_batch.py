@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from budgetfit.core.allocator_settings import VARIABLE
 from budgetfit.errors import TraceError
-from budgetfit.memory.replay import UNLIMITED_BYTES, replay
+from budgetfit.memory.replay import (
+    UNLIMITED_BYTES,
+    ReplayAfterTraining,
+    replay,
+    steady_repeats,
+)
 from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
 from budgetfit.utils.format_bytes import format_bytes
 
@@ -60,26 +65,35 @@ def after_last_batch(
         gpu: The card.
         budget: What the allocator may reserve of it, and its settings.
     """
+    usable, settings = budget.usable_bytes, budget.allocator
+    full, micro_steps = recipe.batch_size, recipe.gradient_accumulation_steps
+    sizes = sorted({n for n in (1, 2, full // 2, full - 1) if 0 < n < full})
+    training = ReplayAfterTraining(
+        trace,
+        full,
+        gpu,
+        budget,
+        limit_bytes=UNLIMITED_BYTES,
+        micro_steps=micro_steps,
+        repeats=steady_repeats(settings, gpu),
+    )
+    reserved = {each: training.reserved_bytes((each, full, full)) for each in sizes}
 
-    def replayed(last: int, limit: int) -> tuple[int, bool]:
+    def runs_out_after(last: int) -> bool:
         found = replay(
             trace,
-            recipe.batch_size,
+            full,
             gpu,
-            limit_bytes=limit,
-            settings=budget.allocator,
-            then_batch_sizes=(last, recipe.batch_size, recipe.batch_size),
-            micro_steps=recipe.gradient_accumulation_steps,
+            limit_bytes=usable,
+            settings=settings,
+            then_batch_sizes=(last, full, full),
+            micro_steps=micro_steps,
             breakdown=False,
         )
-        return found.reserved_bytes, found.failed_bytes is not None
+        return found.failed_bytes is not None
 
-    usable = budget.usable_bytes
-    full = recipe.batch_size
-    sizes = sorted({n for n in (1, 2, full // 2, full - 1) if 0 < n < full})
-    reserved = {each: replayed(each, UNLIMITED_BYTES)[0] for each in sizes}
     most = max(reserved.values(), default=0)
-    runs_out = any(replayed(n, usable)[1] for n in sizes if reserved[n] > usable)
+    runs_out = any(runs_out_after(n) for n in sizes if reserved[n] > usable)
     return AfterLastBatch(most, runs_out)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from budgetfit.core.step_trace import BlockPass, Phase
@@ -69,3 +69,16 @@ class RawTrace:
     random_blocks: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     gradients: GradientLog | None = None
+
+    def copy(self) -> RawTrace:
+        """Return a copy that can be extended; nothing in it refers to the model."""
+        log, gradients = self.log.copy(), self.gradients
+        return replace(
+            self,
+            log=log,
+            phases=self.phases.copy(),
+            passes=self.passes.copy(),
+            notes=self.notes.copy(),
+            gradients=gradients
+            and GradientLog(log, gradients.rows, gradients.complete),
+        )

@@ -11,9 +11,10 @@ import contextlib
 import functools
 import weakref
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import CATEGORIES, TO_HOST, KernelScratch
@@ -43,6 +44,18 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import Category
     from budgetfit.tracing.call_cache import CallKey
 
+# What a log records, by the names of its attributes.
+_RECORDS: Final = (
+    "sizes",
+    "categories",
+    "layers",
+    "made_from",
+    "scratch",
+    "streams",
+    "unverified",
+    "events",
+    "ops",
+)
 PRIM_DEVICE = torch.ops.prim.device.default
 _COSTS: CallCache[OpCost] = CallCache()
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
@@ -68,6 +81,10 @@ def _cost(
     return (
         _COSTS.store(call, op_cost(func, args, kwargs, out)) if known is None else known
     )
+
+
+# Whether dynamo can be told once to leave a function alone, and all that it calls.
+_SKIPS: Final = hasattr(eval_frame, "set_code_exec_strategy")
 
 
 class StorageLog(TorchDispatchMode):
@@ -115,6 +132,11 @@ class StorageLog(TorchDispatchMode):
         self.on_op: Callable[[], None] | None = None
         self._semantics = semantics
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch not to switch dynamo off and on around each call: see the end."""
+        return not _SKIPS
 
     def __torch_dispatch__(
         self,
@@ -296,6 +318,13 @@ class StorageLog(TorchDispatchMode):
         self._stopped = True
         self.close()
 
+    def copy(self) -> StorageLog:
+        """Return a log with copies of the records, to be changed; it logs no more."""
+        other = StorageLog()
+        for name in _RECORDS:
+            setattr(other, name, getattr(self, name).copy())
+        return other
+
     def close(self) -> None:
         """Stop logging frees: storages alive now outlive the trace."""
         self._alive.clear()
@@ -326,6 +355,15 @@ class StorageLog(TorchDispatchMode):
         if known is not None:
             self.events.append(-(known[0] + 1))
             self.live_bytes -= self.sizes[known[0]]
+
+
+if _SKIPS:
+    eval_frame.set_code_exec_strategy(
+        StorageLog.__torch_dispatch__.__code__,
+        eval_frame._FrameExecStrategy(
+            eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
+        ),
+    )
 
 
 def _note_sources(  # noqa: PLR0913, PLR0917 - one call, and where its outputs are

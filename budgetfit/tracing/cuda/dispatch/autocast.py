@@ -133,6 +133,8 @@ class CastCache:
         """
 
         def cast(value: Any) -> Any:
+            if not isinstance(value, (list, tuple, dict)):
+                return self.cast(value, dtype)
             return tree_map(lambda x: self.cast(x, dtype), value)
 
         named = {name: cast(value) for name, value in reversed(kwargs.items())}
