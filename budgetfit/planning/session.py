@@ -202,7 +202,12 @@ def _worth_tracing(
         except TraceError:
             return parallelisms
         whole = replay(
-            trace, 1, workload.gpu, limit_bytes=UNLIMITED_BYTES, breakdown=False
+            trace,
+            1,
+            workload.gpu,
+            limit_bytes=UNLIMITED_BYTES,
+            settings=budget.allocator,
+            breakdown=False,
         )
         if whole.floor_bytes <= usable_bytes:
             return parallelisms

@@ -292,7 +292,11 @@ class StorageLog(TorchDispatchMode):
         """
         index, source = self.index_of(tensor), self.index_of(other)
         if index >= 0 and source >= 0:
-            known = self.made_from.get(index, ())
+            known = [
+                each
+                for each in self.made_from.get(index, ())
+                if self.categories[each] == _CATEGORY["parameters"]
+            ]
             self.made_from[index] = tuple(dict.fromkeys((*known, source)))
 
     def set_category(self, tensor: torch.Tensor, category: Category) -> None:
