@@ -98,14 +98,13 @@ def scaling_error(row: Row, rows: list[Row]) -> float | None:
 
 def summary(rows: list[Row]) -> str:
     """Return medians and worst cases, and every row."""
-    lines = []
-    for name in ("error", "scaling"):
-        found = [row[name] for row in rows if row[name] is not None]
-        inside = sum(abs(each) <= WITHIN for each in found)
-        lines.append(
-            f"{name}: {len(found)} rows, median {statistics.median(found):+.1%}, from "
-            f"{min(found):+.1%} to {max(found):+.1%}; {inside} within {WITHIN:.0%}"
-        )
+    gpus = sorted({row["gpu"] for row in rows})
+    lines = [
+        f"* {name} on {gpu}: {figures(found)}"
+        for name in ("error", "scaling")
+        for gpu in gpus
+        if (found := _known(rows, gpu, name))
+    ]
     worst = sorted(rows, key=lambda row: -abs(row["error"]))
     cells = [
         (
@@ -126,7 +125,21 @@ def summary(rows: list[Row]) -> str:
         *("model", "GPU", "GPUs", "batch", "sharding"),
         *("measured", "predicted", "error", "scaling", "network"),
     )
-    return "\n\n".join([*lines, table(heads, cells, left=0)])
+    return "\n".join([*lines, "", table(heads, cells, left=0)])
+
+
+def _known(rows: list[Row], gpu: str, name: str) -> list[float]:
+    found = (row[name] for row in rows if row["gpu"] == gpu)
+    return [each for each in found if each is not None]
+
+
+def figures(found: list[float]) -> str:
+    """Return the median and the range of errors, and how many are close."""
+    inside = sum(abs(each) <= WITHIN for each in found)
+    return (
+        f"{len(found)} rows, median {statistics.median(found):+.1%}, from "
+        f"{min(found):+.1%} to {max(found):+.1%}; {inside} within {WITHIN:.0%}"
+    )
 
 
 if __name__ == "__main__":

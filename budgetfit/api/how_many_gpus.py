@@ -54,7 +54,9 @@ def check_price(price: float | None, gpus: object) -> None:
         )
 
 
-def plan_auto(plan: Callable[[Arguments], Plan], given: Arguments) -> Plan:
+def plan_auto(
+    plan: Callable[[Arguments], Plan], given: Arguments, price: float | None
+) -> Plan:
     """Plan for the fewest GPUs that fit, or with a price for the cheapest number.
 
     Numbers are doubled, up to 8 in a machine, then machines of 8. Of too few it is
@@ -65,28 +67,29 @@ def plan_auto(plan: Callable[[Arguments], Plan], given: Arguments) -> Plan:
     Args:
         plan: Makes a plan.
         given: Its arguments.
+        price: Money per hour of one GPU; None for the fewest.
 
     Raises:
         DoesNotFitError: No number of GPUs helps.
     """
-    search = _Search(given)
+    search = _Search(given, price)
     best: Plan | None = None
     for gpus in COUNTS:
         here = search.worth_tracing(gpus)
         made = None if here is None else search.planned(plan, here)
         if made is None:
             continue
-        rate = _per_money(made, given.price)
-        if best is not None and rate <= _per_money(best, given.price):
+        rate = _per_money(made, price)
+        if best is not None and rate <= _per_money(best, price):
             break
         best = made
-        if given.price is None:
+        if price is None:
             break
     if best is None:
         raise search.refusal()
     chosen = best.recipe.parallelism
     why = "the fewest that fit"
-    if given.price is not None:
+    if price is not None:
         why = "the cheapest; numbers were doubled while samples got cheaper"
     said = {
         "gpus_tried": search.said,
@@ -101,10 +104,11 @@ class _Search:
     ``said``: Each number, and what came of it.
     """
 
-    def __init__(self, given: Arguments) -> None:
+    def __init__(self, given: Arguments, price: float | None) -> None:
         if given.link is not None:
             check_link(given.link)
         self.given = given
+        self._price = price
         self.said: list[list[str]] = []
         self.floor_bytes = 0
         self._largest = ("parameters", 0)
@@ -136,7 +140,7 @@ class _Search:
             self._stopped = "more GPUs were not tried"
             self.say(self._gpus, str(error).rstrip("."))
             return None
-        self.say(self._gpus, f"fits, {_rates(made, self.given.price)}")
+        self.say(self._gpus, f"fits, {_rates(made, self._price)}")
         return made
 
     def worth_tracing(self, gpus: str) -> Arguments | None:
@@ -165,7 +169,7 @@ class _Search:
             count == 1 or (nodes == 1 and is_between_nodes(check_link(link)))
         ):
             link = None
-        return replace(self.given, gpus=gpus, link=link, price=None)
+        return replace(self.given, gpus=gpus, link=link)
 
     def is_too_much(self, here: Arguments) -> bool:
         """Whether not even the lowest peak fits; says so, and what is known by it."""

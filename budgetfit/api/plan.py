@@ -181,10 +181,12 @@ def plan(  # noqa: PLR0913 - public API
         DoesNotFitError: No settings fit; says what is needed and what would help.
         TraceError: The model cannot run on fake tensors.
     """
-    asked = Arguments(**locals())
+    given = dict(locals())
+    del given["price"]
+    asked = Arguments(**given)
     check_price(price, gpus)
     if gpus == AUTO and objective != "length":
-        return plan_auto(_plan, asked)
+        return plan_auto(_plan, asked, price)
     return plan_longest(_plan, asked) if objective == "length" else _plan(asked)
 
 

@@ -126,7 +126,6 @@ class Arguments:
     gpus: Gpus = 1
     engine: str = AUTO
     link: str | None = None
-    price: float | None = None
     method: str | None = None
     lora_r: int = 16
     lora_alpha: int = 32

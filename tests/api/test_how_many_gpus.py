@@ -99,7 +99,9 @@ def test_numbers_are_doubled_to_whole_nodes() -> None:
     assert counted == [2**power for power in range(11)]
 
 
-def chosen(rates: dict[int, float], **given: Any) -> tuple[list[str], str]:
+def chosen(
+    rates: dict[int, float], price: float | None = None, **given: Any
+) -> tuple[list[str], str]:
     """Plan with these samples/s by number; return what was tried and taken."""
 
     def plan(here: Arguments) -> Plan:
@@ -112,7 +114,8 @@ def chosen(rates: dict[int, float], **given: Any) -> tuple[list[str], str]:
         estimate = replace(made.estimate, recipe=recipe, step_ms=step_ms)
         return made.changed(recipe=recipe, estimate=estimate)
 
-    made = plan_auto(plan, Arguments(model="m", gpu="t4", gpus="auto", **given))
+    given = {"model": "m", "gpu": "t4", "gpus": "auto", **given}
+    made = plan_auto(plan, Arguments(**given), price)
     tried = [gpus for gpus, _ in made.provenance["gpus_tried"]]
     return tried, made.provenance["gpus_chosen"]
 
