@@ -25,6 +25,7 @@ _HALF_PRECISION = (
 )
 # From optimizers without support for them, and from ops without a fake kernel.
 _SPARSE = ("sparse gradients", "SparseTensorImpl")
+_SHARDED = ("DTensor", "overlapping meshes")
 _NEEDS_MEMORY = ("data pointer", "data is not allocated", "Cannot access storage")
 
 
@@ -94,6 +95,12 @@ def _advice_on(error: Exception) -> str:
         )
     if any(hint in str(error) for hint in _HALF_PRECISION):
         return 'This op takes no half precision: pass precision="fp32" or "tf32".'
+    if any(hint in str(error) for hint in _SHARDED):
+        return (
+            "fully_shard makes weights DTensors, and torch cannot do this with them: an "
+            "optimizer may mix them with plain tensors, and two blocks cannot share a "
+            'weight. Use another optimizer, or engine="ddp".'
+        )
     if isinstance(error, IndexError):
         return (
             "Batches of 2 and 3 samples are cut from the given one: indices that point "

@@ -121,10 +121,6 @@ class TraceSession:
             self._affine[program] = self._cached(program)
         return self._affine[program]
 
-    def cached_affine(self, recipe: Recipe) -> StepTrace | None:
-        """Return the trace affine in the batch size, if it was made already."""
-        return self._affine.get(self._program(recipe))
-
     def exact(
         self,
         recipe: Recipe,

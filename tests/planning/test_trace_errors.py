@@ -28,6 +28,10 @@ ADVICE: dict[str, tuple[Exception, str]] = {
         NotImplementedError("FlexAttention does not support backward on CPU."),
         'Plan with another: .* set_attn_implementation\\("eager"\\)',
     ),
+    "an optimizer on shards": (
+        RuntimeError("aten.mul.Tensor: got mixed torch.Tensor and DTensor"),
+        'fully_shard makes weights DTensors, .* or engine="ddp"',
+    ),
     "anything else": (KeyError("labels"), "Pass an example batch .* and a loss="),
 }
 

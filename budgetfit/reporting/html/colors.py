@@ -35,13 +35,8 @@ TREATMENTS: Final = {
 
 
 def color(name: str) -> str:
-    """Return the colour to draw with; ``category_color`` for the name of a category."""
+    """Return the colour to draw with."""
     return COLORS[name][0]
-
-
-def category_color(category: str) -> str:
-    """Return the colour of a category of memory, or of a part of the process."""
-    return color(category.replace("_", "-"))
 
 
 def css_variables(*, dark: bool) -> str:
