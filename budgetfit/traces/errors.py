@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import Final
 
 import torch
 from torch import nn
@@ -16,17 +17,38 @@ from budgetfit.tracing.values.concrete_execution import (
 from budgetfit.tracing.values.known_values import UnknownValueError
 from budgetfit.utils.format_bytes import format_bytes
 
-# Messages of torch about dtypes, and about reads or writes of a fake tensor's memory.
-_HALF_PRECISION = (
-    "Unsupported dtype BFloat16",
-    "Unsupported dtype Half",
-    "not implemented for 'BFloat16'",
-    "not implemented for 'Half'",
-)
-# From optimizers without support for them, and from ops without a fake kernel.
-_SPARSE = ("sparse gradients", "SparseTensorImpl")
-_SHARDED = ("DTensor", "overlapping meshes")
-_NEEDS_MEMORY = ("data pointer", "data is not allocated", "Cannot access storage")
+# Words of torch's messages -> what to do.
+_ADVICE: Final = {
+    # Of optimizers that do not take them, and of ops without a fake kernel.
+    ("sparse gradients", "SparseTensorImpl"): (
+        "An embedding with sparse=True makes sparse gradients. Set sparse=False: its "
+        "gradient is then as large as its weight; or use an optimizer that takes them, "
+        "such as torch.optim.SparseAdam for it alone."
+    ),
+    ("FlexAttention",): (
+        "Flex attention is not planned. Plan with another: a transformers model with "
+        'set_attn_implementation("eager"), which holds all scores as flex attention '
+        'does without torch.compile, or with "sdpa", which comes near to compiled flex '
+        "attention; a model of your own with "
+        "torch.nn.functional.scaled_dot_product_attention in its place."
+    ),
+    ("data pointer", "data is not allocated", "Cannot access storage"): (
+        "A custom kernel or numpy reads memory that a trace does not have: wrap it in "
+        "torch.library.custom_op with a fake implementation (register_fake), or switch "
+        "to the model's plain torch path."
+    ),
+    (
+        "Unsupported dtype BFloat16",
+        "Unsupported dtype Half",
+        "not implemented for 'BFloat16'",
+        "not implemented for 'Half'",
+    ): 'This op takes no half precision: pass precision="fp32" or "tf32".',
+    ("DTensor", "overlapping meshes"): (
+        "fully_shard makes weights DTensors, and torch cannot do this with them: an "
+        "optimizer may mix them with plain tensors, and two blocks cannot share a "
+        'weight. Use another optimizer, or engine="ddp".'
+    ),
+}
 
 
 def trace_error(model: nn.Module, error: Exception) -> TraceError:
@@ -73,34 +95,9 @@ def _advice(model: nn.Module, error: Exception) -> str:
 
 
 def _advice_on(error: Exception) -> str:
-    if any(hint in str(error) for hint in _SPARSE):
-        return (
-            "An embedding with sparse=True makes sparse gradients. Set sparse=False: "
-            "its gradient is then as large as its weight; or use an optimizer that "
-            "takes them, such as torch.optim.SparseAdam for it alone."
-        )
-    if "FlexAttention" in str(error):
-        return (
-            "Flex attention is not planned. Plan with another: a transformers model "
-            'with set_attn_implementation("eager"), which holds all scores as flex '
-            'attention does without torch.compile, or with "sdpa", which comes near to '
-            "compiled flex attention; a model of your own with "
-            "torch.nn.functional.scaled_dot_product_attention in its place."
-        )
-    if any(hint in str(error) for hint in _NEEDS_MEMORY):
-        return (
-            "A custom kernel or numpy reads memory that a trace does not have: wrap it "
-            "in torch.library.custom_op with a fake implementation (register_fake), or "
-            "switch to the model's plain torch path."
-        )
-    if any(hint in str(error) for hint in _HALF_PRECISION):
-        return 'This op takes no half precision: pass precision="fp32" or "tf32".'
-    if any(hint in str(error) for hint in _SHARDED):
-        return (
-            "fully_shard makes weights DTensors, and torch cannot do this with them: an "
-            "optimizer may mix them with plain tensors, and two blocks cannot share a "
-            'weight. Use another optimizer, or engine="ddp".'
-        )
+    for words, advice in _ADVICE.items():
+        if any(word in str(error) for word in words):
+            return advice
     if isinstance(error, IndexError):
         return (
             "Batches of 2 and 3 samples are cut from the given one: indices that point "
