@@ -68,6 +68,8 @@ WRONG: Final[dict[str, tuple[str, ...]]] = {
     "gpu": ("rtx-4091", "", "\n", "☃", "t4,l4", "nan"),
     "gpus": ("", ",", "t4,rtx-4091", "☃", "0", "8x", "-2"),
     "engine": ("tp", "deepspeed", "FSDP", "", "☃"),
+    "link": ("nvlink-9", "0GB/s", "8x", "nvlink-4,nvlink-4", "", "☃"),
+    "price": ("0", "-1", "nan", "inf", "x", "t4=0.35", ""),
     "headroom": ("lots", "-1GB", "9999GB", "nan", ""),
     "host_ram": ("lots", "-1GB", "nan", ""),
     "allocator": ("expandable_segments", "max_split_size_mb:0", "a:b", "[:", ","),
@@ -160,6 +162,8 @@ OPEN: Final[dict[str, tuple[str, ...]]] = {
         "\uff11\uff16GB",
     ),
     "gpu": ("b200", "tesla t4", "nvidia"),
+    "link": ("nvlink-4", "25GB/s", "8x400Gb/s"),  # with several GPUs
+    "price": ("0.35",),  # with gpus="auto"
     "precision": ("bf16-mixed", "bf16", "tf32", "as-is", "fp32,bf16-mixed,as-is"),
     "optimizer": ("adamw_bnb_8bit", "paged_adamw_8bit", "galore_adamw", "stable_adamw"),
     "checkpointing": (
