@@ -195,7 +195,7 @@ class _Search:
         else:  # at most, with the two states of Adam
             sharded_bytes = 4 * weights_bytes // ranks
         if ranks == 1:
-            self.floor_bytes = _optimizer_step_bytes(here)
+            self.floor_bytes = _optimizer_step_bytes(here, least)
         fixed_bytes = least.needed_bytes - sharded_bytes
         if self.given.engine == "ddp":
             self._stopped = "DDP keeps the whole model on each GPU: try engine='fsdp2'"
@@ -226,16 +226,20 @@ class _Search:
         return budget.usable_bytes
 
 
-def _optimizer_step_bytes(one: Arguments) -> int:
+def _optimizer_step_bytes(one: Arguments, least: LowestPeak) -> int:
     """Return the optimizer step's peak on one GPU where that is too much; else 0.
 
-    Whatever is recomputed: ranks that share it take at least their share.
+    Whatever is recomputed: ranks that share it take at least their share. ``least``:
+    the lowest peak with the checkpointing that is asked for.
     """
     asked = replace(one, checkpointing="auto").parsed()
-    least = asked.least().estimate
-    if least is None or len(asked.precisions) > 1:
+    if len(asked.precisions) > 1:
         return 0
-    return least.timeline.phase_peaks_bytes["optimizer"]
+    if one.checkpointing != "auto":
+        least = asked.least()
+    if least.estimate is None:
+        return 0
+    return least.estimate.timeline.phase_peaks_bytes["optimizer"]
 
 
 def _per_money(plan: Plan, price: float | None) -> float:

@@ -55,6 +55,7 @@ class Layer:
     by_precision: dict[str, LayerMemory]
 
 
+# Memory categories that do not grow with the batch.
 _BATCH_INDEPENDENT: Final = ("parameters", "buffers", "gradients", "optimizer_state")
 
 

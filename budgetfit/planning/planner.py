@@ -17,7 +17,6 @@ from budgetfit.calibration.known_measurements import times_source
 from budgetfit.core.loop import RUN
 from budgetfit.core.plan import Alternative, Estimate, Layer, LazyAlternatives, Plan
 from budgetfit.errors import InputError, TraceError
-from budgetfit.memory.chain.peak import optimizer_step_bytes
 from budgetfit.planning.alternatives.alternatives import (
     deciding_baselines,
     lazy_alternatives,
@@ -183,14 +182,7 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:
     Raises:
         DoesNotFitError: If even the lowest peak does not fit.
     """
-    hopeful = [
-        session
-        for session in sessions
-        if optimizer_step_bytes(
-            session.block_chain.without_options().profile_at(session.smallest_batch)
-        )
-        <= session.budget.usable_bytes
-    ]
+    hopeful = [session for session in sessions if session.optimizer_step_fits]
     found = [search_with_loss_chunks(session) for session in hopeful]
     rated = [
         (row.session.rank(row.estimate), number)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 from budgetfit.core.budget import Budget
 from budgetfit.errors import TraceError
 from budgetfit.gpus.nccl_memory import nccl_memory
+from budgetfit.memory.chain.peak import optimizer_step_bytes
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
@@ -92,6 +93,12 @@ class PlanningSession:
     def smallest_batch(self) -> int:
         """The requested batch size, or 1."""
         return self.request.batch_size or 1
+
+    @property
+    def optimizer_step_fits(self) -> bool:
+        """Whether the optimizer step fits, whatever is recomputed."""
+        chain = self.block_chain.without_options().profile_at(self.smallest_batch)
+        return optimizer_step_bytes(chain) <= self.budget.usable_bytes
 
     def judge(self, recipe: Recipe) -> Estimate:
         """Trace a recipe as applied to a fake copy of the model, and replay it."""

@@ -180,12 +180,11 @@ class Tracer:
         part = "" if short is None else f", in a shortened model with {len(blocks)}"
         wrapped = sum(len(segment.blocks) for segment in program.segments)
         known = self.has_run(program, batch_size, short)
-        text = (
-            f"tracing batch {batch_size}, {program.precision}, {wrapped} of "
-            f"{len(self.workload.blocks)} blocks recomputed{part}"
-        )
         if not known:
-            self.progress(text)
+            self.progress(
+                f"tracing batch {batch_size}, {program.precision}, {wrapped} of "
+                f"{len(self.workload.blocks)} blocks recomputed{part}"
+            )
         try:
             raw = trace_recipe(
                 self.workload,

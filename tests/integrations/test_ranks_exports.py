@@ -178,6 +178,12 @@ def _lightning_losses(name: str, own: list[dict[str, torch.Tensor]]) -> list[flo
     ).fit(module, torch.utils.data.DataLoader(own, batch_size=None))
     kinds = {type(each) for each in module.parameters()}
     assert (DTensor in kinds) is (name == "fsdp2")
+    first: Any = module.net.get_submodule("model.layers.0")
+    assert not first.gradient_checkpointing
+    callback.on_fit_start(None, module)  # another fit
+    assert first.gradient_checkpointing
+    callback.on_fit_end()
+    assert not first.gradient_checkpointing
     return module.losses
 
 

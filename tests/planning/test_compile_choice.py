@@ -25,6 +25,7 @@ from budgetfit.planning.alternatives.compiled_row import (
 )
 from budgetfit.planning.compile_choice import best_compiled
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.planning.search import compiled_model
 from budgetfit.planning.search.compiled_model import SIZES_JUDGED, judge_sizes
 from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE, batch_size_grid
@@ -233,6 +234,12 @@ def test_few_sizes_are_judged_and_the_largest_that_fits_is_found(
     assert largest == 0 or fitting
     if not largest:
         assert judged[-1].recipe.batch_size == 1
+
+
+def test_the_divisors_of_a_huge_batch_are_found_at_once() -> None:
+    huge = session().changed(effective_batch_size=10**18)
+    sizes = compiled_model._batch_sizes(huge)  # noqa: SLF001 - they are not judged here
+    assert sizes[-1] == LARGEST_BATCH_SIZE
 
 
 def test_what_a_compiled_model_is_not_planned_for() -> None:

@@ -17,7 +17,6 @@ _MODE_NAMES: Final = {
     "selective": "recomputed selectively",
     "offload": "offloaded",
 }
-# Memory categories that do not grow with the batch.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

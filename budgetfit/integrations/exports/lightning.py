@@ -105,7 +105,7 @@ class _PlanHooks:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._prepared: PreparedModel | None = None
-        self._is_sharded = False
+        self._sharded: nn.Module | None = None  # the planned model
 
     def shard(self, module: nn.Module) -> None:
         """Apply the plan and shard the model: call it in ``configure_model``.
@@ -116,20 +116,24 @@ class _PlanHooks:
             module: The LightningModule, with weights that are equal on all ranks.
         """
         parallelism = self._plan.recipe.parallelism
-        if self._is_sharded or parallelism is None or parallelism.engine != "fsdp2":
+        if parallelism is None or parallelism.engine != "fsdp2":
+            return
+        if self._sharded is not None:
             return
         self._prepared = prepare(self._plan, module)
         mesh: Any = module
         device = torch.device(mesh.device_mesh.device_type)
         model = self._prepared.model
         wrap(model, self._plan.model.blocks, parallelism, device)
-        self._is_sharded = True
+        self._sharded = model
 
     def on_fit_start(self, _: object, pl_module: nn.Module) -> None:
         """Apply checkpointing, loss and dtypes, after the Trainer's own setup."""
-        if not self._is_sharded:
+        if self._sharded is None:
             self._undo()
             self._prepared = prepare(self._plan, pl_module)
+        elif self._prepared is None:  # ``shard`` prepared the first fit
+            self._prepared = PreparedModel(self._plan, self._sharded)
 
     def on_sanity_check_end(self, *_: object) -> None:
         """Empty the cache before training begins.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from budgetfit.core.plan import GpuComparison
 from budgetfit.core.precision import requested_precisions
 from budgetfit.errors import InputError
-from budgetfit.memory.chain.peak import optimizer_step_bytes
 from budgetfit.planning.profiling.first_trace import fallback_for
 from budgetfit.planning.search.accumulation import (
     planned_accumulation,
@@ -157,15 +156,7 @@ def _hopeful(sessions: Sequence[PlanningSession]) -> Sequence[PlanningSession]:
     """
     if sessions[0].settings.parallelism is None:
         return sessions
-    hopeful = [
-        each
-        for each in sessions
-        if optimizer_step_bytes(
-            each.block_chain.without_options().profile_at(each.smallest_batch)
-        )
-        <= each.budget.usable_bytes
-    ]
-    return hopeful or sessions
+    return [each for each in sessions if each.optimizer_step_fits] or sessions
 
 
 def _best_or_lowest(session: PlanningSession) -> tuple[PlanningSession, Estimate]:

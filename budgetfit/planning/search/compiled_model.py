@@ -78,7 +78,8 @@ def _batch_sizes(session: PlanningSession) -> Sequence[int]:
     if session.request.objective == "memory":
         return [1]
     if total is not None:
-        return [each for each in range(1, total + 1) if total % each == 0]
+        most = min(total, LARGEST_BATCH_SIZE)
+        return [each for each in range(1, most + 1) if total % each == 0]
     return batch_size_grid(LARGEST_BATCH_SIZE)
 
 
