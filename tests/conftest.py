@@ -3,6 +3,7 @@
 ``--within SECONDS`` runs as many of the cheapest tests as take that long.
 """
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +26,20 @@ def no_files_of_this_machine(
         patch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("calibration")))
         patch.setenv(CACHE_VARIABLE, "off")
         yield
+
+
+def pytest_collection_finish() -> None:
+    """Exclude all tests' code and data from garbage collections: half a second each."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_is_of_one_file() -> Iterator[None]:
+    """Exclude what earlier files keep, cached plans for example, as well."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -306,8 +306,8 @@ def _run_to_gradients(  # noqa: PLR0913
             found.append(look(trained))
             raise _GradientsAreThere
 
-    gc.collect()  # an error of an earlier run may still hold tensors
     if torch.cuda.is_available():
+        gc.collect()  # an error of an earlier run may still hold tensors
         torch.cuda.empty_cache()
     run = make_run(on_phase)
     trained: nn.Module = getattr(run, "model", model)

@@ -80,6 +80,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     batch_sizes: Sequence[int] | None = None,
     bounds: Callable[[Problem], Bounds] | None = None,
     before: BatchChoice | None = None,
+    below_ns: Fraction | None = None,
     micro_batches: int = 1,
 ) -> BatchChoice:
     """Return the best batch size for an objective, with its plan.
@@ -102,6 +103,8 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
             They do not change the result. For ``throughput`` and ``batch_size``.
         before: The choice within a larger budget, all else equal: sizes that were too
             slow there are not tried again.
+        below_ns: The time per sample that counts as an answer, for ``throughput``:
+            sizes whose bounds are not below it are not solved.
         micro_batches: Per optimizer step, without an effective batch size.
 
     Raises:
@@ -117,7 +120,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         micro_batches,
     )
     sizes = _sizes_to_try(search, objective, batch_sizes, before)
-    _solve_the_promising(search, sizes, objective)
+    _solve_the_promising(search, sizes, objective, below_ns)
     best = search.best_of(sizes, objective)
     if best and objective == "throughput" and not (batch_sizes or effective_batch_size):
         last = _last_before_the_next_step(search, best.batch_size)
@@ -168,13 +171,18 @@ class _Search:
         return self.known[batch_size]
 
     def floor(self, batch_size: int) -> Fraction:
-        """Return a lower bound on the time per sample at a batch size."""
-        before = self.floors.get(batch_size, Fraction(0))
+        """Return a lower bound on the time per sample at a batch size.
+
+        No plan is faster than everything kept, whether that fits or not.
+        """
         known = self.known.get(batch_size)
-        if known is None or known.lower_ns is None:
-            return before
+        least_ns = None if known is None else known.lower_ns
+        if least_ns is None and batch_size in self.floors:
+            return self.floors[batch_size]
         chain = self.profile_at(batch_size)
-        return max(before, self._ns_per_sample(chain, known.lower_ns))
+        floor = self._ns_per_sample(chain, least_ns or chain_time_ns(chain, ()))
+        self.floors[batch_size] = max(floor, self.floors.get(batch_size, floor))
+        return self.floors[batch_size]
 
     def floors_of(self, batch_sizes: Iterable[int]) -> dict[int, Fraction]:
         """Return ``floor`` of the sizes that the bounds do not rule out."""
@@ -268,7 +276,10 @@ def _divisors_that_fit(search: _Search, effective_batch_size: int) -> list[int]:
 
 
 def _solve_the_promising(
-    search: _Search, sizes: Sequence[int], objective: Objective
+    search: _Search,
+    sizes: Sequence[int],
+    objective: Objective,
+    below_ns: Fraction | None,
 ) -> None:
     """Solve the sizes that can be the best, by ascending lower bound."""
     if search.bounds is None:
@@ -280,7 +291,7 @@ def _solve_the_promising(
             if search.candidate(size).solution.segments is not None:
                 return
         return
-    best: Fraction | None = None
+    best = below_ns
     waiting = [(least, size) for size, least in search.floors_of(sizes).items()]
     heapq.heapify(waiting)
     while waiting:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from torch.nn import functional
 
 import budgetfit
@@ -82,6 +83,20 @@ def test_a_hub_pipeline_is_read_from_its_subfolder(
     monkeypatch.setattr(source, "hf_hub_download", download)
     fields = source.hub_fields("org/pipeline", local_files_only=False)
     assert fields == (SMALL_DIT, "unet")
+
+
+def test_a_hub_out_of_reach_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def download(_: str, name: str, **__: object) -> str:
+        asked.append(name)
+        raise LocalEntryNotFoundError("no connection, and not in the cache")
+
+    monkeypatch.setattr(source, "hf_hub_download", download)
+    assert source.hub_fields("org/pipeline", local_files_only=False) == ({}, "")
+    assert len(asked) == 1  # each is retried for 24 s
+    assert source.hub_fields("org/pipeline", local_files_only=True) == ({}, "")
+    assert len(asked) == 3
 
 
 def test_the_loss_is_the_error_of_the_first_channels() -> None:

@@ -293,11 +293,21 @@ def test_a_hub_id_asks_for_its_config_and_for_nothing_else(
     assert "org/tiny-llama on the hub, no weights loaded" in resolved.source
 
 
+@pytest.fixture
+def no_file_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hf_hub_download(*_: object, **__: object) -> None:
+        raise hub_error(hub_errors.RemoteEntryNotFoundError)
+
+    where = "budgetfit.integrations.model_sources.diffusers.hf_hub_download"
+    monkeypatch.setattr(where, hf_hub_download)
+
+
 def hub_error(kind: type[Exception]) -> Exception:
     """Return an error of the hub without the web answer that it usually carries."""
     return kind.__new__(kind)
 
 
+@pytest.mark.usefixtures("no_file_on_the_hub")
 @pytest.mark.parametrize(
     ("cause", "message"),
     [
@@ -325,6 +335,7 @@ def test_what_the_hub_refuses_is_said_in_one_line_with_what_to_do(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.usefixtures("no_file_on_the_hub")
 def test_hub_code_is_named_before_it_could_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
 

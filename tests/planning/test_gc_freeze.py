@@ -1,8 +1,16 @@
 import gc
+from collections.abc import Iterator
 
 import pytest
 
-from budgetfit.traces.gc_freeze import freeze_gc
+from budgetfit.traces.gc_freeze import NEW_OBJECTS, freeze_gc
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def test_old_objects_are_left_alone_and_given_back() -> None:
@@ -10,6 +18,16 @@ def test_old_objects_are_left_alone_and_given_back() -> None:
     with freeze_gc():
         assert gc.get_freeze_count() > 0
     assert gc.get_freeze_count() == 0
+
+
+def test_new_objects_are_collected_less_often() -> None:
+    before = gc.get_threshold()
+    with freeze_gc():
+        assert gc.get_threshold() == (NEW_OBJECTS, *before[1:])
+        with freeze_gc():
+            pass
+        assert gc.get_threshold() == (NEW_OBJECTS, *before[1:])
+    assert gc.get_threshold() == before
 
 
 def test_an_error_gives_them_back_too() -> None:

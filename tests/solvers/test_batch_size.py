@@ -7,6 +7,7 @@ import pytest
 
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.errors import InputError
+from budgetfit.planning.search.solver_choice import fastest_plan_bounds
 from budgetfit.solvers.batch_size import (
     BatchCandidate,
     BatchChoice,
@@ -231,6 +232,30 @@ def test_each_batch_size_is_solved_once_with_its_own_chain_and_the_budget() -> N
 
     choose(777, solve=solve, effective_batch_size=8)
     assert asked == [(1, 777), (2, 777), (4, 777), (8, 777)]
+
+
+@pytest.mark.parametrize("share", [Fraction(1), Fraction(9, 10), Fraction(11, 10)])
+def test_what_is_not_below_a_time_is_not_solved(share: Fraction) -> None:
+    solved: list[int] = []
+
+    def solve(problem: Problem) -> Solution:
+        solved.append(problem.chain.batch_size)
+        return chain_dp(problem)
+
+    fastest = choose(STATIC + 13 * 37, bounds=fastest_plan_bounds).best
+    assert fastest is not None
+    below_ns = fastest.ns_per_sample * share
+    found = choose(
+        STATIC + 13 * 37, solve=solve, bounds=fastest_plan_bounds, below_ns=below_ns
+    )
+    if share > 1:
+        assert found.best == fastest
+    else:
+        assert found.best is None or found.best.ns_per_sample >= below_ns
+        assert found.lower_ns  # some fit
+        assert not any(
+            found.lower_ns[size] > below_ns for size in solved if size in found.lower_ns
+        )
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from budgetfit.integrations.optional_imports import import_library
 if TYPE_CHECKING:
     from budgetfit.integrations.model_sources.resolved_model import Materialize
 
+_OUT_OF_REACH = hub_errors.LocalEntryNotFoundError  # nor in the hub's cache
 CLASS_NAME = "_class_name"  # the class of a model in its config.json
 
 
@@ -47,13 +48,18 @@ def hub_fields(hub_id: str, *, local_files_only: bool) -> tuple[dict[str, Any], 
     def fields_of(name: str) -> dict[str, Any]:
         try:
             file = hf_hub_download(hub_id, name, local_files_only=local_files_only)
-        except (hub_errors.HfHubHTTPError, hub_errors.LocalEntryNotFoundError, OSError):
-            return {}
+        except (hub_errors.HfHubHTTPError, OSError) as error:
+            if local_files_only or not isinstance(error, _OUT_OF_REACH):
+                return {}
+            raise  # after 24 s of retries, which the next file would take too
         return read_fields(Path(file))
 
-    index = fields_of(PIPELINE_INDEX)
-    folder = denoiser_of(index) if index else ""
-    fields = fields_of(f"{folder}/config.json" if folder else "config.json")
+    try:
+        index = fields_of(PIPELINE_INDEX)
+        folder = denoiser_of(index) if index else ""
+        fields = fields_of(f"{folder}/config.json" if folder else "config.json")
+    except _OUT_OF_REACH:
+        return {}, ""
     return (fields, folder) if is_diffusers_config(fields) else ({}, "")
 
 

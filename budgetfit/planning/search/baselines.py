@@ -65,15 +65,16 @@ def best_with_policy(
             found = search(session.asking(checkpointing=policy), max_rounds=rounds)
             if found.estimate is not None:
                 return found.estimate
-    return best_with_segments(
-        session, policy_segments(plain, policy, session.smallest_batch)
+    segments = policy_segments(plain, policy, session.smallest_batch)
+    return best_with_segments(session, segments) or session.judge(
+        session.settings.recipe(session.smallest_batch, segments)
     )
 
 
 def best_with_segments(
     session: PlanningSession, segments: tuple[Segment, ...]
-) -> Estimate:
-    """Return fixed segments at their best batch size, or the smallest if none fits.
+) -> Estimate | None:
+    """Return fixed segments at their best batch size, or None if none was found to fit.
 
     Takes two traces, and one more where the chosen batch size is another program.
     """
@@ -86,7 +87,7 @@ def best_with_segments(
         if estimate.fits:
             return estimate
         batches.refused.add(best.batch_size)
-    return session.judge(session.settings.recipe(session.smallest_batch, segments))
+    return None
 
 
 class BaselineProfile:

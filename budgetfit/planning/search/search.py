@@ -12,6 +12,7 @@ the best one found, and whose live bytes fit, are judged: as many as are cheap t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -115,16 +116,18 @@ def can_gain(
     limit_bytes = session.budget.usable_bytes
     profile_at = session.block_chain.profiles_within(limit_bytes, exact_blocks=False)
     solve = solver_for(session)
-    fastest = best_batch(
+    below_ns = Fraction(solver_ns(known) * (1 - gain))
+    found = best_batch(
         session,
         (lambda size: chain_of(profile_at(size))) if chain_of else profile_at,
         solve,
         limit_bytes,
         bounds=fastest_plan_bounds if solve is fastest_plan else None,
-    ).best
-    if fastest is None:
-        return True  # the plan of lowest peak may fit
-    return float(fastest.ns_per_sample or 0) < solver_ns(known) * (1 - gain)
+        below_ns=below_ns,
+    )
+    if found.best is None:
+        return not found.lower_ns  # else the plan of lowest peak may fit
+    return (found.best.ns_per_sample or 0) < below_ns
 
 
 def solver_ns(estimate: Estimate) -> float:

@@ -8,6 +8,7 @@ torch's. Only a call whose outputs are equal in every respect is cached.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from budgetfit.tracing.call_cache import STRIDED, CallCache, add_metadata, call_
 from budgetfit.tracing.fake.tensor_factory import FakeTensorFactory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -66,6 +67,7 @@ class FakeResultCache:
     """Runs ops on the fakes of one mode, with a process-wide cache of the results."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
         self._fakes = FakeTensorFactory(mode)
 
     def run(
@@ -97,7 +99,8 @@ class FakeResultCache:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        out = func(*args, **kwargs)
+        with self._uncached():
+            out = func(*args, **kwargs)
         result = None
         if call_key(func, args, kwargs) == key:  # else it changed its arguments
             result = _result_of(args, kwargs, out)
@@ -105,6 +108,15 @@ class FakeResultCache:
             result = None
         _SEEN.store(key, result)
         return out
+
+    @contextlib.contextmanager
+    def _uncached(self) -> Iterator[None]:
+        """Run an op without torch's own cache: filling it takes a third of the time."""
+        before, self._mode.cache_enabled = self._mode.cache_enabled, False
+        try:
+            yield
+        finally:
+            self._mode.cache_enabled = before
 
     def _recreates(self, result: ResultSpec, args: tuple[Any, ...], out: Any) -> bool:
         """Whether a recreated result equals torch's."""
