@@ -107,7 +107,8 @@ class DoesNotFitError(BudgetfitError):
     """No allowed settings fit the budget.
 
     Attributes:
-        needed_bytes: The lowest peak found over all settings that a plan may choose.
+        needed_bytes: The lowest peak found over all settings that a plan may choose; of
+            a large model the lowest by formula, where ``floor_bytes`` is too much.
         usable_bytes: Limit on reserved memory by the budget.
         largest: Name and bytes of the largest category at that peak.
         suggestions: Changes that were evaluated and fit, best first.

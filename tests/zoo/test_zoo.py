@@ -13,7 +13,7 @@ from tests.zoo.entry import zoo
 from tests.zoo.known_failures import KNOWN_FAILURES
 
 ONE_OF = 20
-WITH_ALTERNATIVES = 3  # of one in so many: they take half of the time
+WITH_ALTERNATIVES = 6  # of one in so many: they take half of the time
 
 
 def chosen() -> list[str]:

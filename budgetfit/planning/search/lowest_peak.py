@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 SIMILAR_PEAK: Final = 0.01
 MAX_JUDGED: Final = 6
 MAX_EVENTS: Final = 100_000
+MAX_EVENTS_PROVEN: Final = 10_000
 # A peak just above the budget is searched longer: small changes save 20 MiB segments.
 NEARLY_FITS: Final = 0.04  # above what is usable
 MAX_EVENTS_NEARLY_FITS: Final = 400_000
@@ -105,12 +106,20 @@ def fitting_or_lowest(session: PlanningSession) -> LowestPeak:
     """
     limit_bytes = session.budget.usable_bytes
     if session.request.checkpointing == "auto":
-        # One program, which also gives a lower bound for any choice of segments.
+        # One program each; the first gives a lower bound for any choice of segments.
         recompute_all = checkpoint_every_block(session.workload.blocks)
-        recipe = session.settings.recipe(session.smallest_batch, recompute_all)
-        full = session.judge(recipe)
-        if full.fits or full.timeline.floor_bytes > limit_bytes:
-            return LowestPeak(full.reserved_bytes, limit_bytes, bool(full.fits), full)
+        for of_one_loss in with_more_loss_chunks(session)[:2]:
+            recipe = of_one_loss.settings.recipe(session.smallest_batch, recompute_all)
+            try:
+                full = of_one_loss.judge(recipe)
+            except (InputError, TraceError):
+                if of_one_loss is session:
+                    raise
+                break  # the loss is not cut into parts
+            if full.fits or full.timeline.floor_bytes > limit_bytes:
+                return LowestPeak(
+                    full.reserved_bytes, limit_bytes, bool(full.fits), full
+                )
     rated = _lowest_by_formula(session)
     least = _least_judged([row for row in rated if not row.is_above(limit_bytes)])
     if least is None:
@@ -151,7 +160,10 @@ class _Rated(NamedTuple):
 
 
 def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
-    """Return the lowest judged peak, or the first that fits; None if empty."""
+    """Return the lowest judged peak, or the first that fits; None if empty.
+
+    Of long traces only the first, where its optimizer step proves that nothing fits.
+    """
     least: Estimate | None = None
     events = 0
     most_events = MAX_EVENTS
@@ -171,6 +183,9 @@ def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
             most_events = MAX_EVENTS_NEARLY_FITS
         is_far_above = least.reserved_bytes > usable_bytes * FAR_ABOVE
         events += len(row.session.traces.exact(row.recipe).events)
+        proven = found.timeline.floor_bytes > usable_bytes
+        if proven and events > MAX_EVENTS_PROVEN:
+            break  # others would only be a little lower
     return least
 
 
