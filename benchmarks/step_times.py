@@ -40,8 +40,9 @@ SMALL_BATCH, LARGE_BATCH = 2, 64
 IDLE_TILES: Final = """\
 What is missing in the first rows of 512 tokens: 1,024 rows by 1,024 or 4,096 columns
 are 64 or 256 tiles of 128 x 128, which keep 84 multiprocessors busy for 76% of whole
-waves. Products take 0.9 of BERT's 2.1 ms; were all of them so much slower, 1.21 would
-be 1.38. Waves are not modelled (decision 0039)."""
+waves. Arithmetic of products takes 0.9 of BERT's 2.1 ms and 1.0 of GPT-2's 2.8; were
+it so much slower, 1.37 and 1.31 would be predicted. Waves are not modelled (decision
+0039)."""
 
 
 @dataclass(frozen=True)
