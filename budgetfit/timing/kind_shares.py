@@ -19,22 +19,22 @@ class KindShares(NamedTuple):
 # the bandwidth of products, which comes from fits of measured matrix products, and
 # copies to the host.
 KIND_SHARES: Final[dict[OpKind, KindShares]] = {
-    "elementwise": KindShares(0, 0.87),
-    "copy": KindShares(0, 0.90),
-    "reduction": KindShares(0, 0.68),
-    "softmax": KindShares(0, 0.65),
-    "norm": KindShares(0, 0.72),
-    "norm_backward": KindShares(0, 0.68),
-    "batch_norm": KindShares(0, 1.02),
-    "pooling": KindShares(0, 0.65),
-    "optimizer": KindShares(0, 0.69),
-    "matmul": KindShares(0.93, 1.1),
-    "small_batched_matmul": KindShares(1.01, 1.1),
-    "unaligned_matmul": KindShares(0.19, 1.1),
+    "elementwise": KindShares(0, 0.86),
+    "copy": KindShares(0, 0.89),
+    "reduction": KindShares(0, 0.72),
+    "softmax": KindShares(0, 0.66),
+    "norm": KindShares(0, 0.74),
+    "norm_backward": KindShares(0, 0.70),
+    "batch_norm": KindShares(0, 1.04),
+    "pooling": KindShares(0, 0.66),
+    "optimizer": KindShares(0, 0.55),
+    "matmul": KindShares(0.96, 1.1),
+    "small_batched_matmul": KindShares(0.90, 1.1),
+    "unaligned_matmul": KindShares(0.20, 1.1),
     # Rows cannot tell the libraries of attention, nor 3x3 kernels, from each other.
     **dict.fromkeys(
         ("flash_attention", "efficient_attention", "cudnn_attention"),
-        KindShares(0.78, 1.0),
+        KindShares(0.76, 1.0),
     ),
     **dict.fromkeys(
         (
@@ -42,13 +42,13 @@ KIND_SHARES: Final[dict[OpKind, KindShares]] = {
             "efficient_attention_backward",
             "cudnn_attention_backward",
         ),
-        KindShares(0.45, 1.0),
+        KindShares(0.41, 1.0),
     ),
-    **dict.fromkeys(("convolution", "convolution_3x3"), KindShares(1.28, 0.90)),
+    **dict.fromkeys(("convolution", "convolution_3x3"), KindShares(1.29, 0.90)),
     **dict.fromkeys(
-        ("convolution_backward", "convolution_3x3_backward"), KindShares(1.14, 0.90)
+        ("convolution_backward", "convolution_3x3_backward"), KindShares(1.07, 0.90)
     ),
-    "grouped_convolution": KindShares(0.35, 0.74),
-    "depthwise_convolution": KindShares(0.51, 0.51),
+    "grouped_convolution": KindShares(0.40, 0.82),
+    "depthwise_convolution": KindShares(0.52, 0.52),
     "host": KindShares(0, 1.0),
 }

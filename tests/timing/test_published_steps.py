@@ -5,14 +5,18 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.published_steps import scaling
 from benchmarks.published_steps.fit import PRIOR, fit, shares_of
+from benchmarks.published_steps.optimizers import OPTIMIZERS
 from benchmarks.published_steps.predict import ROWS, Step, recorded_kernels, steps
 from benchmarks.published_steps.record import kernels_of
 from benchmarks.step_times import Row, batch_growth, hard_pairs, pairs_of_settings
 from budgetfit.gpus.table import find_gpu
 from budgetfit.timing.kind_shares import KIND_SHARES
+from budgetfit.tracing.op_costs import op_cost
 
 LAYER = "bert-large layer"
 
@@ -61,10 +65,10 @@ def test_the_shares_are_those_that_the_fit_gives() -> None:
 def test_predicted_times_are_as_close_as_they_were() -> None:
     found = errors(rows())
     assert abs(np.median(found)) < 0.02
-    assert np.median(abs(found)) < 0.068
+    assert np.median(abs(found)) < 0.058
     assert np.quantile(abs(found), 0.9) < 0.18
     assert np.mean((found > -0.2) & (found < 0.25)) > 0.92
-    assert np.mean([row.is_inside for row in rows()]) > 0.90
+    assert np.mean([row.is_inside for row in rows()]) > 0.91
 
 
 def test_models_and_settings_are_in_the_order_of_measured_times() -> None:
@@ -82,7 +86,44 @@ def test_times_on_a_t4_are_neither_too_fast_nor_too_slow() -> None:
 
 def test_small_batches_take_longer_per_sample() -> None:
     for _, measured, predicted in batch_growth(rows()):
-        assert 1 < float(predicted) < float(measured) + 0.1
+        assert max(1, float(measured) - 0.25) < float(predicted)
+        assert float(predicted) < float(measured) + 0.1
+
+
+class MovedBytes(TorchDispatchMode):
+    """Adds up the bytes that ops move."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        out = func(*args, **(kwargs or {}))
+        self.total += op_cost(func, args, kwargs or {}, out).moved_bytes
+        return out
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "expected"),
+    [
+        # The momentum scaled and added to, Nesterov's sum, the weight.
+        ("sgd_nesterov", torch.float, 4 * (2 + 3 + 3 + 3)),
+        # Clipped (norm and scale); m, v, m / (v.sqrt() + eps), decay, the weight.
+        ("squad_adam", torch.float, 4 * (1 + 2 + 5 + 6 + 7 + 5 + 7)),
+        # To fp32, clipped, AdamW's seven, and back to fp16.
+        ("squad_adam", torch.half, 6 + 4 * (1 + 2 + 7) + 6),
+    ],
+)
+def test_optimizers_of_the_rows_move_the_bytes_of_their_programs(
+    optimizer: str, dtype: torch.dtype, expected: int
+) -> None:
+    count = 10_000
+    weight = torch.nn.Parameter(torch.ones(count, dtype=dtype))
+    made = OPTIMIZERS[optimizer]([weight])
+    weight.grad = torch.ones_like(weight)
+    made.step()  # the first makes what persists
+    with MovedBytes() as moved:
+        made.step()
+    assert moved.total / count == pytest.approx(expected, rel=0.02)
+    assert (weight != 1).all()
 
 
 SCALING = json.loads((scaling.FOLDER / "scaling.json").read_text())["rows"]
