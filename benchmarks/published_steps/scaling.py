@@ -21,7 +21,7 @@ from typing import Any, Final
 from benchmarks.published_steps.models import build
 from benchmarks.published_steps.predict import FOLDER
 from benchmarks.shared import one_thread, table
-from budgetfit import Parallelism, Recipe, Segment, estimate
+from budgetfit import Estimate, Parallelism, Recipe, Segment, estimate
 
 VOCABULARY: Final = 50_368
 SHAPES: Final = {  # width, heads, blocks: llm-foundry, scripts/train/yamls/pretrain
@@ -50,7 +50,14 @@ def main(names: list[str]) -> int:
     rows = json.loads((FOLDER / "scaling.json").read_text())["rows"]
     asked = [row for row in rows if not names or row["model"] in names]
     for number, row in enumerate(asked, 1):
-        row["predicted"], row["waits"] = predicted(row)
+        found = predicted(row)
+        tokens = row["batch"] * row["accumulation"] * row["seq"]
+        row["predicted"] = tokens / found.step_ms * 1e3
+        row["waits"] = found.network_ms / found.step_ms
+        assert found.step_range_ms is not None  # noqa: S101 - None in saved plans only
+        least_ms, most_ms = found.step_range_ms
+        measured_ms = tokens / row["tokens_per_s_per_gpu"] * 1e3
+        row["in_range"] = least_ms <= measured_ms <= most_ms
         row["error"] = row["predicted"] / row["tokens_per_s_per_gpu"] - 1
         print(f"{number} of {len(asked)}", file=sys.stderr)
     for row in asked:
@@ -59,8 +66,8 @@ def main(names: list[str]) -> int:
     return 0
 
 
-def predicted(row: Row) -> tuple[float, float]:
-    """Return tokens per second of each GPU, and the network's share of the step."""
+def predicted(row: Row) -> Estimate:
+    """Return the estimate of a row's program on one of its GPUs."""
     width, heads, blocks = SHAPES[row["model"]]
     shape = {"d": width, "h": heads, "L": blocks, "V": VOCABULARY, "T": row["seq"]}
     model, batch, loss = build({"kind": "gpt", **shape})
@@ -82,9 +89,7 @@ def predicted(row: Row) -> tuple[float, float]:
             reduce_dtype=REDUCED_IN[row["precision"]],  # type: ignore[arg-type]
         ),
     )
-    found = estimate(model, recipe, gpu=row["gpu"], batch=batch, loss=loss)
-    tokens = row["batch"] * row["accumulation"] * row["seq"]
-    return tokens / found.step_ms * 1e3, found.network_ms / found.step_ms
+    return estimate(model, recipe, gpu=row["gpu"], batch=batch, loss=loss)
 
 
 def scaling_error(row: Row, rows: list[Row]) -> float | None:
@@ -107,6 +112,9 @@ def summary(rows: list[Row]) -> str:
         for gpu in gpus
         if (found := _known(judging, gpu, name))
     ]
+    for gpu in gpus:
+        inside = [row["in_range"] for row in held_out if row["gpu"] == gpu]
+        lines.append(f"* in the printed range on {gpu}: {sum(inside)} of {len(inside)}")
     worst = sorted(rows, key=lambda row: -abs(row["error"]))
     cells = [
         (
