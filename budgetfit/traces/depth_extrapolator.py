@@ -8,6 +8,7 @@ the second batch size if there is one (``depth_extrapolation.validate``).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from budgetfit.tracing.blocks.block_signature import block_signatures
@@ -24,13 +25,14 @@ from budgetfit.tracing.fake.shortened_model import shortening
 from budgetfit.tracing.recording.batch_scaling import NotAffineError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.traces.tracer import Program, Tracer
     from budgetfit.tracing.blocks.block_signature import PlacedBlock
     from budgetfit.tracing.blocks.repeated_runs import BlockRun
     from budgetfit.tracing.fake.shortened_model import Shortening
+    from budgetfit.tracing.recording.raw_trace import RawTrace
     from budgetfit.workload.workload import Workload
 
     Kind: TypeAlias = tuple[Program, bool]
@@ -53,7 +55,12 @@ class DepthExtrapolator:
         self._failed: dict[Kind, str] = {}
 
     def trace(
-        self, program: Program, batch_sizes: Sequence[int], tracer: Tracer
+        self,
+        program: Program,
+        batch_sizes: Sequence[int],
+        tracer: Tracer,
+        *,
+        uniform: bool = False,
     ) -> StepTrace | None:
         """Return the full trace from a shortened model's; None if that saves little.
 
@@ -61,6 +68,7 @@ class DepthExtrapolator:
             program: To be traced.
             batch_sizes: One, or two for an affine trace.
             tracer: Of the session's workload.
+            uniform: As in ``Tracer.trace``.
 
         Raises:
             NotRepeatedError: If the full model must be traced.
@@ -73,7 +81,8 @@ class DepthExtrapolator:
         if kind in self._failed or (self._failed and not self._validated):
             raise NotRepeatedError(self._failed.get(kind, "as the first trace said"))
         try:
-            return self._trace(program, runs, batch_sizes, tracer)
+            trace_at = partial(tracer.trace, program, uniform=uniform)
+            return self._trace(program, runs, batch_sizes, tracer, trace_at)
         except NotRepeatedError as error:
             if not self._is_validated(program):  # else only this program fails
                 self._failed[kind] = str(error)
@@ -106,6 +115,7 @@ class DepthExtrapolator:
         runs: tuple[BlockRun, ...],
         batch_sizes: Sequence[int],
         tracer: Tracer,
+        trace_at: Callable[[int, Shortening], RawTrace],
     ) -> StepTrace:
         model, blocks = tracer.workload.model, tracer.workload.blocks
         short, longer = (
@@ -113,13 +123,13 @@ class DepthExtrapolator:
         )
         layouts = [run_layout(run, tuple(short.paths), blocks) for run in runs]
         extra = [len(run.periods) - KEPT_PERIODS for run in runs]
-        first = tracer.trace(program, batch_sizes[0], short)
+        first = trace_at(batch_sizes[0], short)
         if len(batch_sizes) > 1 and (
             not self._is_validated(program)
             or tracer.has_run(program, batch_sizes[1], longer)
         ):
             try:
-                deeper = tracer.trace(program, batch_sizes[1], longer)
+                deeper = trace_at(batch_sizes[1], longer)
                 fitted = fit_and_validate(
                     owned_trace(short, first), owned_trace(longer, deeper), layouts
                 )
@@ -128,9 +138,9 @@ class DepthExtrapolator:
             else:
                 self._validated.add(_kind(program))
                 return extrapolate(fitted, layouts, extra).trace
-        others = [tracer.trace(program, size, short) for size in batch_sizes[1:]]
+        others = [trace_at(size, short) for size in batch_sizes[1:]]
         if not self._is_validated(program):
-            deeper = tracer.trace(program, first.batch_size, longer)
+            deeper = trace_at(first.batch_size, longer)
             validate(owned_trace(short, first), owned_trace(longer, deeper), layouts)
             self._validated.add(_kind(program))
         return extrapolate(owned_trace(short, first, *others), layouts, extra).trace

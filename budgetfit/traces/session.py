@@ -284,7 +284,7 @@ class TraceSession:
         if uniform:
             sizes = COMPILED_BATCH_SIZES
         try:
-            trace = self._trace_extrapolated(program, TRACED_BATCH_SIZES)
+            trace = self._trace_extrapolated(program, sizes, uniform=uniform)
             if trace is not None:
                 return trace
             first, second = (
@@ -296,7 +296,11 @@ class TraceSession:
             return None
 
     def _trace_extrapolated(
-        self, program: Program, batch_sizes: tuple[int, ...]
+        self,
+        program: Program,
+        batch_sizes: tuple[int, ...],
+        *,
+        uniform: bool = False,
     ) -> StepTrace | None:
         """Trace a shortened model and extrapolate its depth; None if that fails.
 
@@ -305,10 +309,12 @@ class TraceSession:
         """
         parallelism = program.parallelism
         in_buckets = parallelism is not None and parallelism.engine == "ddp"
-        if self._extrapolator is None or in_buckets or program.compile != "none":
+        if self._extrapolator is None or in_buckets or program.compile == "model":
             return None
         try:
-            return self._extrapolator.trace(program, batch_sizes, self.tracer)
+            return self._extrapolator.trace(
+                program, batch_sizes, self.tracer, uniform=uniform
+            )
         except NotRepeatedError as error:
             self.log.append(f"all blocks are traced: {error}")
             return None
