@@ -98,6 +98,9 @@ def gradient_sync(
         return nullcontext()
     reduces = is_last or parallelism.sync_each_batch
     module: Any = wrapped
+    if parallelism.engine == "deepspeed":
+        module.set_gradient_accumulation_boundary(is_last)
+        return nullcontext()
     if parallelism.engine == "fsdp2":
         module.set_requires_gradient_sync(reduces)
         return nullcontext()

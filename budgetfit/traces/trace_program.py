@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from budgetfit.workload.workload import Workload
 
 # Of several GPUs the steps are not derived: FSDP2 gathers into new memory in the first,
-# and DDP builds its buckets in the second.
-STEPS_OF = {"fsdp2": 2, "ddp": 3}
+# DDP builds its buckets in the second, and ZeRO-3 prefetches from the second on.
+STEPS_OF = {"fsdp2": 2, "ddp": 3, "deepspeed": 3}
 MICRO_STEPS = 2  # a third micro-batch does what the second did
 EVALUATED_BATCHES = 2  # one after the other
 # A Run and the trainers switch it off (transformers 5.23, ``TrainingArguments``).

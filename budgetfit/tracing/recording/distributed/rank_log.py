@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
+from budgetfit.core.step_trace import EMPTY_CACHE
 from budgetfit.tracing.recording.storage_log import PRIM_DEVICE, StorageLog
 from budgetfit.tracing.records import call_op
 
@@ -132,6 +133,10 @@ class RankLog(StorageLog):
         """Log that a storage is freed: one of ``allocate``, or one that stays alive."""
         self.events.append(-(index + 1))
         self.live_bytes -= self.sizes[index]
+
+    def empty_cache(self) -> None:
+        """Log that the allocator gives back the segments that it does not use."""
+        self.events.append(EMPTY_CACHE)
 
     def alive(self) -> list[int]:
         """Return the indices of the live storages of tensors."""
