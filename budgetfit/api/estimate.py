@@ -95,10 +95,12 @@ def estimate_settings(
     check_batch(size, asked.given.effective_batch_size)
     policy = asked.checkpointing
     (chosen,) = asked.precisions
-    if len(asked.parallelisms) > 1 and asked.given.engine == AUTO:
+    engine = asked.given.engine
+    if len(asked.parallelisms) > 1 and engine in {AUTO, "deepspeed"}:
+        others = "'fsdp2' or 'ddp'" if engine == AUTO else "'zero1', 'zero2' or 'zero3'"
         raise InputError(
-            "engine='auto' is a decision, and an estimate takes none. Use plan, or "
-            "engine='fsdp2' or 'ddp'."
+            f"engine={engine!r} is a decision, and an estimate takes none. Use plan, "
+            f"or engine={others}."
         )
     settings = TrainingSettings(
         precision=chosen,

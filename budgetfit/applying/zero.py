@@ -5,6 +5,7 @@ A trace runs this on fake tensors, and training on real ones.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +43,19 @@ def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+def check_deepspeed() -> None:
+    """Check that DeepSpeed is installed.
+
+    Raises:
+        InputError: If not.
+    """
+    if find_spec("deepspeed") is None:
+        raise InputError(
+            'engine="deepspeed" runs DeepSpeed itself: pip install deepspeed. Or use '
+            'engine="fsdp2", which shards what ZeRO-3 shards.'
+        )
+
+
 def initialize(
     model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Recipe
 ) -> tuple[nn.Module, ZeroOptimizer]:
@@ -51,16 +65,16 @@ def initialize(
     already, and there is a process group.
 
     Raises:
-        InputError: If DeepSpeed is not installed.
+        InputError: If DeepSpeed is not installed, or cannot shard the optimizer.
     """
-    try:
-        deepspeed = lazy_import("deepspeed")
-    except ImportError as error:
+    check_deepspeed()
+    if hasattr(optimizer, "trained"):
         raise InputError(
-            'engine="deepspeed" needs DeepSpeed: pip install deepspeed.'
-        ) from error
+            f"DeepSpeed shards the states of an optimizer, and {recipe.optimizer!r} "
+            "keeps them elsewhere. Use another optimizer, or another engine."
+        )
     trained = [each for group in optimizer.param_groups for each in group["params"]]
-    engine: nn.Module = deepspeed.initialize(
+    engine: nn.Module = lazy_import("deepspeed").initialize(
         model=model, optimizer=optimizer, config=deepspeed_config(recipe)
     )[0]
     return engine, ZeroOptimizer(engine, trained)

@@ -173,6 +173,12 @@ class Parallelism:
         sharded = 1 if isinstance(self.reshard_after_forward, bool) else 3
         return sharded + (self.shard is not None)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether DeepSpeed's collectives run beside its kernels."""
+        default = self.zero_stage == 3  # noqa: PLR2004 - as DeepSpeed names it
+        return default if self.overlap_comm is None else self.overlap_comm
+
     @staticmethod
     def _check_divisor(name: str, value: int | None, ranks: int) -> None:
         if value is None:

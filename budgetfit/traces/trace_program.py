@@ -11,6 +11,7 @@ from budgetfit.applying.loss.call_model import evaluate_batch
 from budgetfit.applying.precision import cast_batch
 from budgetfit.applying.pytree import map_tensors
 from budgetfit.applying.run.run import Run
+from budgetfit.applying.zero import check_deepspeed
 from budgetfit.core.loop import RUN
 from budgetfit.core.precision import find_precision
 from budgetfit.traces.loops.trace_loop import trace_loop
@@ -83,11 +84,14 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
             accumulation and later steps are derived from it.
 
     Raises:
-        InputError: If the recipe compiles blocks, and that cannot be predicted here.
+        InputError: If the recipe compiles blocks, and that cannot be predicted here;
+            or it is for DeepSpeed, which is not installed.
         Exception: What the model raises on fake tensors.
     """
     if recipe.compile != "none" and compiled is None:
         compiled = CompiledBlocks(target)
+    if recipe.zero_stage is not None:
+        check_deepspeed()
     assumed: list[str] = []
     parallelism = recipe.parallelism
     no_loss = lambda: assumed.append(NO_LOSS)  # noqa: E731

@@ -70,8 +70,11 @@ def test_what_there_is_to_choose_from() -> None:
     assert engines == ["ddp", "fsdp2", "fsdp2"]
     assert {each.shard for each in parallelisms("8x4", "fsdp2")} == {None, 8}
     assert parallelisms("8x4", "ddp")[0].nodes == 4
-    with pytest.raises(InputError, match="DeepSpeed is not planned yet"):
-        parallelisms(8, "deepspeed")
+    stages = [each.zero_stage for each in parallelisms("8x4", "deepspeed")]
+    assert stages == [1, 2, 3]
+    assert [each.zero_stage for each in parallelisms(8, "zero2")] == [2]
+    with pytest.raises(InputError, match="Tensor, context, pipeline and expert"):
+        parallelisms(8, "tp")
 
 
 def test_an_engine_that_cannot_fit_is_not_traced() -> None:

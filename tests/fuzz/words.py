@@ -13,7 +13,7 @@ RIGHT: Final[dict[str, tuple[str, ...]]] = {
     "vram": ("24GB", "16GiB", "8 GB", "12gib", "600MB"),
     "gpu": ("t4", "rtx-4090", "RTX 4090", "l4", "a100-80gb", "h100-80gb"),
     "gpus": ("t4,l4", "rtx-4090", "t4, l4 ,", "1"),  # of compare; of plan, estimate
-    "engine": ("auto", "ddp", "fsdp2"),
+    "engine": ("auto", "ddp", "fsdp2", "zero2"),
     "headroom": ("0", "500MB", "1GiB"),
     "host_ram": ("0", "500MB", "64GiB"),
     "allocator": ("", "expandable_segments:True", "roundup_power2_divisions:[>:4]"),
@@ -67,7 +67,7 @@ WRONG: Final[dict[str, tuple[str, ...]]] = {
     "vram": ("24", "24Gb", "-1GB", "nanGB", "infGB", "1e400GB", "0x10GB", "GB", ""),
     "gpu": ("rtx-4091", "", "\n", "☃", "t4,l4", "nan"),
     "gpus": ("", ",", "t4,rtx-4091", "☃", "0", "8x", "-2"),
-    "engine": ("tp", "deepspeed", "FSDP", "", "☃"),
+    "engine": ("tp", "zero4", "FSDP", "", "☃"),
     "link": ("nvlink-9", "0GB/s", "8x", "nvlink-4,nvlink-4", "", "☃"),
     "price": ("0", "-1", "nan", "inf", "x", "t4=0.35", ""),
     "headroom": ("lots", "-1GB", "9999GB", "nan", ""),

@@ -109,9 +109,13 @@ class RankLog(StorageLog):
         self._sharded_layer = self._host_layers.get(id(tensor), -1)
         self.assign(tensor, category, self._sharded_layer)
 
+    def end_moves(self) -> None:
+        """Attribute what is allocated from here on outside modules to no layer."""
+        self._sharded_layer = -1
+
     def start_phase(self, phase: str) -> None:
         """Enter a phase of the step; sharding is over."""
-        self._sharded_layer = -1
+        self.end_moves()
         super().start_phase(phase)
 
     def log_resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
