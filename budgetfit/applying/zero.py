@@ -99,6 +99,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
         self._engine = engine
         self.trained = trained
 
+    def prepare(self, gradient_scale: float, max_grad_norm: float | None) -> None:
+        """Have the next step scale the gradients, then clip them to a total norm."""
+        sharded = self._engine.optimizer
+        sharded.clip_grad = max_grad_norm or 0.0
+        if gradient_scale != 1.0:
+            sharded.override_loss_scale(1 / gradient_scale)
+
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The groups of the optimizer that DeepSpeed has sharded."""
@@ -124,6 +131,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
     def step(self, _: None = None) -> None:  # type: ignore[override]
         """Update the weights, and drop the gradients."""
         self._engine.step()
+        self._engine.optimizer.custom_loss_scaler = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Do nothing: the engine drops gradients in its step."""

@@ -212,6 +212,13 @@ class Recipe:
                 f"precision={self.precision!r:.80}. Its bf16.enabled is bf16-mixed: "
                 "bf16 weights, and fp32 ones in the optimizer."
             )
+        offloads = any(each.mode == "offload" for each in self.segments)
+        if parallelism.zero_stage == 3 and offloads:  # noqa: PLR2004 - a name
+            raise InputError(
+                "ZeRO-3 with activations offloaded to the host trains with wrong "
+                "gradients: a weight is freed while the backward refers to it. Use "
+                'mode="recompute", or zero_stage=2.'
+            )
         if given != wanted[self.precision]:
             raise InputError(
                 f"DeepSpeed in {self.precision} needs param_dtype="

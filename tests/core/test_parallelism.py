@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.precision import find_precision
-from budgetfit.core.recipe import Recipe
+from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 
 FSDP2 = Parallelism(engine="fsdp2", gpus=8)
@@ -72,6 +72,12 @@ def test_deepspeed_trains_in_its_own_half_precision() -> None:
     for precision, given in (("bf16-mixed", zero), ("fp32", in_bf16)):
         with pytest.raises(InputError, match="needs param_dtype="):
             Recipe(batch_size=1, precision=precision, parallelism=given)
+    offloaded = (Segment(("0",), mode="offload"),)
+    Recipe(batch_size=1, parallelism=zero, segments=offloaded)
+    with pytest.raises(InputError, match="ZeRO-3 with activations offloaded"):
+        Recipe(
+            batch_size=1, parallelism=replace(zero, zero_stage=3), segments=offloaded
+        )
     with pytest.raises(InputError, match="DeepSpeed is planned in fp32, tf32, bf16-"):
         Recipe(batch_size=1, precision="bf16", parallelism=in_bf16)
 

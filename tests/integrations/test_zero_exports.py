@@ -1,13 +1,10 @@
 """Exports of a plan for DeepSpeed's ZeRO, trained by two processes with gloo."""
 
-import contextlib
 import json
 import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
-from unittest import mock
 
 import pytest
 import transformers
@@ -21,6 +18,7 @@ from budgetfit.integrations.exports import lightning as lightning_export
 from tests.gloo_ranks import on_ranks
 from tests.integrations.test_ranks_exports import one_process, samples
 from tests.integrations.tiny_training import plan_for, tiny_model
+from tests.zero_ranks import deepspeed_of_its_own
 
 RANKS = 2
 Stage = Literal[1, 2, 3]
@@ -34,20 +32,6 @@ def plan_of(
     zero = Parallelism(engine="deepspeed", gpus=RANKS, zero_stage=stage, **settings)
     given = {"gradient_accumulation_steps": 2, **(recipe or {})}
     return plan_for(tiny_model("llama"), parallelism=zero, **given)
-
-
-@contextlib.contextmanager
-def deepspeed_of_its_own() -> Iterator[None]:
-    """Forget its process groups at the end, and have it compile nothing."""
-    warnings.simplefilter("ignore")  # of its imports
-    import deepspeed.ops  # noqa: PLC0415
-    from deepspeed.comm import comm  # noqa: PLC0415
-    from deepspeed.utils import groups  # noqa: PLC0415
-
-    deepspeed.ops.__compatible_ops__.clear()
-    with mock.patch.dict(vars(groups)), mock.patch.dict(vars(comm)):
-        yield
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
 
 
 def _scripts(folder: str) -> dict[int, list[float]]:

@@ -202,9 +202,10 @@ class Run:
             self._monitor = StepMonitor(model, self.device, plan, dims)
             self._apply_recipe(recipe)
             self._wrapped = None
-            if self.ranks is not None and shards:
+            # DeepSpeed sends rank 0's weights, and takes the optimizer with the model.
+            by_deepspeed = recipe.zero_stage is not None
+            if self.ranks is not None and shards and not by_deepspeed:
                 self.ranks.check_same_weights(model)
-            by_deepspeed = recipe.zero_stage is not None  # over a model not wrapped
             if recipe.parallelism is not None and not by_deepspeed:
                 self._wrapped = wrap(model, blocks, recipe.parallelism, self.device)
                 self._undo.add(self._unwrap)
@@ -273,7 +274,7 @@ class Run:
             Whether there were any.
 
         Raises:
-            InputError, TrainingOutOfMemoryError: As ``step``.
+            InputError, TrainingOutOfMemoryError: As ``step``; with DeepSpeed for any.
         """
         refuse_clipping(self.recipe, max_grad_norm)
 
@@ -287,6 +288,13 @@ class Run:
         with self._step_lock.acquired():
             self.updated = False
             waiting = self.group.count > 0
+            if waiting and self.recipe.zero_stage is not None:
+                raise InputError(
+                    "DeepSpeed reduces gradients as the last micro-batch of an update "
+                    f"runs, and {self.group.count} of "
+                    f"{self.group.planned} have run. Run the others, or plan with "
+                    "gradient_accumulation_steps=1."
+                )
             if waiting:
                 self._run_or_drop_group(update, None)
             return waiting
@@ -344,6 +352,11 @@ class Run:
         self._step_lock.check()
         load_state(self, state, random=random)
 
+    @property
+    def engine(self) -> Any:
+        """DeepSpeed's engine: ``save_checkpoint``, ``load_checkpoint``; else None."""
+        return None if self.recipe.zero_stage is None else self._wrapped
+
     def drop_group(self) -> None:
         """Drop the micro-batches since the last update."""
         self.accumulated.clear()
@@ -400,8 +413,11 @@ class Run:
             self._wrapped, self.optimizer = initialize(
                 self.model, self.optimizer, self.recipe
             )
+            self._undo.add(self._unwrap)
         self.trained = trained_parameters(self.optimizer)
-        self.accumulated = AccumulatedGradients(self.trained)
+        # DeepSpeed moves gradients into its buckets, and weights in and out.
+        own = self.trained if self.recipe.zero_stage is None else []
+        self.accumulated = AccumulatedGradients(own)
         self._update_weights = OptimizerUpdate(
             self.optimizer, self.trained, device_type
         )
@@ -435,7 +451,7 @@ class Run:
             warn_if_not_synchronized(self._called)
 
     def _unwrap(self) -> None:
-        """Drop DDP, whose hooks on the parameters go with it."""
+        """Drop what is around the model: hooks of DDP go with it."""
         self._wrapped = None
 
     @property
