@@ -127,7 +127,7 @@ def test_what_does_not_run_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) 
         parallelism=Parallelism(gpus=RANKS, **zero(2)),
     )
     with pytest.raises(InputError, match="verify does not measure DeepSpeed yet"):
-        budgetfit.verify(plan, tiny_model("llama"), device="cpu")
+        budgetfit.verify(plan, tiny_model("llama"), device="cpu", batch=batches(1)[0])
     monkeypatch.setattr("budgetfit.applying.zero.find_spec", lambda _: None)
     zero2 = Parallelism(gpus=4, **zero(2))
     recipe = budgetfit.Recipe(batch_size=2, parallelism=zero2)
