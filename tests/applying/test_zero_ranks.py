@@ -132,4 +132,6 @@ def test_what_does_not_run_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) 
     zero2 = Parallelism(gpus=4, **zero(2))
     recipe = budgetfit.Recipe(batch_size=2, parallelism=zero2)
     with pytest.raises(InputError, match="pip install deepspeed"):
-        budgetfit.estimate(torch.nn.Linear(4, 4), recipe, batch=torch.zeros(2, 4))
+        budgetfit.estimate(
+            torch.nn.Linear(4, 4), recipe, gpu="t4", batch=torch.zeros(2, 4)
+        )
