@@ -52,6 +52,14 @@ NO_LOSS = (
     "labels in the batch, to plan for the real one and to train"
 )
 
+# The allocator waits for such blocks before it gives up (``synchronize_and_free_events``
+# of torch's CUDACachingAllocator.cpp): they cost no room that is needed.
+LATE_BLOCKS = (
+    "DeepSpeed's streams: a block that two of them use is free when the slower one is "
+    "done; where the host is ahead of the GPU more is reserved than predicted, as long "
+    "as there is room"
+)
+
 
 def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     trained: Workload | TrainingSetup,
@@ -143,6 +151,8 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     def noted(micro_steps: int) -> RawTrace:
         raw = _with_most_blocks(trace, micro_steps, len(blocks))
         raw.notes.extend(dict.fromkeys(assumed))
+        if recipe.zero_stage is not None and parallelism and parallelism.overlaps:
+            raw.notes.append(LATE_BLOCKS)
         return raw
 
     with silence_fake_tensor_log():

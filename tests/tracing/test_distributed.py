@@ -161,8 +161,12 @@ def test_zero_2_keeps_an_eighth_of_the_gradients_between_micro_batches() -> None
 
 
 def test_zero_3_gathers_on_a_stream_of_its_own() -> None:
-    assert trace(zero(3), **BF16).side_streams()
-    assert not trace(replace(zero(3), overlap_comm=False), **BF16).side_streams()
+    overlapped = trace(zero(3), **BF16)
+    assert overlapped.side_streams()
+    assert "DeepSpeed's streams" in overlapped.notes[-1]
+    one_stream = trace(replace(zero(3), overlap_comm=False), **BF16)
+    assert not one_stream.side_streams()
+    assert "DeepSpeed" not in " ".join(one_stream.notes)
 
 
 def test_an_infinite_gradient_is_not_assumed() -> None:
