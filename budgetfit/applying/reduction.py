@@ -50,12 +50,12 @@ def drop_accumulated(wrapped: nn.Module) -> None:
 
     DeepSpeed has no way to: its engine takes no further step (``gradient_sync``).
     """
+    module: Any = wrapped
     if is_engine(wrapped):
-        wrapped.has_dropped = True
+        module.has_dropped = True
         return
     if not _is_sharded(wrapped):
         return
-    module: Any = wrapped
     root = module._get_fsdp_state()
     if not root._is_root:  # before the first forward
         return

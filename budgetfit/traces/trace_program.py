@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Of several GPUs the steps are not derived: FSDP2 gathers into new memory in the first,
 # DDP builds its buckets in the second, and ZeRO-3 prefetches from the second on.
-STEPS_OF = {"fsdp2": 2, "ddp": 3, "deepspeed": 3}
+_STEPS_OF = {"fsdp2": 2, "ddp": 3, "deepspeed": 2}
 MICRO_STEPS = 2  # a third micro-batch does what the second did
 EVALUATED_BATCHES = 2  # one after the other
 # A Run and the trainers switch it off (transformers 5.23, ``TrainingArguments``).
@@ -140,7 +140,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
             blocks=blocks,
             target=target,
             micro_steps=micro_steps,
-            steps=STEPS_OF[parallelism.engine] if parallelism else 1,
+            steps=_steps(recipe),
             parallelism=parallelism,
             short=short,
             copy_modules=loss.fake,
@@ -168,6 +168,14 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         append_steady_step(raw)
     raw.notes.extend(compiled.notes if compiled else ())
     return raw
+
+
+def _steps(recipe: Recipe) -> int:
+    """Return how many steps are traced until they repeat."""
+    if recipe.parallelism is None:
+        return 1  # the others are derived
+    prefetches = recipe.zero_stage == 3  # noqa: PLR2004 - a name
+    return _STEPS_OF[recipe.parallelism.engine] + prefetches
 
 
 def _with_most_blocks(

@@ -255,7 +255,16 @@ def _of_deepspeed() -> dict[str, ShardedCase]:
                 accumulation=2,
             ),
         }
+        if stage > 1:
+            settings |= {
+                f"zero-{stage}, 7 ranks": zero(stage, gpus=7),
+                f"zero-{stage}, fp32": replace(
+                    zero(stage, param_dtype=None), precision="fp32"
+                ),
+                f"zero-{stage}, foreach": replace(zero(stage), optimizer="adamw_torch"),
+            }
     cases = {f"llama, {name}": case for name, case in settings.items()}
+    cases["t5, zero-3"] = replace(zero(3), model="t5")
     for model in ("gpt2", "bert", "vit"):
         for stage in (1, 2, 3):
             cases[f"{model}, zero-{stage}"] = replace(zero(stage), model=model)
