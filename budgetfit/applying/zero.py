@@ -43,13 +43,13 @@ def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def check_deepspeed() -> None:
-    """Check that DeepSpeed is installed.
+def check_deepspeed(recipe: Recipe) -> None:
+    """Check that DeepSpeed is installed, if the recipe is for it.
 
     Raises:
         InputError: If not.
     """
-    if find_spec("deepspeed") is None:
+    if recipe.zero_stage is not None and find_spec("deepspeed") is None:
         raise InputError(
             'engine="deepspeed" runs DeepSpeed itself: pip install deepspeed. Or use '
             'engine="fsdp2", which shards what ZeRO-3 shards.'
@@ -67,7 +67,7 @@ def initialize(
     Raises:
         InputError: If DeepSpeed is not installed, or cannot shard the optimizer.
     """
-    check_deepspeed()
+    check_deepspeed(recipe)
     if hasattr(optimizer, "trained"):
         raise InputError(
             f"DeepSpeed shards the states of an optimizer, and {recipe.optimizer!r} "

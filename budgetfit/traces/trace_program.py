@@ -52,8 +52,8 @@ NO_LOSS = (
     "labels in the batch, to plan for the real one and to train"
 )
 
-# The allocator waits for such blocks before it gives up (``synchronize_and_free_events``
-# of torch's CUDACachingAllocator.cpp): they cost no room that is needed.
+# Before it gives up, the allocator waits for such blocks (torch's
+# CUDACachingAllocator.cpp, ``synchronize_and_free_events``).
 LATE_BLOCKS = (
     "DeepSpeed's streams: a block that two of them use is free when the slower one is "
     "done; where the host is ahead of the GPU more is reserved than predicted, as long "
@@ -98,8 +98,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     """
     if recipe.compile != "none" and compiled is None:
         compiled = CompiledBlocks(target)
-    if recipe.zero_stage is not None:
-        check_deepspeed()
+    check_deepspeed(recipe)
     assumed: list[str] = []
     parallelism = recipe.parallelism
     no_loss = lambda: assumed.append(NO_LOSS)  # noqa: E731
@@ -151,8 +150,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     def noted(micro_steps: int) -> RawTrace:
         raw = _with_most_blocks(trace, micro_steps, len(blocks))
         raw.notes.extend(dict.fromkeys(assumed))
-        if recipe.zero_stage is not None and parallelism and parallelism.overlaps:
-            raw.notes.append(LATE_BLOCKS)
+        raw.notes.extend(_notes(recipe))
         return raw
 
     with silence_fake_tensor_log():
@@ -168,6 +166,14 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         append_steady_step(raw)
     raw.notes.extend(compiled.notes if compiled else ())
     return raw
+
+
+def _notes(recipe: Recipe) -> tuple[str, ...]:
+    """Return what a trace of the recipe cannot know."""
+    given = recipe.parallelism
+    if given is None or given.engine != "deepspeed" or not given.overlaps:
+        return ()
+    return (LATE_BLOCKS,)
 
 
 def _steps(recipe: Recipe) -> int:

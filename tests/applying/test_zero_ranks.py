@@ -128,10 +128,17 @@ def test_what_does_not_run_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) 
     )
     with pytest.raises(InputError, match="verify does not measure DeepSpeed yet"):
         budgetfit.verify(plan, tiny_model("llama"), device="cpu", batch=batches(1)[0])
-    monkeypatch.setattr("budgetfit.applying.zero.find_spec", lambda _: None)
     zero2 = Parallelism(gpus=4, **zero(2))
     recipe = budgetfit.Recipe(batch_size=2, parallelism=zero2)
+
+    def estimate() -> None:
+        batch = torch.zeros(2, 4)
+        budgetfit.estimate(torch.nn.Linear(4, 4), recipe, gpu="t4", batch=batch)
+
+    with monkeypatch.context() as patched:
+        patched.delattr("deepspeed.runtime.zero.stage3.defragment")
+        with pytest.raises(InputError, match="This version of DeepSpeed cannot be"):
+            estimate()
+    monkeypatch.setattr("budgetfit.applying.zero.find_spec", lambda _: None)
     with pytest.raises(InputError, match="pip install deepspeed"):
-        budgetfit.estimate(
-            torch.nn.Linear(4, 4), recipe, gpu="t4", batch=torch.zeros(2, 4)
-        )
+        estimate()

@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
+from budgetfit.errors import InputError
 from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
     from budgetfit.tracing.recording.distributed.rank_log import RankLog
 
 _PLENTY_BYTES = 1 << 60  # DeepSpeed flattens in host memory where the device has none
-# Modules whose variables are process groups and backends, made once in a process.
 _OPTIMIZERS = {
     "deepspeed.runtime.zero.stage_1_and_2": "DeepSpeedZeroOptimizer",
     "deepspeed.runtime.zero.stage3": "DeepSpeedZeroOptimizer_Stage3",
 }
+# Modules whose variables are process groups and backends, made once in a process.
 _GLOBALS = ("deepspeed.comm.comm", "deepspeed.utils.groups")
 
 
@@ -47,6 +48,9 @@ def deepspeed_on_fakes(log: RankLog) -> Iterator[None]:
 
     The weights are in host memory until it moves them: the log, paused by the caller,
     begins there.
+
+    Raises:
+        InputError: If the installed version has other parts.
     """
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))  # it says on what it runs
@@ -55,10 +59,16 @@ def deepspeed_on_fakes(log: RankLog) -> Iterator[None]:
             stack.enter_context(warnings.catch_warnings())
             for category in (DeprecationWarning, FutureWarning):
                 warnings.simplefilter("ignore", category)  # of torch, of its calls
-            with _disable_current_modes():
-                patches = _patches(log)
-            for patch in patches:
-                stack.enter_context(patch)
+            try:
+                with _disable_current_modes():
+                    patches = _patches(log)
+                for patch in patches:
+                    stack.enter_context(patch)
+            except (AttributeError, ImportError) as error:
+                raise InputError(
+                    f"This version of DeepSpeed cannot be traced ({error}); 0.19.8 "
+                    'can. Install that, or use engine="fsdp2".'
+                ) from error
             yield
     finally:
         logging.disable(before)
