@@ -172,7 +172,8 @@ def test_zero_3_gathers_on_a_stream_of_its_own() -> None:
 def test_an_infinite_gradient_is_not_assumed() -> None:
     """Fakes have no values, and a step that is skipped makes no states."""
     made = trace(zero(2), **BF16)
-    assert live(made, "optimizer", step=0)["optimizer_state"] > 0
+    states = live(made, "optimizer", step=0)["optimizer_state"]
+    assert states > BLOCKS * MIB // 8  # more than the weights in fp32
 
 
 def test_a_trace_leaves_nothing_behind() -> None:
