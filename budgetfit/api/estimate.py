@@ -97,10 +97,10 @@ def estimate_settings(
     (chosen,) = asked.precisions
     engine = asked.given.engine
     if len(asked.parallelisms) > 1 and engine in {AUTO, "deepspeed"}:
-        others = "'fsdp2' or 'ddp'" if engine == AUTO else "'zero1', 'zero2' or 'zero3'"
+        one = "fsdp2" if engine == AUTO else "zero2"
         raise InputError(
             f"engine={engine!r} is a decision, and an estimate takes none. Use plan, "
-            f"or engine={others}."
+            f"or name one, for example engine={one!r}."
         )
     settings = TrainingSettings(
         precision=chosen,

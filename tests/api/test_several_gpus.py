@@ -9,6 +9,7 @@ import torch
 
 import budgetfit
 from budgetfit import InputError, Recipe
+from budgetfit.api.estimate import estimate_settings
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Plan
 from budgetfit.core.plan_json import from_json, to_json
@@ -173,3 +174,23 @@ def test_what_is_around_the_steps_is_run_alone() -> None:
     given = {"gpu": "t4", "batch": EXAMPLES["mebi"].batch}
     with pytest.raises(InputError, match=r"budgetfit\.Run around the steps"):
         budgetfit.estimate(Mebi(), recipe, loop="plain", **given)
+
+
+def test_a_plan_for_deepspeed_is_read_as_it_was_saved() -> None:
+    """Also where a block's backward takes less than what precedes it: not below 0."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+    plan = budgetfit.plan(
+        model,
+        gpu="rtx-4090",
+        gpus=2,
+        engine="zero3",
+        batch=torch.zeros(4, 512),
+        batch_size=8,
+    )
+    assert plan.recipe.zero_stage == 3
+    assert "ZeRO-3   2 ranks" in str(plan)
+    assert from_json(to_json(plan)).recipe == plan.recipe
+    with pytest.raises(InputError, match="for example engine='zero2'"):
+        estimate_settings(
+            model, gpu="rtx-4090", gpus=2, engine="deepspeed", batch=torch.zeros(4, 512)
+        )

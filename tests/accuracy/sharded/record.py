@@ -6,8 +6,8 @@
 PyTorch's own wrappers run on its CUDA build, under its fake process group: with NCCL in
 its place FSDP2 makes the same calls of the allocator. The steps are those of a ``Run``,
 written out. Writes ``recordings.json``. Cases of DeepSpeed need it in that environment,
-installed with ``DS_BUILD_OPS=0 pip install --no-deps``, so that torch stays, and what it
-imports: hjson, msgpack, einops, psutil, py-cpuinfo, ninja.
+installed with ``DS_BUILD_OPS=0 pip install --no-deps``, so that torch stays, and what
+it imports: hjson, msgpack, einops, psutil, py-cpuinfo, ninja.
 """
 
 from __future__ import annotations
