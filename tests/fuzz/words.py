@@ -13,7 +13,7 @@ RIGHT: Final[dict[str, tuple[str, ...]]] = {
     "vram": ("24GB", "16GiB", "8 GB", "12gib", "600MB"),
     "gpu": ("t4", "rtx-4090", "RTX 4090", "l4", "a100-80gb", "h100-80gb"),
     "gpus": ("t4,l4", "rtx-4090", "t4, l4 ,", "1"),  # of compare; of plan, estimate
-    "engine": ("auto", "ddp", "fsdp2", "zero2"),
+    "engine": ("auto", "ddp", "fsdp2"),
     "headroom": ("0", "500MB", "1GiB"),
     "host_ram": ("0", "500MB", "64GiB"),
     "allocator": ("", "expandable_segments:True", "roundup_power2_divisions:[>:4]"),
