@@ -95,10 +95,12 @@ def estimate_settings(
     check_batch(size, asked.given.effective_batch_size)
     policy = asked.checkpointing
     (chosen,) = asked.precisions
-    if len(asked.parallelisms) > 1 and asked.given.engine == AUTO:
+    engine = asked.given.engine
+    if len(asked.parallelisms) > 1 and engine in {AUTO, "deepspeed"}:
+        one = "fsdp2" if engine == AUTO else "zero2"
         raise InputError(
-            "engine='auto' is a decision, and an estimate takes none. Use plan, or "
-            "engine='fsdp2' or 'ddp'."
+            f"engine={engine!r} is a decision, and an estimate takes none. Use plan, "
+            f"or name one, for example engine={one!r}."
         )
     settings = TrainingSettings(
         precision=chosen,

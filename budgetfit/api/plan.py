@@ -154,6 +154,8 @@ def plan(  # noqa: PLR0913 - public API
             ``"8x4"``. What is predicted is one rank's memory. ``"auto"``: the fewest
             that fit; ``print`` says what was tried.
         engine: On several GPUs: ``ddp``, ``fsdp2``, or ``auto`` for the better one.
+            ``deepspeed`` for the best stage of its ZeRO, ``zero1``, ``zero2`` or
+            ``zero3`` for that one; DeepSpeed has to be installed.
         link: What connects several GPUs: ``nvlink-4``, ``pcie-4``, a bandwidth that
             collectives reach (``25GB/s``), or network adapters of each node
             (``8x400Gb/s``); within and between nodes with a comma. Left out: what is

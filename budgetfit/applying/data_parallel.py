@@ -82,7 +82,7 @@ def warn_if_not_synchronized(model: nn.Module) -> None:
 
 
 def _exchanges(model: nn.Module) -> bool:
-    if _has(model, *_WRAPPERS, _SHARDED):
+    if _has(model, *_WRAPPERS, _SHARDED, "DeepSpeedEngine"):
         return True
     tensors: Any = sys.modules.get("torch.distributed.tensor")
     return tensors is not None and any(

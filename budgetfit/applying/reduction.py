@@ -1,4 +1,4 @@
-"""What ``fully_shard`` and DDP leave to a loop: losses, short groups, errors."""
+"""What DDP, ``fully_shard`` and DeepSpeed leave to a loop: losses, groups, errors."""
 
 from __future__ import annotations
 
@@ -46,10 +46,16 @@ def reduce_accumulated(wrapped: nn.Module, trained: Iterable[nn.Parameter]) -> N
 
 
 def drop_accumulated(wrapped: nn.Module) -> None:
-    """Drop gradients that were accumulated without reduction, and an aborted step."""
+    """Drop gradients that were accumulated without reduction, and an aborted step.
+
+    DeepSpeed has no way to: its engine takes no further step (``gradient_sync``).
+    """
+    module: Any = wrapped
+    if is_engine(wrapped):
+        module.has_dropped = True
+        return
     if not _is_sharded(wrapped):
         return
-    module: Any = wrapped
     root = module._get_fsdp_state()
     if not root._is_root:  # before the first forward
         return
@@ -79,7 +85,14 @@ def to_shards(wrapped: nn.Module) -> None:
 
 
 def warn_if_stays_sharded(wrapped: nn.Module) -> None:
-    """Warn that PyTorch has no way back from ``fully_shard``, and say what to do."""
+    """Warn that there is no way back from ``fully_shard`` and DeepSpeed."""
+    if is_engine(wrapped):
+        warnings.warn(
+            "The model stays with DeepSpeed's engine, which is not undone. For a "
+            "plain model save its weights, run.engine.save_16bit_model(folder), and "
+            "load them into a new one.",
+            stacklevel=3,
+        )
     if _is_sharded(wrapped):
         warnings.warn(
             f"The model stays sharded over {distributed.get_world_size()} ranks: "
@@ -89,6 +102,11 @@ def warn_if_stays_sharded(wrapped: nn.Module) -> None:
             "options=StateDictOptions(full_state_dict=True)).",
             stacklevel=3,
         )
+
+
+def is_engine(wrapped: nn.Module) -> bool:
+    """Whether it is DeepSpeed's engine."""
+    return hasattr(wrapped, "zero_optimization_stage")
 
 
 def _is_sharded(wrapped: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from budgetfit.errors import InputError
 from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
@@ -93,11 +94,23 @@ def gradient_sync(
         wrapped: From ``wrap``.
         parallelism: Its settings; None for one GPU.
         is_last: Whether the micro-batch is the last one of an update.
+
+    Raises:
+        InputError: If DeepSpeed's engine has gradients that were dropped.
     """
     if parallelism is None:
         return nullcontext()
     reduces = is_last or parallelism.sync_each_batch
     module: Any = wrapped
+    if parallelism.engine == "deepspeed":
+        if getattr(module, "has_dropped", False):
+            raise InputError(
+                "A step failed or was dropped in the middle, and DeepSpeed's engine "
+                "keeps gradients of it. Apply the plan to a new model, and load its "
+                "last checkpoint: run.engine.load_checkpoint(folder)."
+            )
+        module.set_gradient_accumulation_boundary(is_last)
+        return nullcontext()
     if parallelism.engine == "fsdp2":
         module.set_requires_gradient_sync(reduces)
         return nullcontext()

@@ -201,7 +201,8 @@ SEVERAL_GPUS = _panel(
         default="1",
     ),
     engine=_option(
-        "On several cards: ddp, fsdp2, or auto for the better one (plan).",
+        "On several cards: ddp, fsdp2, or auto for the better one (plan); deepspeed "
+        "for the best stage of ZeRO, or one of them: zero1, zero2, zero3.",
         default="auto",
     ),
     link=_option(

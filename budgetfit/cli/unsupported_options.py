@@ -11,11 +11,12 @@ from budgetfit.errors import InputError
 
 _SEVERAL_GPUS: Final = (
     "use --gpus 8 of plan or estimate, or --gpus 8x4 for 4 nodes with 8 each; --engine "
-    "ddp or fsdp2"
+    "ddp, fsdp2 or deepspeed"
 )
 _SHARDED: Final = (
-    "use --gpus with --engine fsdp2, which shards what ZeRO-3 shards; DeepSpeed, "
-    "tensor, context and pipeline parallelism are not planned"
+    "use --gpus with --engine fsdp2, which shards what ZeRO-3 shards, or --engine "
+    "deepspeed, zero1, zero2, zero3; tensor, context and pipeline parallelism are not "
+    "planned"
 )
 _COMPILED: Final = (
     "use budgetfit plan MODEL --compile blocks, which plans with torch.compile for "

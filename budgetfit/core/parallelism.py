@@ -11,9 +11,19 @@ from budgetfit.errors import InputError
 if TYPE_CHECKING:
     from budgetfit.core.precision import Precision
 
-Engine = Literal["ddp", "fsdp2"]
+Engine = Literal["ddp", "fsdp2", "deepspeed"]
 PolicyDtype = Literal["bf16", "fp16", "fp32"]
+ZeroStage = Literal[1, 2, 3]
 MOST_GPUS: Final = 2**14
+# What not all engines have.
+_SETTINGS: Final = {
+    "ddp": ("bucket_cap_mb", "gradient_as_bucket_view", "sync_each_batch"),
+    "fsdp2": (
+        *("reshard_after_forward", "shard", "param_dtype", "reduce_dtype"),
+        "sync_each_batch",
+    ),
+    "deepspeed": ("zero_stage", "bucket_elements", "overlap_comm", "param_dtype"),
+}
 _USE: Final = 'Use engine="fsdp2", or "ddp" where the model fits on each GPU.'
 _NOT_PLANNED: Final = {
     **dict.fromkeys(
@@ -21,8 +31,8 @@ _NOT_PLANNED: Final = {
         "Tensor, context, pipeline and expert parallelism are not planned.",
     ),
     **dict.fromkeys(
-        ("deepspeed", "zero", "zero1", "zero2", "zero3"),
-        "DeepSpeed is not planned yet; ZeRO-3 shards what fsdp2 shards.",
+        ("zero", "zero1", "zero2", "zero3"),
+        'The engine of ZeRO is "deepspeed", with zero_stage=1, 2 or 3.',
     ),
     **dict.fromkeys(("fsdp", "fsdp1", "dp"), "FSDP1 and DataParallel are not planned."),
 }
@@ -34,7 +44,7 @@ class Parallelism:
 
     Attributes:
         engine: ``ddp``: ``DistributedDataParallel``. ``fsdp2``: ``fully_shard`` for
-            each block and for the rest.
+            each block and for the rest. ``deepspeed``: ``deepspeed.initialize``.
         gpus: Ranks, one GPU each: the world size.
         gpus_per_node: GPUs of one machine; None for all of them in one.
         reshard_after_forward: Of ``fully_shard``: whether a block's weights are freed
@@ -43,7 +53,7 @@ class Parallelism:
             each such group (HSDP); None for all ranks.
         param_dtype: Of ``MixedPrecisionPolicy``, in place of autocast: dtype of the
             gathered weights and of the computation. None: as the recipe's precision
-            says.
+            says. Of ``deepspeed``: ``"bf16"`` for its ``bf16.enabled``.
         reduce_dtype: Of ``MixedPrecisionPolicy``: dtype of the reduced gradients; None
             for that of the computation.
         bucket_cap_mb: Of ``DistributedDataParallel``: MiB of a bucket of gradients;
@@ -53,6 +63,12 @@ class Parallelism:
         sync_each_batch: Whether gradients are reduced in each micro-batch, instead of
             in the last one of an update (``no_sync``,
             ``set_requires_gradient_sync(False)``).
+        zero_stage: Of ``deepspeed``: 1 shards optimizer states, 2 gradients as well, 3
+            weights as well.
+        bucket_elements: Of ``deepspeed``: ``reduce_bucket_size`` and
+            ``allgather_bucket_size``, in elements; None for its default, 5e8.
+        overlap_comm: Of ``deepspeed``: whether gradients are reduced on a stream of
+            their own; None for its default, which is that of stage 3 alone.
     """
 
     engine: Engine
@@ -65,6 +81,9 @@ class Parallelism:
     bucket_cap_mb: int | None = None
     gradient_as_bucket_view: bool = False
     sync_each_batch: bool = False
+    zero_stage: ZeroStage | None = None
+    bucket_elements: int | None = None
+    overlap_comm: bool | None = None
 
     def __post_init__(self) -> None:
         """Check names, counts, and that no setting of the other engine is set."""
@@ -74,8 +93,10 @@ class Parallelism:
             raise InputError(
                 "Parallelism is for several GPUs; got gpus=1. Use parallelism=None."
             )
-        if self.bucket_cap_mb is not None:
-            check_positive_int("bucket_cap_mb", self.bucket_cap_mb, example=25)
+        for name, example in (("bucket_cap_mb", 25), ("bucket_elements", 500_000_000)):
+            value = getattr(self, name)
+            if value is not None:
+                check_positive_int(name, value, example=example)
         for name in ("gpus_per_node", "shard"):
             self._check_divisor(name, getattr(self, name), self.gpus)
         self._check_reshard()
@@ -102,11 +123,13 @@ class Parallelism:
 
     def _check_engine_settings(self) -> None:
         """Check that settings of the other engine have their defaults."""
-        others = (
-            ("bucket_cap_mb", "gradient_as_bucket_view")
-            if self.engine == "fsdp2"
-            else ("reshard_after_forward", "shard", "param_dtype", "reduce_dtype")
-        )
+        stage = self.zero_stage
+        if self.engine == "deepspeed" and stage not in get_args(ZeroStage):
+            raise InputError(
+                f"engine='deepspeed' needs zero_stage=1, 2 or 3; got {stage!r:.80}."
+            )
+        own = {name for names in _SETTINGS.values() for name in names}
+        others = sorted(own - set(_SETTINGS[self.engine]))
         for name in others:
             value = getattr(self, name)
             if value != type(self).__dataclass_fields__[name].default:
@@ -115,14 +138,22 @@ class Parallelism:
                 )
 
     def in_precision(self, precision: Precision) -> Parallelism:
-        """Return it with FSDP2's dtypes in place of a precision's autocast."""
-        if self.engine != "fsdp2" or precision.autocast is None or self.param_dtype:
+        """Return it with the engine's dtypes in place of a precision's autocast."""
+        if self.engine == "ddp" or precision.autocast is None or self.param_dtype:
             return self
+        if self.engine == "deepspeed":
+            return replace(self, param_dtype=precision.autocast)
         return replace(self, param_dtype=precision.autocast, reduce_dtype="fp32")
 
     def describe(self) -> str:
         """Return it in words, for reports: ``fsdp2, weights kept after forward``."""
         words: list[str] = [self.engine]
+        if self.zero_stage is not None:
+            words.append(f"ZeRO-{self.zero_stage}")
+        if self.bucket_elements is not None:
+            words.append(f"buckets of {self.bucket_elements:,} elements")
+        if self.overlap_comm is not None:
+            words.append(f"overlap_comm={self.overlap_comm}")
         reshard = self.reshard_after_forward
         if reshard is False:
             words.append("weights kept after forward")
@@ -137,8 +168,16 @@ class Parallelism:
     @property
     def communicators(self) -> int:
         """Groups of ranks that exchange data."""
+        if self.engine == "deepspeed":  # its data-parallel group is one of its own
+            return 2
         sharded = 1 if isinstance(self.reshard_after_forward, bool) else 3
         return sharded + (self.shard is not None)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether DeepSpeed's collectives run beside its kernels."""
+        default = self.zero_stage == 3  # noqa: PLR2004 - as DeepSpeed names it
+        return default if self.overlap_comm is None else self.overlap_comm
 
     @staticmethod
     def _check_divisor(name: str, value: int | None, ranks: int) -> None:

@@ -199,6 +199,31 @@ class Recipe:
                     f"{name} is not planned for several GPUs yet. Leave it out, or use "
                     "parallelism=None."
                 )
+        if parallelism.engine == "deepspeed":
+            self._check_deepspeed(parallelism)
+
+    def _check_deepspeed(self, parallelism: Parallelism) -> None:
+        """Check that DeepSpeed trains in this precision."""
+        wanted = {"fp32": None, "tf32": None, "bf16-mixed": "bf16"}
+        given = parallelism.param_dtype
+        if self.precision not in wanted:
+            raise InputError(
+                f"DeepSpeed is planned in {', '.join(wanted)}; got "
+                f"precision={self.precision!r:.80}. Its bf16.enabled is bf16-mixed: "
+                "bf16 weights, and fp32 ones in the optimizer."
+            )
+        offloads = any(each.mode == "offload" for each in self.segments)
+        if parallelism.zero_stage == 3 and offloads:  # noqa: PLR2004 - a name
+            raise InputError(
+                "ZeRO-3 with activations offloaded to the host trains with wrong "
+                "gradients: a weight is freed while the backward refers to it. Use "
+                'mode="recompute", or zero_stage=2.'
+            )
+        if given != wanted[self.precision]:
+            raise InputError(
+                f"DeepSpeed in {self.precision} needs param_dtype="
+                f"{wanted[self.precision]!r} (its bf16.enabled); got {given!r}."
+            )
 
     def _check_compiled_model(self) -> None:
         """Check that a compiled model has only what its graph can hold."""
@@ -246,6 +271,11 @@ class Recipe:
     def ranks(self) -> int:
         """Devices that train."""
         return 1 if self.parallelism is None else self.parallelism.gpus
+
+    @property
+    def zero_stage(self) -> int | None:
+        """The stage of DeepSpeed's ZeRO; None without DeepSpeed."""
+        return None if self.parallelism is None else self.parallelism.zero_stage
 
     @property
     def wrapped_blocks(self) -> tuple[str, ...]:

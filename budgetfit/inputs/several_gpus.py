@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
-from budgetfit.core.parallelism import MOST_GPUS, Parallelism, check_engine
+from budgetfit.core.parallelism import MOST_GPUS, Parallelism, ZeroStage, check_engine
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
 
 AUTO: Final = "auto"
+_STAGES: Final[dict[str, tuple[ZeroStage, ...]]] = {
+    "deepspeed": (1, 2, 3),
+    **{f"zero{stage}": (stage,) for stage in get_args(ZeroStage)},
+}
 Gpus = int | str
 _COUNTED: Final = tuple(
     re.compile(r"(.+)x\s*(\d+" + nodes + ")", re.IGNORECASE)
@@ -128,13 +132,15 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
     """Return the ways to use several GPUs, to choose from; none for one GPU.
 
     FSDP2 frees the weights after the forward or keeps them; over several nodes it also
-    shards within each node only (HSDP).
+    shards within each node only (HSDP). DeepSpeed has three stages of ZeRO; its engine
+    is named, or one of them.
 
     Raises:
         InputError: If the number or the engine is invalid.
     """
     per_node, nodes = parse_gpus(gpus)
-    if engine != AUTO:
+    stages = _STAGES.get(engine, ())
+    if engine != AUTO and not stages:
         check_engine(engine)
     count = per_node * nodes
     if count == 1:
@@ -162,6 +168,12 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
             for shard in groups
             for reshard in (True, False)
         ]
+    found += [
+        Parallelism(
+            engine="deepspeed", gpus=count, gpus_per_node=per_node, zero_stage=stage
+        )
+        for stage in stages
+    ]
     return tuple(found)
 
 
@@ -173,7 +185,7 @@ def worth_tracing(
     NCCL's memory is set aside.
 
     DDP holds both in full, and FSDP2 all weights, in half precision at least, where it
-    keeps them after the forward.
+    keeps them after the forward, as DeepSpeed does in stages 1 and 2.
     """
     weights = sum(each.numel() * each.element_size() for each in model.parameters())
     elements = sum(each.numel() for each in model.parameters())
@@ -186,7 +198,10 @@ def worth_tracing(
     def least(parallelism: Parallelism) -> int:
         if parallelism.engine == "ddp":
             return weights + gradients
-        kept = 2 * elements if parallelism.reshard_after_forward is False else 0
+        keeps = parallelism.zero_stage in {1, 2} or (
+            parallelism.reshard_after_forward is False
+        )
+        kept = 2 * elements if keeps else 0
         shards = parallelism.gpus // parallelism.replicate
         return kept + (weights + gradients) // shards
 

@@ -170,7 +170,12 @@ def engine_lines(parallelism: Parallelism | None) -> list[str]:
     given = parallelism
     nodes = f" on {given.nodes} nodes" if given.nodes > 1 else ""
     texts = [f"engine {given.describe()}   {given.gpus} ranks{nodes}"]
-    if given.param_dtype is not None:
+    if given.engine == "deepspeed" and given.param_dtype is not None:
+        texts.append(
+            f"{given.param_dtype}.enabled in place of autocast; the optimizer keeps "
+            "fp32 weights"
+        )
+    elif given.param_dtype is not None:
         texts.append(
             f"MixedPrecisionPolicy(param_dtype={given.param_dtype}, "
             f"reduce_dtype={given.reduce_dtype}) in place of autocast"

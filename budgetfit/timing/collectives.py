@@ -8,6 +8,9 @@ of torch 2.13:
   own copy-out waits for it.
 * A reduction starts when its gradients are there. FSDP2's next one waits for it
   (one input buffer); the optimizer waits for all.
+* DeepSpeed's kernels wait for each collective, unless it overlaps them: then for the
+  all-gather before the last (a module's weights are fetched while the one before runs),
+  and the optimizer for all reductions. Its optimizer step gathers what was updated.
 
 One communicator serves them all, so they queue behind each other.
 """
@@ -66,8 +69,8 @@ def network_time(
 
     def total(factor: float) -> float:
         waits = [
-            _wait_ns(trace, times_ns, phases, links, factor)
-            for phases in _micro_steps(trace)
+            _wait_ns(trace, times_ns, phases, links, factor, parallelism)
+            for phases in _micro_steps(trace, parallelism)
         ]
         repeated = waits[-1] if parallelism.sync_each_batch else waits[0]
         return sum(waits) + repeated * (accumulation - len(waits))
@@ -88,6 +91,9 @@ class _Links(NamedTuple):
     def of(cls, parallelism: Parallelism, gpu: Gpu) -> _Links:
         per_node = parallelism.gpus_per_node or parallelism.gpus
         copies = parallelism.replicate
+        if parallelism.engine == "deepspeed":  # each of its collectives joins all ranks
+            link = find_link(gpu, across_nodes=parallelism.gpus > per_node)
+            return cls(link, parallelism.gpus, link, parallelism.gpus)
         shards = parallelism.gpus // copies
         return cls(
             find_link(gpu, across_nodes=shards > per_node),
@@ -108,8 +114,11 @@ class _Links(NamedTuple):
         return self.sharding.time_ns(payload_bytes, self.shards, reduces_all=False)
 
 
-def _micro_steps(trace: StepTrace) -> list[list[Phase]]:
-    """Return forward and backward of each micro-step of the last step."""
+def _micro_steps(trace: StepTrace, parallelism: Parallelism) -> list[list[Phase]]:
+    """Return the phases of each micro-step of the last step that exchange data."""
+    exchanging = {"forward", "backward"}
+    if parallelism.engine == "deepspeed":
+        exchanging.add("optimizer")
     last = max(phase.step for phase in trace.phases)
     count = 1 + max(phase.micro_step for phase in trace.phases if phase.step == last)
     return [
@@ -117,24 +126,29 @@ def _micro_steps(trace: StepTrace) -> list[list[Phase]]:
             phase
             for phase in trace.phases
             if (phase.step, phase.micro_step) == (last, number)
-            and phase.name in {"forward", "backward"}
+            and phase.name in exchanging
         ]
         for number in range(count)
     ]
 
 
-def _wait_ns(
+def _wait_ns(  # noqa: PLR0913, PLR0917 - those of ``network_time``, and a micro-step
     trace: StepTrace,
     times_ns: Nanoseconds,
     phases: list[Phase],
     links: _Links,
     factor: float,
+    parallelism: Parallelism,
 ) -> float:
     """Return what the kernels of one micro-step wait for collectives."""
-    queues = _Queues()
+    by_deepspeed = parallelism.engine == "deepspeed"
+    queues = _Queues(ahead=by_deepspeed)
     alone = 0.0
     for phase in phases:
         queues.start_phase()
+        queues.waits = by_deepspeed and (
+            phase.name == "optimizer" or not parallelism.overlaps
+        )
         for op in phase_ops(trace, phase).tolist():
             name = trace.op_names[trace.ops.name[op]]
             taken = float(times_ns[op])
@@ -151,8 +165,14 @@ def _wait_ns(
 
 @dataclass(slots=True)
 class _Queues:
-    """When the kernels and the collectives that were issued so far are done."""
+    """When the kernels and the collectives that were issued so far are done.
 
+    ``waits``: whether kernels wait for each collective. ``ahead``: whether for the all-
+    gather before the last, instead of at its copy-out.
+    """
+
+    ahead: bool = False
+    waits: bool = False
     now: float = 0.0
     network: float = 0.0
     floor: float = 0.0
@@ -166,7 +186,14 @@ class _Queues:
 
     def collective(self, name: str, taken: float) -> None:
         """Issue a collective."""
-        if name in GATHERS:
+        if self.waits:
+            self.now = self.network = max(self.network, self.now) + taken
+        elif self.ahead and name in GATHERS:
+            if self.gathered:
+                self.now = max(self.now, self.gathered.popleft())
+            self.network = max(self.network, self.now) + taken
+            self.gathered.append(self.network)
+        elif name in GATHERS:
             self.network = max(self.network, self.copied[0], self.floor) + taken
             self.gathered.append(self.network)
         else:

@@ -305,10 +305,11 @@ class TraceSession:
         """Trace a shortened model and extrapolate its depth; None if that fails.
 
         The full model may run where the shortened one fails, so it is traced instead.
-        DDP's buckets hold gradients of several blocks: their sizes do not repeat.
+        DDP's and DeepSpeed's buckets hold gradients of several blocks: their sizes do
+        not repeat.
         """
         parallelism = program.parallelism
-        in_buckets = parallelism is not None and parallelism.engine == "ddp"
+        in_buckets = parallelism is not None and parallelism.engine != "fsdp2"
         if self._extrapolator is None or in_buckets or program.compile == "model":
             return None
         try:

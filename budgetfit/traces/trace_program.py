@@ -11,6 +11,7 @@ from budgetfit.applying.loss.call_model import evaluate_batch
 from budgetfit.applying.precision import cast_batch
 from budgetfit.applying.pytree import map_tensors
 from budgetfit.applying.run.run import Run
+from budgetfit.applying.zero import check_deepspeed
 from budgetfit.core.loop import RUN
 from budgetfit.core.precision import find_precision
 from budgetfit.traces.loops.trace_loop import trace_loop
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from budgetfit.workload.workload import Workload
 
 # Of several GPUs the steps are not derived: FSDP2 gathers into new memory in the first,
-# and DDP builds its buckets in the second.
-STEPS_OF = {"fsdp2": 2, "ddp": 3}
+# DDP builds its buckets in the second, and ZeRO-3 prefetches from the second on.
+_STEPS_OF = {"fsdp2": 2, "ddp": 3, "deepspeed": 2}
 MICRO_STEPS = 2  # a third micro-batch does what the second did
 EVALUATED_BATCHES = 2  # one after the other
 # A Run and the trainers switch it off (transformers 5.23, ``TrainingArguments``).
@@ -49,6 +50,14 @@ _KEEP_GENERATION_CACHE = frozenset({"plain", "accelerate", "lightning"})
 NO_LOSS = (
     "there is no loss: planned with the mean of the float outputs; pass loss=, or "
     "labels in the batch, to plan for the real one and to train"
+)
+
+# Before it gives up, the allocator waits for such blocks (torch's
+# CUDACachingAllocator.cpp, ``synchronize_and_free_events``).
+LATE_BLOCKS = (
+    "DeepSpeed's streams: a block that two of them use is free when the slower one is "
+    "done; where the host is ahead of the GPU more is reserved than predicted, as long "
+    "as there is room"
 )
 
 
@@ -83,11 +92,13 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
             accumulation and later steps are derived from it.
 
     Raises:
-        InputError: If the recipe compiles blocks, and that cannot be predicted here.
+        InputError: If the recipe compiles blocks, and that cannot be predicted here;
+            or it is for DeepSpeed, which is not installed.
         Exception: What the model raises on fake tensors.
     """
     if recipe.compile != "none" and compiled is None:
         compiled = CompiledBlocks(target)
+    check_deepspeed(recipe)
     assumed: list[str] = []
     parallelism = recipe.parallelism
     no_loss = lambda: assumed.append(NO_LOSS)  # noqa: E731
@@ -128,7 +139,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
             blocks=blocks,
             target=target,
             micro_steps=micro_steps,
-            steps=STEPS_OF[parallelism.engine] if parallelism else 1,
+            steps=_steps(recipe),
             parallelism=parallelism,
             short=short,
             copy_modules=loss.fake,
@@ -139,6 +150,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     def noted(micro_steps: int) -> RawTrace:
         raw = _with_most_blocks(trace, micro_steps, len(blocks))
         raw.notes.extend(dict.fromkeys(assumed))
+        raw.notes.extend(_notes(recipe))
         return raw
 
     with silence_fake_tensor_log():
@@ -154,6 +166,22 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         append_steady_step(raw)
     raw.notes.extend(compiled.notes if compiled else ())
     return raw
+
+
+def _notes(recipe: Recipe) -> tuple[str, ...]:
+    """Return what a trace of the recipe cannot know."""
+    given = recipe.parallelism
+    if given is None or given.engine != "deepspeed" or not given.overlaps:
+        return ()
+    return (LATE_BLOCKS,)
+
+
+def _steps(recipe: Recipe) -> int:
+    """Return how many steps are traced until they repeat."""
+    if recipe.parallelism is None:
+        return 1  # the others are derived
+    prefetches = recipe.zero_stage == 3  # noqa: PLR2004 - a name
+    return _STEPS_OF[recipe.parallelism.engine] + prefetches
 
 
 def _with_most_blocks(

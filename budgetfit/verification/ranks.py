@@ -14,6 +14,7 @@ from budgetfit.applying.out_of_memory.error import free_memory
 from budgetfit.applying.ranks import Ranks, check_started, is_first_rank
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.errors import InputError
 from budgetfit.measuring.compare_gradients import (
     COMPARED_ON_CUDA,
     GradientCheck,
@@ -64,11 +65,18 @@ def measure_ranks(
     The model stays as it is: copies are trained, as ``fully_shard`` is not undone.
 
     Raises:
-        InputError: If the process group is not the planned one.
+        InputError: If the process group is not the planned one, or the plan is for
+            DeepSpeed.
     """
     parallelism = plan.recipe.parallelism
     if parallelism is None:
         raise ValueError("the plan is for one GPU")
+    if parallelism.engine == "deepspeed":
+        raise InputError(
+            "verify does not measure DeepSpeed yet. Train with budgetfit.apply(plan, "
+            "model) under torchrun, and compare torch.cuda.max_memory_reserved() of "
+            "rank 0 with the plan's reserved bytes."
+        )
     check_started(parallelism)
     notes: list[str] = []
     timeline = None

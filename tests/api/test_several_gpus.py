@@ -9,6 +9,7 @@ import torch
 
 import budgetfit
 from budgetfit import InputError, Recipe
+from budgetfit.api.estimate import estimate_settings
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Plan
 from budgetfit.core.plan_json import from_json, to_json
@@ -70,8 +71,11 @@ def test_what_there_is_to_choose_from() -> None:
     assert engines == ["ddp", "fsdp2", "fsdp2"]
     assert {each.shard for each in parallelisms("8x4", "fsdp2")} == {None, 8}
     assert parallelisms("8x4", "ddp")[0].nodes == 4
-    with pytest.raises(InputError, match="DeepSpeed is not planned yet"):
-        parallelisms(8, "deepspeed")
+    stages = [each.zero_stage for each in parallelisms("8x4", "deepspeed")]
+    assert stages == [1, 2, 3]
+    assert [each.zero_stage for each in parallelisms(8, "zero2")] == [2]
+    with pytest.raises(InputError, match="Tensor, context, pipeline and expert"):
+        parallelisms(8, "tp")
 
 
 def test_an_engine_that_cannot_fit_is_not_traced() -> None:
@@ -170,3 +174,23 @@ def test_what_is_around_the_steps_is_run_alone() -> None:
     given = {"gpu": "t4", "batch": EXAMPLES["mebi"].batch}
     with pytest.raises(InputError, match=r"budgetfit\.Run around the steps"):
         budgetfit.estimate(Mebi(), recipe, loop="plain", **given)
+
+
+def test_a_plan_for_deepspeed_is_read_as_it_was_saved() -> None:
+    """Also where a block's backward takes less than what precedes it: not below 0."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+    plan = budgetfit.plan(
+        model,
+        gpu="rtx-4090",
+        gpus=2,
+        engine="zero3",
+        batch=torch.zeros(4, 512),
+        batch_size=8,
+    )
+    assert plan.recipe.zero_stage == 3
+    assert "ZeRO-3   2 ranks" in str(plan)
+    assert from_json(to_json(plan)).recipe == plan.recipe
+    with pytest.raises(InputError, match="for example engine='zero2'"):
+        estimate_settings(
+            model, gpu="rtx-4090", gpus=2, engine="deepspeed", batch=torch.zeros(4, 512)
+        )

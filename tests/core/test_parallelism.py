@@ -9,7 +9,8 @@ import pytest
 from pydantic import TypeAdapter
 
 from budgetfit.core.parallelism import Parallelism
-from budgetfit.core.recipe import Recipe
+from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 
 FSDP2 = Parallelism(engine="fsdp2", gpus=8)
@@ -19,7 +20,15 @@ FSDP2 = Parallelism(engine="fsdp2", gpus=8)
     ("change", "says"),
     [
         ({"engine": "tp"}, 'Use engine="fsdp2"'),
-        ({"engine": "deepspeed"}, "DeepSpeed is not planned yet"),
+        ({"engine": "zero3"}, '"deepspeed", with zero_stage=1, 2 or 3'),
+        ({"engine": "deepspeed"}, "needs zero_stage=1, 2 or 3; got None"),
+        ({"engine": "deepspeed", "zero_stage": 4}, "zero_stage=1, 2 or 3; got 4"),
+        ({"zero_stage": 2}, "no setting of fsdp2"),
+        ({"engine": "ddp", "bucket_elements": 9}, "no setting of ddp"),
+        (
+            {"engine": "deepspeed", "zero_stage": 2, "sync_each_batch": True},
+            "no setting of deepspeed",
+        ),
         ({"engine": "magic"}, "is no engine"),
         ({"gpus": 1}, "parallelism=None"),
         ({"gpus": 0}, "at least 1"),
@@ -51,6 +60,26 @@ def test_effective_batch_counts_all_ranks() -> None:
     assert recipe.effective_batch_size == 48
     assert recipe.samples_per_rank == 6
     assert replace(recipe, parallelism=None).effective_batch_size == 6
+
+
+def test_deepspeed_trains_in_its_own_half_precision() -> None:
+    zero = Parallelism(engine="deepspeed", gpus=8, zero_stage=2)
+    in_bf16 = zero.in_precision(find_precision("bf16-mixed"))
+    assert in_bf16 == replace(zero, param_dtype="bf16")
+    assert zero.in_precision(find_precision("fp32")) is zero
+    Recipe(batch_size=1, precision="bf16-mixed", parallelism=in_bf16)
+    Recipe(batch_size=1, parallelism=zero)
+    for precision, given in (("bf16-mixed", zero), ("fp32", in_bf16)):
+        with pytest.raises(InputError, match="needs param_dtype="):
+            Recipe(batch_size=1, precision=precision, parallelism=given)
+    offloaded = (Segment(("0",), mode="offload"),)
+    Recipe(batch_size=1, parallelism=zero, segments=offloaded)
+    with pytest.raises(InputError, match="ZeRO-3 with activations offloaded"):
+        Recipe(
+            batch_size=1, parallelism=replace(zero, zero_stage=3), segments=offloaded
+        )
+    with pytest.raises(InputError, match="DeepSpeed is planned in fp32, tf32, bf16-"):
+        Recipe(batch_size=1, precision="bf16", parallelism=in_bf16)
 
 
 @pytest.mark.parametrize("reshard", [True, False, 4])

@@ -67,7 +67,7 @@ WRONG: Final[dict[str, tuple[str, ...]]] = {
     "vram": ("24", "24Gb", "-1GB", "nanGB", "infGB", "1e400GB", "0x10GB", "GB", ""),
     "gpu": ("rtx-4091", "", "\n", "☃", "t4,l4", "nan"),
     "gpus": ("", ",", "t4,rtx-4091", "☃", "0", "8x", "-2"),
-    "engine": ("tp", "deepspeed", "FSDP", "", "☃"),
+    "engine": ("tp", "zero4", "FSDP", "", "☃"),
     "link": ("nvlink-9", "0GB/s", "8x", "nvlink-4,nvlink-4", "", "☃"),
     "price": ("0", "-1", "nan", "inf", "x", "t4=0.35", ""),
     "headroom": ("lots", "-1GB", "9999GB", "nan", ""),

@@ -291,7 +291,7 @@ def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> No
         (
             deepspeed_export,
             "ddp",
-            "DeepSpeed, whose ZeRO is not planned.* Use --to torch",
+            'DeepSpeed: plan with engine="deepspeed".* Use --to torch',
         ),
         (axolotl_export, "fsdp2", "not written for axolotl"),
         (trl_export, "ddp", "not written for TRL"),

@@ -25,6 +25,7 @@ from budgetfit.timing.collectives import (
 H100 = find_gpu("h100-80gb")
 FSDP2 = Parallelism(engine="fsdp2", gpus=8)
 DDP = Parallelism(engine="ddp", gpus=8)
+ZERO = Parallelism(engine="deepspeed", gpus=8, zero_stage=2)
 GATHER, MATMUL = GATHERS[0], "aten.mm.default"
 PAYLOAD = 2**28  # bytes of each collective
 
@@ -121,6 +122,22 @@ def test_the_buckets_of_ddp_are_reduced_beside_the_backward() -> None:
     reduce = once(REDUCES_ALL, DDP)
     backward = [(MATMUL, 5 * reduce), (REDUCES_ALL, 0.0)] * 2
     assert waits(DDP, [], backward) == pytest.approx(reduce)  # the last one alone
+
+
+def test_deepspeed_waits_for_each_collective_unless_it_overlaps() -> None:
+    reduce = once(REDUCES_ALL, ZERO)
+    backward = [(MATMUL, 5 * reduce), (REDUCES_ALL, 0.0)] * 2
+    assert waits(ZERO, [], backward) == pytest.approx(2 * reduce)
+    overlapped = replace(ZERO, overlap_comm=True)
+    assert waits(overlapped, [], backward) == pytest.approx(reduce)
+
+
+def test_zero_3_waits_for_the_gather_before_the_last() -> None:
+    gather, zero3 = once(GATHER), replace(ZERO, zero_stage=3)
+    module = [(GATHER, 0.0), (MATMUL, 3 * gather)]
+    assert waits(zero3, module * 3, []) == 0
+    short = [(GATHER, 0.0), (MATMUL, gather / 4)]
+    assert waits(zero3, short * 8, []) == pytest.approx(7 * 3 * gather / 4, rel=0.2)
 
 
 def test_where_the_host_is_slower_than_the_network_nothing_is_added() -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import groups
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -27,6 +32,18 @@ if TYPE_CHECKING:
 FSDP2 = Parallelism(engine="fsdp2", gpus=8)
 DDP = Parallelism(engine="ddp", gpus=8)
 BLOCKS = 3
+BF16: dict[str, Any] = {"precision": "bf16-mixed"}
+
+
+def zero(stage: Literal[1, 2, 3]) -> Parallelism:
+    """DeepSpeed's, with buckets that do not outweigh the model."""
+    return Parallelism(
+        engine="deepspeed",
+        gpus=8,
+        zero_stage=stage,
+        param_dtype="bf16",
+        bucket_elements=1000,
+    )
 
 
 def trace(parallelism: Parallelism, **settings: object) -> StepTrace:
@@ -119,6 +136,46 @@ def test_ddp_has_one_bucket_and_then_those_of_their_size(views: bool) -> None:
     assert sorted(buckets) == [MIB, 2 * MIB]
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_shards_states_and_in_stage_3_weights(stage: Literal[1, 2, 3]) -> None:
+    """Three weights of 1 MiB in fp32: over 8 ranks a master weight and two states."""
+    after = live(trace(zero(stage), **BF16), "optimizer")
+    assert after["optimizer_state"] - 4 == 3 * BLOCKS * MIB // 8  # and a step count
+    assert after["gradients"] == 0
+    weights = BLOCKS * MIB // 2
+    assert after["parameters"] == (weights // 8 if stage == 3 else weights)
+
+
+def test_zero_2_keeps_an_eighth_of_the_gradients_between_micro_batches() -> None:
+    """Stage 1 reduces after the last one; of stage 2 a weight's gradient waits."""
+    whole, eighth = (
+        sum(
+            live(
+                trace(zero(stage), gradient_accumulation_steps=2, **BF16), "backward"
+            ).values()
+        )
+        for stage in (1, 2)
+    )
+    gradients = BLOCKS * MIB // 2
+    assert whole - eighth >= gradients - gradients // 8 - MIB // 2
+
+
+def test_zero_3_gathers_on_a_stream_of_its_own() -> None:
+    overlapped = trace(zero(3), **BF16)
+    assert overlapped.side_streams()
+    assert "DeepSpeed's streams" in overlapped.notes[-1]
+    one_stream = trace(replace(zero(3), overlap_comm=False), **BF16)
+    assert not one_stream.side_streams()
+    assert "DeepSpeed" not in " ".join(one_stream.notes)
+
+
+def test_an_infinite_gradient_is_not_assumed() -> None:
+    """Fakes have no values, and a step that is skipped makes no states."""
+    made = trace(zero(2), **BF16)
+    states = live(made, "optimizer", step=0)["optimizer_state"]
+    assert states > BLOCKS * MIB // 8  # more than the weights in fp32
+
+
 def test_a_trace_leaves_nothing_behind() -> None:
     def seen() -> list[object]:
         return [
@@ -127,9 +184,16 @@ def test_a_trace_leaves_nothing_behind() -> None:
             torch.UntypedStorage.resize_,
             DeviceMesh.__init__,
             DistributedDataParallel.__init__,
+            functional.linear,
+            torch.Tensor.record_stream,
+            os.environ.get("LOCAL_RANK"),
+            get_accelerator(),
+            dict(vars(groups)),
+            logging.root.manager.disable,
         ]
 
     before = seen()
+    trace(replace(zero(3), gpus=4), **BF16)
     trace(replace(FSDP2, gpus=4))
     trace(replace(DDP, gpus=4))
     assert seen() == before

@@ -158,7 +158,9 @@ class ParameterChangeCheck:
 
 
 def _dtype_and_shape(parameter: nn.Parameter) -> str:
-    return f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
+    # ZeRO-3 gathers and frees the elements; ``ds_shape`` stays.
+    shape = getattr(parameter, "ds_shape", parameter.shape)
+    return f"{str(parameter.dtype).removeprefix('torch.')} {list(shape)}"
 
 
 def refuse_clipping(recipe: Recipe, max_grad_norm: float | None) -> None:

@@ -62,6 +62,10 @@ class OptimizerUpdate:
         self._versions_before = None
         if scaler is not None:
             scaler.unscale_(self._optimizer)
+        prepare = getattr(self._optimizer, "prepare", None)
+        if prepare is not None:  # DeepSpeed's engine has the gradients
+            prepare(gradient_scale, max_grad_norm)
+            gradient_scale, max_grad_norm = 1.0, None
         if gradient_scale != 1.0:
             gradients = [item.grad for item in self._trained if item.grad is not None]
             torch._foreach_mul_(gradients, gradient_scale)

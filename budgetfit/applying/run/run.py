@@ -68,6 +68,7 @@ from budgetfit.applying.sharding import gradient_sync, wrap
 from budgetfit.applying.torch_compile import compiled_modules, warn_compiled_after_apply
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
+from budgetfit.applying.zero import initialize, input_precision
 from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.precision import find_precision
 from budgetfit.core.sample_dims import FIRST_DIM
@@ -156,6 +157,7 @@ class Run:
     ) -> None:
         self.model = model
         self._precision = find_precision(recipe.precision)
+        self._of_inputs = input_precision(recipe)
         self._loss, self._no_loss = loss, on_missing_loss
         self._on_phase = on_phase or (lambda _: None)
         self._phase = "forward"
@@ -173,9 +175,9 @@ class Run:
             if recipe.parallelism is not None and not self._is_trace:
                 self.ranks = Ranks(recipe.parallelism, device)
                 device = self.ranks.device
-            # ``fully_shard`` moves the model, and replaces its parameters for good.
+            # These move the model, and change its parameters for good.
             shards = recipe.parallelism is not None and (
-                recipe.parallelism.engine == "fsdp2"
+                recipe.parallelism.engine != "ddp"
             )
             self.device = move_model(model, device, self._undo, by_wrapper=shards)
             kind = self.device.type
@@ -200,9 +202,11 @@ class Run:
             self._monitor = StepMonitor(model, self.device, plan, dims)
             self._apply_recipe(recipe)
             self._wrapped = None
-            if self.ranks is not None and shards:
+            # DeepSpeed sends rank 0's weights, and takes the optimizer with the model.
+            by_deepspeed = recipe.zero_stage is not None
+            if self.ranks is not None and shards and not by_deepspeed:
                 self.ranks.check_same_weights(model)
-            if recipe.parallelism is not None:
+            if recipe.parallelism is not None and not by_deepspeed:
                 self._wrapped = wrap(model, blocks, recipe.parallelism, self.device)
                 self._undo.add(self._unwrap)
             self.scaler = make_scaler(self._precision, kind)
@@ -270,7 +274,7 @@ class Run:
             Whether there were any.
 
         Raises:
-            InputError, TrainingOutOfMemoryError: As ``step``.
+            InputError, TrainingOutOfMemoryError: As ``step``; with DeepSpeed for any.
         """
         refuse_clipping(self.recipe, max_grad_norm)
 
@@ -284,6 +288,13 @@ class Run:
         with self._step_lock.acquired():
             self.updated = False
             waiting = self.group.count > 0
+            if waiting and self.recipe.zero_stage is not None:
+                raise InputError(
+                    "DeepSpeed reduces gradients as the last micro-batch of an update "
+                    f"runs, and {self.group.count} of "
+                    f"{self.group.planned} have run. Run the others, or plan with "
+                    "gradient_accumulation_steps=1."
+                )
             if waiting:
                 self._run_or_drop_group(update, None)
             return waiting
@@ -341,6 +352,11 @@ class Run:
         self._step_lock.check()
         load_state(self, state, random=random)
 
+    @property
+    def engine(self) -> Any:
+        """DeepSpeed's engine: ``save_checkpoint``, ``load_checkpoint``; else None."""
+        return None if self.recipe.zero_stage is None else self._wrapped
+
     def drop_group(self) -> None:
         """Drop the micro-batches since the last update."""
         self.accumulated.clear()
@@ -393,8 +409,15 @@ class Run:
             scaler=self.scaler,
             undo=self._undo,
         )
+        if self.recipe.zero_stage is not None:
+            self._wrapped, self.optimizer = initialize(
+                self.model, self.optimizer, self.recipe
+            )
+            self._undo.add(self._unwrap)
         self.trained = trained_parameters(self.optimizer)
-        self.accumulated = AccumulatedGradients(self.trained)
+        # DeepSpeed moves gradients into its buckets, and weights in and out.
+        own = self.trained if self.recipe.zero_stage is None else []
+        self.accumulated = AccumulatedGradients(own)
         self._update_weights = OptimizerUpdate(
             self.optimizer, self.trained, device_type
         )
@@ -428,7 +451,7 @@ class Run:
             warn_if_not_synchronized(self._called)
 
     def _unwrap(self) -> None:
-        """Drop DDP, whose hooks on the parameters go with it."""
+        """Drop what is around the model: hooks of DDP go with it."""
         self._wrapped = None
 
     @property
@@ -469,7 +492,7 @@ class Run:
         divisor = self.group.divisor(weight, share=share, counted=counted)
         # Kept until the step is over, as by a loop that moves its batches itself:
         # memory is then the same, and as predicted.
-        moved = cast_batch(batch, self._precision, self.device)
+        moved = cast_batch(batch, self._of_inputs, self.device)
         moved, function = pass_num_items(
             self.model, moved, self._loss, num_items_in_batch
         )
@@ -554,7 +577,11 @@ class Run:
         if self.scaler is not None:
             value = self.scaler.scale(value)
         self._enter_phase("backward")
-        value.backward()
+        if self.recipe.zero_stage is None:
+            value.backward()
+        else:
+            engine: Any = self._wrapped
+            engine.backward(value, scale_wrt_gas=False)
         return reported
 
     def _update(self, max_grad_norm: float | None) -> None:

@@ -47,6 +47,19 @@ class Resumable(Protocol):
         """Drop the micro-batches since the last update."""
 
 
+def refuse_engine(run: Resumable) -> None:
+    """Refuse DeepSpeed, whose engine has the weights and states.
+
+    Raises:
+        InputError: If it trains; says what saves and loads.
+    """
+    if hasattr(run.optimizer, "master_weights"):
+        raise InputError(
+            "DeepSpeed saves and loads by itself: run.engine.save_checkpoint(folder), "
+            "run.engine.load_checkpoint(folder), on every rank."
+        )
+
+
 def save_state(run: Resumable) -> dict[str, Any]:
     """Return all that the next step depends on, except data and settings.
 
@@ -54,8 +67,10 @@ def save_state(run: Resumable) -> dict[str, Any]:
     this, and gets its own shards.
 
     Raises:
-        InputError: If micro-batches wait for an update of several ranks.
+        InputError: If micro-batches wait for an update of several ranks, or DeepSpeed
+            trains.
     """
+    refuse_engine(run)
     state = {
         _CLASS: type(run.optimizer).__name__,
         "scaler": run.scaler.state_dict() if run.scaler is not None else None,
@@ -93,6 +108,7 @@ def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
     Raises:
         InputError: If it is no state of this run; nothing is loaded then.
     """
+    refuse_engine(run)
     by_name = _check_state(run, state)
     run.drop_group()
     if by_name:

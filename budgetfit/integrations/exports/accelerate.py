@@ -9,6 +9,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
+from budgetfit.errors import InputError
 from budgetfit.integrations.exports.diffusers_options import script_lines
 from budgetfit.integrations.exports.ranks import (
     ddp_settings,
@@ -25,6 +26,7 @@ from budgetfit.integrations.source_code.python_source import (
 )
 
 if TYPE_CHECKING:
+    from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.plan import Plan
 
 _CONFIG_HOME = "accelerate.commands.config.config_args"
@@ -73,7 +75,33 @@ def _several(plan: Plan) -> dict[str, Any]:
         settings = fsdp_settings(plan, parallelism, "accelerate")
         found["distributed_type"] = "FSDP"
         found["fsdp_config"] = {f"fsdp_{key}": item for key, item in settings.items()}
+    elif parallelism.engine == "deepspeed":
+        found["distributed_type"] = "DEEPSPEED"
+        found["deepspeed_config"] = _zero(plan, parallelism)
     return found
+
+
+def _zero(plan: Plan, parallelism: Parallelism) -> dict[str, Any]:
+    """Return accelerate's settings of DeepSpeed, which has its defaults for others.
+
+    Raises:
+        InputError: If it has no such setting.
+    """
+    for name in ("bucket_elements", "overlap_comm"):
+        value = getattr(parallelism, name)
+        if value is not None:
+            raise InputError(
+                f"accelerate has no setting for {name}={value}. Use --to deepspeed, "
+                "and name that file: accelerate launch --deepspeed_config_file."
+            )
+    return {
+        "zero_stage": parallelism.zero_stage,
+        "gradient_accumulation_steps": plan.recipe.gradient_accumulation_steps,
+        "gradient_clipping": 1.0,
+        "offload_optimizer_device": "none",
+        "offload_param_device": "none",
+        "zero3_init_flag": False,
+    }
 
 
 def export_text(plan: Plan, plan_file: str) -> str:

@@ -1,4 +1,4 @@
-"""DeepSpeed: export a plan as a config for ``deepspeed.initialize`` on one GPU."""
+"""DeepSpeed: export a plan as a config for ``deepspeed.initialize``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.exports.ranks import refuse_several_gpus
+from budgetfit.integrations.exports.ranks import refuse_several_gpus, zero_settings
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.model_loading import load_model_text
+from budgetfit.integrations.source_code.plain_torch_ranks import launch_line
 from budgetfit.integrations.source_code.python_source import (
     DTYPES,
     import_block,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def engine_config(plan: Plan) -> dict[str, Any]:
-    """Return a config with ZeRO stage 0: on one GPU there is nothing to partition.
+    """Return the planned config; on one GPU with ZeRO stage 0, nothing to partition.
 
     Mixed precision is DeepSpeed's own autocast over fp32 weights, as planned. Its older
     ``bf16`` and ``fp16`` blocks keep two copies of the weights; they are used only
@@ -30,10 +31,12 @@ def engine_config(plan: Plan) -> dict[str, Any]:
 
     Raises:
         InputError: If the plan's optimizer steps inside the backward pass, or it is for
-            several GPUs.
+            another engine on several GPUs.
     """
     refuse_optimizer_in_backward(plan, "DeepSpeed")
-    refuse_several_gpus(plan, "DeepSpeed, whose ZeRO is not planned")
+    if plan.recipe.zero_stage is not None:
+        return zero_settings(plan)
+    refuse_several_gpus(plan, 'DeepSpeed: plan with engine="deepspeed"')
     recipe = plan.recipe
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": recipe.batch_size,
@@ -47,6 +50,18 @@ def engine_config(plan: Plan) -> dict[str, Any]:
     elif autocast is not None:
         config[autocast] = {"enabled": True}
     return config
+
+
+def _of_ranks(plan: Plan) -> list[str]:
+    parallelism = plan.recipe.parallelism
+    if parallelism is None:
+        return [
+            "Not predicted: what DeepSpeed allocates for itself (flat buffers, buckets)"
+        ]
+    return [
+        launch_line(parallelism),
+        "In each micro-batch: loss = engine(...); engine.backward(loss); engine.step()",
+    ]
 
 
 def _has_autocast() -> bool:
@@ -71,6 +86,6 @@ def export_text(plan: Plan, plan_file: str) -> str:
         f"plan = budgetfit.Plan.load({plan_file!r}); plan.prepare(model)",
         "optimizer = plan.make_optimizer(model.parameters(), lr=5e-5)",
         "deepspeed.initialize(model=model, optimizer=optimizer, config=this file)",
-        "Not predicted: what DeepSpeed allocates for itself (flat buffers, buckets).",
+        *_of_ranks(plan),
     ]
     return json.dumps({"_comment": comment, **engine_config(plan)}, indent=2) + "\n"

@@ -41,14 +41,15 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
     A plan with FSDP2 needs the callback's ``shard`` in ``configure_model``.
 
     Raises:
-        InputError: If the plan's optimizer steps inside the backward pass, or DDP
-            reduces gradients in each micro-batch.
+        InputError: If the plan's optimizer steps inside the backward pass, DDP reduces
+            gradients in each micro-batch, or DeepSpeed trains.
     """
     refuse_optimizer_in_backward(plan, "Lightning")
     parallelism = plan.recipe.parallelism
     several: dict[str, Any] = {"devices": 1}
     if parallelism is not None:
-        if parallelism.engine == "ddp" and parallelism.sync_each_batch:
+        reduces_each = parallelism.engine == "ddp" and parallelism.sync_each_batch
+        if parallelism.engine == "deepspeed" or reduces_each:
             refuse_several_gpus(plan, "Lightning")
         name, settings = _strategy(parallelism)
         several = {

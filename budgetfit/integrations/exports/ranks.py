@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.applying.zero import deepspeed_config
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
 from budgetfit.utils.format_bytes import format_bytes
@@ -30,6 +31,15 @@ def refuse_several_gpus(plan: Plan, program: str) -> None:
             f"The plan is for {parallelism.engine} on {parallelism.gpus} GPUs, which "
             f"is not written for {program}. {_ELSE}."
         )
+
+
+def zero_settings(plan: Plan) -> dict[str, Any]:
+    """Return DeepSpeed's configuration of a plan for it."""
+    return {
+        **deepspeed_config(plan.recipe),
+        "gradient_accumulation_steps": plan.recipe.gradient_accumulation_steps,
+        "gradient_clipping": 1.0,
+    }
 
 
 def ddp_settings(parallelism: Parallelism) -> dict[str, Any]:

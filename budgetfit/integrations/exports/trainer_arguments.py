@@ -11,7 +11,11 @@ from transformers.training_args import OptimizerNames
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
-from budgetfit.integrations.exports.ranks import copied_gradients, fsdp_settings
+from budgetfit.integrations.exports.ranks import (
+    copied_gradients,
+    fsdp_settings,
+    zero_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -86,6 +90,9 @@ def _several(plan: Plan) -> dict[str, Any]:
     if parallelism.engine == "fsdp2":
         found["fsdp"] = True
         found["fsdp_config"] = fsdp_settings(plan, parallelism, "The Trainer")
+    elif parallelism.engine == "deepspeed":
+        # The Trainer's own max_grad_norm.
+        found["deepspeed"] = {**zero_settings(plan), "gradient_clipping": "auto"}
     else:
         copied_gradients(plan)
         found["ddp_find_unused_parameters"] = False

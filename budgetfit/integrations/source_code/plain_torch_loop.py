@@ -7,6 +7,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.applying.torch_compile import compiled_blocks
+from budgetfit.applying.zero import input_precision
 from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
 from budgetfit.core.precision import find_precision
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
@@ -153,8 +154,8 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
         compile_model=parts.COMPILE_MODEL if recipe.compile == "model" else "",
         empty_cache=parts.EMPTY_CACHE if recipe.compile != "none" else "",
         forward=_forward(precision, recipe),
-        backward="scaler.scale(loss).backward()" if scaled else "loss.backward()",
-        update=_update(scaled=scaled),
+        backward=_backward(recipe, scaled=scaled),
+        update=_update(recipe, scaled=scaled),
     )
     return Part(code)
 
@@ -172,7 +173,7 @@ def _weights(precision: Precision) -> str:
 
 def _forward(precision: Precision, recipe: Recipe) -> str:
     line = "loss = loss_of(model, batch) / GRADIENT_ACCUMULATION_STEPS\n"
-    if precision.weights == "bf16":
+    if input_precision(recipe).weights == "bf16":
         line = (
             "batch = {\n"
             "    key: value.bfloat16() if value.is_floating_point() else value\n"
@@ -191,7 +192,15 @@ def _has_policy(recipe: Recipe) -> bool:
     return parallelism is not None and parallelism.param_dtype is not None
 
 
-def _update(*, scaled: bool) -> str:
+def _backward(recipe: Recipe, *, scaled: bool) -> str:
+    if recipe.zero_stage is not None:
+        return "model.backward(loss, scale_wrt_gas=False)"
+    return "scaler.scale(loss).backward()" if scaled else "loss.backward()"
+
+
+def _update(recipe: Recipe, *, scaled: bool) -> str:
+    if recipe.zero_stage is not None:
+        return "        model.step()  # clips and drops the gradients, too\n"
     lines = [
         "torch.nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)"
     ]
@@ -200,4 +209,5 @@ def _update(*, scaled: bool) -> str:
         lines += ["scaler.step(optimizer)", "scaler.update()"]
     else:
         lines.append("optimizer.step()")
+    lines.append("optimizer.zero_grad(set_to_none=True)")
     return indent("\n".join(lines) + "\n", " " * 8)

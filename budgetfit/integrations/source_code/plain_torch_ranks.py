@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pprint
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.applying.zero import deepspeed_config
 from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import DTYPES, to_source
 
@@ -21,6 +23,8 @@ def ranks_parts(recipe: Recipe) -> list[Part]:
     parts = [Part(JOIN, ("import os", "import torch.distributed as dist"))]
     if parallelism.engine == "ddp":
         return [*parts, Part(_ddp(parallelism), (_DDP,))]
+    if parallelism.engine == "deepspeed":
+        return [*parts, Part(_ENGINE, ("import deepspeed",))]
     checkpoint = ("import torch.distributed.checkpoint as dcp", _STATE)
     return [
         *parts,
@@ -35,7 +39,10 @@ def ranks_constants(recipe: Recipe, blocks: tuple[str, ...]) -> list[str]:
     if parallelism is None:
         return []
     lines = [f"RANKS = {parallelism.gpus}  # one process for each GPU"]
-    if parallelism.engine == "fsdp2":
+    if parallelism.engine == "deepspeed":
+        config = pprint.pformat(deepspeed_config(recipe), sort_dicts=False, width=84)
+        lines.append(f"ZERO = {config}")
+    elif parallelism.engine == "fsdp2":
         names = "".join(f"    {to_source(name)},\n" for name in blocks)
         lines.append(
             f"SHARDED = [  # blocks whose weights are gathered alone\n{names}]"
@@ -59,6 +66,8 @@ def main_lines(parallelism: Parallelism | None) -> dict[str, str]:
     last = "part == GRADIENT_ACCUMULATION_STEPS - 1"
     if parallelism.sync_each_batch:
         sync = ""
+    elif parallelism.engine == "deepspeed":
+        sync = f"            model.set_gradient_accumulation_boundary({last})\n"
     elif is_ddp:  # what no_sync() sets
         sync = f"            model.require_backward_grad_sync = {last}\n"
     else:
@@ -73,6 +82,9 @@ def main_lines(parallelism: Parallelism | None) -> dict[str, str]:
         "show": "        if dist.get_rank() == 0:\n            ",
         "end": "    dist.destroy_process_group()\n",
     }
+    if parallelism.engine == "deepspeed":
+        own = {"wrap": "", "engine": _START, "resume": _LOAD_ENGINE}
+        return {**found, **own, "save": _SAVE_ENGINE}
     if is_ddp:
         own = {"states": "model.module", "save": _FIRST_RANK, "end": _END_DDP}
         return {**found, **own}
@@ -170,6 +182,7 @@ _ONE = {
     "device": "    device = torch.device(name)\n",
     "place": "    model.to(device)\n",
     "wrap": "",
+    "engine": "",
     "sync": "",
     "mean": "",
     "show": "        ",
@@ -192,6 +205,19 @@ _WRAP = """\
     model = wrap(model, device)
     torch.manual_seed(options.seed + 1 + dist.get_rank())  # other data, other dropout
 """
+_ENGINE = '''\
+def start_engine(model, optimizer, max_grad_norm):
+    """Hand model and optimizer to DeepSpeed, which shards them over the ranks."""
+    config = {**ZERO, "gradient_clipping": max_grad_norm}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    return engine
+'''
+_START = """\
+    model = start_engine(model, optimizer, options.max_grad_norm)
+    torch.manual_seed(options.seed + 1 + dist.get_rank())  # other data, other dropout
+"""
+_LOAD_ENGINE = "        model.load_checkpoint(options.resume)\n"
+_SAVE_ENGINE = "    if options.save:\n        model.save_checkpoint(options.save)\n"
 _FIRST_RANK = _ONE["save"].replace(
     "if options.save:", "if options.save and dist.get_rank() == 0:"
 )

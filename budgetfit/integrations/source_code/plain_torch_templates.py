@@ -196,7 +196,7 @@ $weights$place    # Generation caches are of no use in training.
 $compile_blocks$recompute$wrap$compile_model    optimizer = make_optimizer(
         [item for item in model.parameters() if item.requires_grad], options.lr
     )
-$scaler    if options.resume:
+$engine$scaler    if options.resume:
 $resume
     data = batches(model)
     losses = []
@@ -207,8 +207,7 @@ $sync            batch = {key: value.to(device) for key, value in next(data).ite
 $forward            step_loss += loss.detach()
             $backward
             del loss, batch
-$update        optimizer.zero_grad(set_to_none=True)
-$mean$empty_cache        losses.append(float(step_loss))
+$update$mean$empty_cache        losses.append(float(step_loss))
 ${show}print(f"step {step}  loss {losses[-1]:.6f}", flush=True)
     if device.type == "cuda":
         allocated = torch.cuda.max_memory_allocated() / 2**30

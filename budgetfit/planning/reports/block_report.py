@@ -115,7 +115,8 @@ def _choice(
         saved_ops=option.saved_ops,
         input_on_host=option.input_on_host,
         saved_bytes=option.saved_bytes if waits or not as_planned else 0,
-        backward_bytes=option.backward_bytes,
+        # ZeRO has given up gradients of later blocks that were counted before it.
+        backward_bytes=max(0, option.backward_bytes),
         extra_ms=option.extra_ns / NS_PER_MS,
         plan_peak_bytes=chain_peak_bytes(chain, changed),
         plan_ms=chain_time_ns(chain, changed) / NS_PER_MS,

@@ -201,6 +201,31 @@ PATCHES: Final = (
         "a DDP that is made meanwhile does not build its buckets again",
     ),
     Patch(
+        "deepspeed.accelerator.real_accelerator.ds_accelerator, "
+        "variables of deepspeed.comm.comm and deepspeed.utils.groups, LOCAL_RANK",
+        f"{_RANKS}/deepspeed_zero.py",
+        "DeepSpeed asks for CUDA's streams and for this process's groups; "
+        "engine='deepspeed' alone",
+        "DeepSpeed in another thread would train on the trace's accelerator",
+    ),
+    Patch(
+        "deepspeed.runtime.engine.DeepSpeedEngine._broadcast_model, "
+        "deepspeed.runtime.zero.stage3.defragment, has_overflow of its optimizers, "
+        "is_invalid_grad_norm in deepspeed.runtime.zero.stage_1_and_2 and stage3",
+        f"{_RANKS}/deepspeed_zero.py",
+        "weights go through host memory, and fakes have no values to check; "
+        "engine='deepspeed' alone",
+        "DeepSpeed in another thread finds no infinite gradients",
+    ),
+    Patch(
+        "record_stream of torch.Tensor, synchronize of torch.cpu.Stream, "
+        "linear of torch.nn.functional, data_ptr of FakeTensor, logging below errors",
+        f"{_RANKS}/deepspeed_zero.py",
+        "streams of the CPU are streams in name, ZeRO-3 replaces linear for good, and "
+        "fakes have no address; engine='deepspeed' alone",
+        "tensors that they use on several streams may return to the pool early",
+    ),
+    Patch(
         "transformers.utils.import_utils.is_fake_tensor",
         _LIBRARIES,
         "transformers skips checks for fakes that a real step makes",

@@ -72,7 +72,13 @@ def log_optimizer_state(
     log: StorageLog,
     tracker: ModuleTracker,
 ) -> None:
-    """Log optimizer state, and the layers that own it, after a step."""
+    """Log optimizer state, and the layers that own it, after a step.
+
+    ``optimizer.master_weights``, where it has any, are copies of weights of its own.
+    """
+    masters = getattr(optimizer, "master_weights", ())
+    for weights in masters:
+        log.set_category(weights, "optimizer_state")
     layers = {
         parameter: layer
         for module, layer in _layers_of(model, tracker).items()
@@ -86,7 +92,7 @@ def log_optimizer_state(
             or group.get("capturable")
             or isinstance(optimizer, torch.optim.ASGD)
         )
-        for parameter in group["params"]:
+        for parameter in (*group["params"], *masters):
             state = optimizer.state.get(parameter, {})
             for value in tree_leaves(state):
                 if isinstance(value, torch.Tensor):

@@ -140,6 +140,7 @@ FSDP2: Final = Parallelism(
     engine="fsdp2", gpus=8, param_dtype="bf16", reduce_dtype="fp32"
 )
 DDP: Final = Parallelism(engine="ddp", gpus=8, bucket_cap_mb=25)
+ZERO: Final = Parallelism(engine="deepspeed", gpus=8, param_dtype="bf16", zero_stage=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,6 +231,43 @@ def _cases() -> dict[str, ShardedCase]:
         few = ("fsdp2", "fsdp2, kept after forward", "fsdp2, 7 ranks", "ddp")
         for name in few:
             cases[f"{model}, {name}"] = replace(settings[name], model=model)
+    return cases | _of_deepspeed()
+
+
+def _of_deepspeed() -> dict[str, ShardedCase]:
+    def zero(stage: int, **changes: Any) -> ShardedCase:
+        given = replace(ZERO, zero_stage=stage, **changes)
+        return ShardedCase(parallelism=given)
+
+    settings = {}
+    for stage in (1, 2, 3):
+        settings |= {
+            f"zero-{stage}": zero(stage),
+            f"zero-{stage}, 2 ranks": zero(stage, gpus=2),
+            f"zero-{stage}, buckets of 5e6": zero(stage, bucket_elements=5_000_000),
+            f"zero-{stage}, 2 micro-batches": replace(zero(stage), accumulation=2),
+            f"zero-{stage}, checkpointed": replace(zero(stage), checkpointed=4),
+            f"zero-{stage}, {'not ' * (stage == 3)}overlapped": zero(
+                stage, overlap_comm=stage != 3
+            ),
+            f"zero-{stage}, overlapped, buckets of 2e6, 2 micro-batches": replace(
+                zero(stage, overlap_comm=True, bucket_elements=2_000_000),
+                accumulation=2,
+            ),
+        }
+        if stage > 1:
+            settings |= {
+                f"zero-{stage}, 7 ranks": zero(stage, gpus=7),
+                f"zero-{stage}, fp32": replace(
+                    zero(stage, param_dtype=None), precision="fp32"
+                ),
+                f"zero-{stage}, foreach": replace(zero(stage), optimizer="adamw_torch"),
+            }
+    cases = {f"llama, {name}": case for name, case in settings.items()}
+    cases["t5, zero-3"] = replace(zero(3), model="t5")
+    for model in ("gpt2", "bert", "vit"):
+        for stage in (1, 2, 3):
+            cases[f"{model}, zero-{stage}"] = replace(zero(stage), model=model)
     return cases
 
 

@@ -5,12 +5,16 @@
 
 PyTorch's own wrappers run on its CUDA build, under its fake process group: with NCCL in
 its place FSDP2 makes the same calls of the allocator. The steps are those of a ``Run``,
-written out. Writes ``recordings.json``.
+written out. Writes ``recordings.json``. Cases of DeepSpeed need it in that environment,
+installed with ``DS_BUILD_OPS=0 pip install --no-deps``, so that torch stays, and what
+it imports: hjson, msgpack, einops, psutil, py-cpuinfo, ninja.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -41,7 +45,9 @@ class Recorder:
     def __init__(self) -> None:
         self.rows: Peaks = []
         self._phase = "setup"
-        torch.cuda.reset_peak_memory_stats()
+        self._reset = torch.cuda.reset_peak_memory_stats
+        torch.cuda.reset_peak_memory_stats = Mock()  # DeepSpeed calls it
+        self._reset()
 
     def begin(self, phase: str) -> None:
         """End the phase before, and begin another."""
@@ -49,12 +55,14 @@ class Recorder:
         peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         self.rows.append((self._phase, *peaks))
         self._phase = phase
-        torch.cuda.reset_peak_memory_stats()
+        self._reset()
 
 
 def wrap(case: ShardedCase, model: nn.Module) -> nn.Module:
     """Wrap the model, as a program of one's own does."""
     given = case.parallelism
+    if given.engine == "deepspeed":
+        return initialize(case, model)
     if given.engine == "ddp":
         # It reads what other ranks sent: the null driver has no values.
         ddp_module._verify_param_shape_across_processes = Mock()  # noqa: SLF001
@@ -88,6 +96,30 @@ def wrap(case: ShardedCase, model: nn.Module) -> nn.Module:
             reshard_after_forward=given.reshard_after_forward,
         )
     return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def initialize(case: ShardedCase, model: nn.Module) -> nn.Module:
+    """Hand the model to DeepSpeed, with the optimizer that it is to shard."""
+    given = case.parallelism
+    buckets = ("reduce_bucket_size", "allgather_bucket_size")
+    zero: dict[str, Any] = {"stage": given.zero_stage}
+    if given.bucket_elements is not None:
+        zero |= dict.fromkeys(buckets, given.bucket_elements)
+    if given.overlap_comm is not None:
+        zero["overlap_comm"] = given.overlap_comm
+    os.environ["LOCAL_RANK"] = "0"  # as torchrun does
+    deepspeed = importlib.import_module("deepspeed")
+    engine: nn.Module = deepspeed.initialize(
+        model=model,
+        optimizer=make_optimizer(case, model),
+        config={
+            "train_micro_batch_size_per_gpu": case.samples,
+            "bf16": {"enabled": given.param_dtype == "bf16"},
+            "zero_optimization": zero,
+        },
+        dist_init_required=False,
+    )[0]
+    return engine
 
 
 def reduce(bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -124,7 +156,11 @@ def record(case: ShardedCase) -> Peaks:
     # The null driver has no values to compare.
     apply_segments(model, case.recipe.segments, determinism_check="default")
     wrapped = wrap(case, model)
-    optimizer = make_optimizer(case, model)
+    optimizer = (
+        wrapped
+        if case.parallelism.engine == "deepspeed"
+        else make_optimizer(case, model)
+    )
     for _ in range(STEPS):
         for micro in range(case.accumulation):
             is_last = micro == case.accumulation - 1
@@ -138,23 +174,26 @@ def record(case: ShardedCase) -> Peaks:
 def train(
     case: ShardedCase,
     wrapped: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Any,  # noqa: ANN401 - or DeepSpeed's engine
     recorder: Recorder,
     *,
     is_last: bool,
 ) -> None:
     """One micro-batch; the batch lives to its end."""
-    batch = MODELS[case.model].batch(case.samples, "cuda")
-    if case.precision == "bf16":
+    loaded = batch = MODELS[case.model].batch(case.samples, "cuda")
+    # DeepSpeed leaves inputs as they are.
+    if case.precision == "bf16" or case.parallelism.engine == "deepspeed":
         batch = {
             name: x.to(torch.bfloat16) if x.is_floating_point() else x
-            for name, x in batch.items()
+            for name, x in loaded.items()
         }
     given = case.parallelism
     reduces = is_last or given.sync_each_batch
     context: Any = nullcontext()
     if given.engine == "fsdp2":
         wrapped.set_requires_gradient_sync(reduces)
+    elif given.engine == "deepspeed":
+        wrapped.set_gradient_accumulation_boundary(is_last)
     elif not reduces:
         context = wrapped.no_sync()
     casts = case.precision == "bf16-mixed" and given.param_dtype is None
@@ -164,13 +203,17 @@ def train(
         reported = value.detach().clone()
         value = value / case.accumulation
         recorder.begin("backward")
-        value.backward()
+        if given.engine == "deepspeed":
+            wrapped.backward(value, scale_wrt_gas=False)
+        else:
+            value.backward()
     del value
     if is_last:
         recorder.begin("optimizer")
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    del reported
+        if given.engine != "deepspeed":
+            optimizer.zero_grad(set_to_none=True)
+    del reported, loaded
 
 
 def main() -> None:
@@ -182,14 +225,19 @@ def main() -> None:
         if origin() != "null driver":
             raise SystemExit("this is a recording of the null driver")
         sys.stdout.write(json.dumps(record(CASES[names[1]])))
-        return
+        sys.stdout.flush()
+        os._exit(0)  # a thread of DeepSpeed's streams may abort the end of the process
     rows = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
     for name in names or CASES:
         if CASES[name].card != card or (not names and name in rows):
             continue
         command = [sys.executable, "-m", __spec__.name, card, "--one", name]
+        environment = dict(os.environ)
+        if CASES[name].parallelism.engine == "deepspeed":
+            # It compares numbers of its own by way of the device.
+            environment["NULLCUDA_ECHO"] = "1"
         done = subprocess.run(  # noqa: S603 - this file
-            command, check=False, capture_output=True, text=True
+            command, check=False, capture_output=True, text=True, env=environment
         )
         if done.returncode:
             print(name, done.stderr[-2000:], flush=True)

@@ -23,6 +23,9 @@ def test_every_case_is_recorded_in_all_its_phases() -> None:
         "llama, fsdp2, 2 x 4, 2 micro-batches",
         "qwen2, fsdp2, kept after forward",
         "bert, ddp",
+        "bert, zero-1",
+        "vit, zero-2",
+        "llama, zero-3, overlapped, buckets of 2e6, 2 micro-batches",
     ],
 )
 def test_predicted_to_the_byte(name: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from budgetfit.tracing.recording.distributed.data_parallel import (
     data_parallel_on_fakes,
 )
+from budgetfit.tracing.recording.distributed.deepspeed_zero import deepspeed_on_fakes
 from budgetfit.tracing.recording.distributed.fully_sharded import fully_shard_on_fakes
 from budgetfit.tracing.recording.distributed.process_group import fake_process_group
 from budgetfit.tracing.recording.distributed.rank_log import RankLog
@@ -34,13 +35,17 @@ def as_one_rank(
     process is one of several already.
     """
     log = RankLog(semantics, run, mode)
-    # FSDP2 takes the weights from the host as it wraps the model.
-    log.paused = parallelism.engine == "fsdp2"
+    # FSDP2 and DeepSpeed take the weights from the host as they wrap the model.
+    log.paused = parallelism.engine != "ddp"
     return log, _context(parallelism, log)
 
 
 @contextlib.contextmanager
 def _context(parallelism: Parallelism, log: RankLog) -> Iterator[None]:
-    on_fakes = {"ddp": data_parallel_on_fakes, "fsdp2": fully_shard_on_fakes}
+    on_fakes = {
+        "ddp": data_parallel_on_fakes,
+        "fsdp2": fully_shard_on_fakes,
+        "deepspeed": deepspeed_on_fakes,
+    }
     with fake_process_group(parallelism.gpus), on_fakes[parallelism.engine](log):
         yield

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
+from budgetfit.core.step_trace import EMPTY_CACHE
 from budgetfit.tracing.recording.storage_log import PRIM_DEVICE, StorageLog
 from budgetfit.tracing.records import call_op
 
@@ -108,9 +109,13 @@ class RankLog(StorageLog):
         self._sharded_layer = self._host_layers.get(id(tensor), -1)
         self.assign(tensor, category, self._sharded_layer)
 
+    def end_moves(self) -> None:
+        """Attribute what is allocated from here on outside modules to no layer."""
+        self._sharded_layer = -1
+
     def start_phase(self, phase: str) -> None:
         """Enter a phase of the step; sharding is over."""
-        self._sharded_layer = -1
+        self.end_moves()
         super().start_phase(phase)
 
     def log_resize(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
@@ -132,6 +137,10 @@ class RankLog(StorageLog):
         """Log that a storage is freed: one of ``allocate``, or one that stays alive."""
         self.events.append(-(index + 1))
         self.live_bytes -= self.sizes[index]
+
+    def empty_cache(self) -> None:
+        """Log that the allocator gives back the segments that it does not use."""
+        self.events.append(EMPTY_CACHE)
 
     def alive(self) -> list[int]:
         """Return the indices of the live storages of tensors."""

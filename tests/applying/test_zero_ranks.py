@@ -1,0 +1,144 @@
+"""A plan for DeepSpeed's ZeRO, carried out by two processes with gloo."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import budgetfit
+from budgetfit import InputError, Parallelism
+from budgetfit.core.parallelism import ZeroStage
+from tests.applying.test_many_ranks import RANKS, UPDATES, assert_same, batches, start
+from tests.applying.test_many_ranks import one_process as one_process_of
+from tests.gloo_ranks import on_ranks
+from tests.integrations.tiny_training import plan_for, tiny_model
+from tests.zero_ranks import deepspeed_of_its_own
+
+STAGES: tuple[ZeroStage, ...] = (1, 2, 3)
+
+
+def zero(stage: ZeroStage) -> dict[str, Any]:
+    return {"engine": "deepspeed", "zero_stage": stage}
+
+
+def weights(run: budgetfit.Run) -> dict[str, torch.Tensor]:
+    """The whole weights, which stage 3 gathers."""
+    from deepspeed.utils import safe_get_full_fp32_param  # noqa: PLC0415
+
+    return {
+        name: safe_get_full_fp32_param(item).detach().clone()
+        for name, item in run.model.named_parameters()
+    }
+
+
+def _train(stage: ZeroStage, treated: str) -> tuple[list[float], Any]:
+    with deepspeed_of_its_own():
+        run = start(zero(stage), treated)
+        own = batches(2 * RANKS * UPDATES)[torch.distributed.get_rank() :: RANKS]
+        losses = [float(run.step(each, max_grad_norm=0.5)) for each in own]
+        assert run.steps_done == UPDATES
+        return losses, weights(run)
+
+
+def _uneven(stage: ZeroStage) -> dict[str, torch.Tensor]:
+    """One update of micro-batches of three samples and of one."""
+    with deepspeed_of_its_own():
+        run = start(zero(stage))
+        rank = torch.distributed.get_rank()
+        for number, each in enumerate(batches(2 * RANKS)[rank::RANKS]):
+            size = 3 if number == rank else 1
+            run.step({name: x[:size] for name, x in each.items()}, max_grad_norm=0.5)
+        return weights(run)
+
+
+def _refused(folder: str) -> dict[str, str]:
+    said = {}
+    with deepspeed_of_its_own():
+        run = start(zero(2))
+        batch = batches(1)[0]
+        run.step(batch)
+        for name, ask in (
+            ("flush", run.flush),
+            ("state", run.state_dict),
+            ("load", lambda: run.load_state_dict({})),
+        ):
+            with pytest.raises(InputError) as refused:
+                ask()
+            said[name] = str(refused.value)
+        run.step(batch)
+        before = weights(run)
+        run.engine.save_checkpoint(folder)
+        run.step(batch)
+        run.step(batch)
+        run.engine.load_checkpoint(folder)
+        assert all(torch.equal(before[name], x) for name, x in weights(run).items())
+        with pytest.raises(IndexError):
+            run.step({**batch, "input_ids": batch["input_ids"] + 1000})
+        with pytest.raises(InputError) as refused:
+            run.step(batch)
+        said["after an error"] = str(refused.value)
+        with pytest.warns(UserWarning, match="stays with DeepSpeed's engine"):
+            run.undo()
+    return said
+
+
+def _all(folder: str) -> dict[Any, Any]:
+    found: dict[Any, Any] = {
+        (stage, treated): _train(stage, treated)
+        for stage, treated in ((1, "none"), (2, "mixed"), (3, "one"), (3, "host"))
+    }
+    found |= {stage: _uneven(stage) for stage in (1, 3)}
+    found["refused"] = _refused(folder)
+    return found
+
+
+def _one_process_uneven() -> dict[str, torch.Tensor]:
+    run = start(None)
+    for number, each in enumerate(batches(2 * RANKS)):
+        size = 3 if number // RANKS == number % RANKS else 1
+        run.step({name: x[:size] for name, x in each.items()}, max_grad_norm=0.5)
+    return {name: x.detach() for name, x in run.model.named_parameters()}
+
+
+def test_ranks_of_zero_train_as_one_process_with_all_their_samples(
+    tmp_path: Path,
+) -> None:
+    first, second = on_ranks(_all, RANKS, str(tmp_path))
+    said = first.pop("refused")
+    assert said == second.pop("refused")
+    assert "1 of 2 have run" in said["flush"]
+    assert "run.engine.save_checkpoint" in said["state"]
+    assert "run.engine.load_checkpoint" in said["load"]
+    assert "keeps gradients of it" in said["after an error"]
+    uneven = _one_process_uneven()
+    for stage in (1, 3):
+        assert_same(([], first.pop(stage)), ([], uneven))
+        second.pop(stage)
+    expected = one_process_of("none")
+    for case, found in first.items():
+        assert_same(found, expected)
+        assert_same(found, second[case])
+
+
+def test_what_does_not_run_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_for(
+        tiny_model("llama"),
+        parallelism=Parallelism(gpus=RANKS, **zero(2)),
+    )
+    with pytest.raises(InputError, match="verify does not measure DeepSpeed yet"):
+        budgetfit.verify(plan, tiny_model("llama"), device="cpu", batch=batches(1)[0])
+    zero2 = Parallelism(gpus=4, **zero(2))
+    recipe = budgetfit.Recipe(batch_size=2, parallelism=zero2)
+
+    def estimate() -> None:
+        batch = torch.zeros(2, 4)
+        budgetfit.estimate(torch.nn.Linear(4, 4), recipe, gpu="t4", batch=batch)
+
+    with monkeypatch.context() as patched:
+        patched.delattr("deepspeed.runtime.zero.stage3.defragment")
+        with pytest.raises(InputError, match="This version of DeepSpeed cannot be"):
+            estimate()
+    monkeypatch.setattr("budgetfit.applying.zero.find_spec", lambda _: None)
+    with pytest.raises(InputError, match="pip install deepspeed"):
+        estimate()
