@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # Never 1: broadcasting and squeezing differ there.
 TRACED_BATCH_SIZES = (2, 3)
 # Inductor chooses other kernels for the least batches.
-COMPILED_BATCH_SIZES = (8, 12)
+COMPILED_BATCH_SIZES = (16, 24)
 
 
 class Program(NamedTuple):

@@ -182,6 +182,19 @@ def test_a_trace_for_all_batch_sizes_is_the_same_too() -> None:
     assert_same(made, TraceSession(workload, full_depth=True).affine(recipe))
 
 
+def test_compiled_blocks_are_extrapolated_too() -> None:
+    model = models.gpt2(n_layer=8)
+    workload = Workload(model=model, batch=TEXT, gpu=ADA).with_found_blocks()
+    recipe = Recipe(batch_size=2, precision="bf16-mixed", compile="blocks")
+    traces, whole = TraceSession(workload), TraceSession(workload, full_depth=True)
+    made = traces.exact(recipe)
+    assert traces.log[-1].endswith("in a shortened model with 5")
+    assert_same(made, whole.exact(recipe))
+    made = traces.affine(recipe)
+    assert len(made.batch_sizes) == 2
+    assert_same(made, whole.affine(recipe))
+
+
 def test_one_proof_is_enough_for_a_kind_of_program() -> None:
     workload = Workload(model=Mebi(16), batch=MIB_BATCH, gpu=ADA).with_found_blocks()
     traces = TraceSession(workload)
