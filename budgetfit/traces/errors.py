@@ -43,6 +43,10 @@ _ADVICE: Final = {
         "not implemented for 'BFloat16'",
         "not implemented for 'Half'",
     ): 'This op takes no half precision: pass precision="fp32" or "tf32".',
+    ("scalar parameters",): (
+        "fully_shard takes no scalar parameters: make it a tensor of one element, "
+        'nn.Parameter(torch.tensor([value])), or use engine="ddp".'
+    ),
     ("DTensor", "overlapping meshes"): (
         "fully_shard makes weights DTensors, and torch cannot do this with them: an "
         "optimizer may mix them with plain tensors, and two blocks cannot share a "

@@ -32,6 +32,10 @@ ADVICE: dict[str, tuple[Exception, str]] = {
         RuntimeError("aten.mul.Tensor: got mixed torch.Tensor and DTensor"),
         'fully_shard makes weights DTensors, .* or engine="ddp"',
     ),
+    "a temperature under FSDP2": (
+        ValueError("fully_shard doesn't support scalar parameters. Change scale"),
+        'make it a tensor of one element, .* or use engine="ddp"',
+    ),
     "anything else": (KeyError("labels"), "Pass an example batch .* and a loss="),
 }
 

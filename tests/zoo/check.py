@@ -22,6 +22,7 @@ from torch import nn
 import budgetfit
 from budgetfit.applying.loss.call_model import compute_loss, mean_of_outputs
 from budgetfit.batches.batch_tree import batch_size_of, resize_batch
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Recipe
 from budgetfit.measuring.recomputed_blocks import (
     RecomputationWatcher,
@@ -37,7 +38,9 @@ BATCH_SIZE = 2
 TOLERANCE = 1e-5  # relative; recomputation repeats the same kernels
 ROUNDING = 1e-7  # of all gradients together: what is zero but for rounding stays so
 STAGES = ("traced", "planned", "applied", "verified")
-COMPILED = "compiled"  # a stage of its own: inductor takes seconds for each model
+# Stages of their own: inductor takes seconds for each model, FSDP2 is for large ones.
+COMPILED, SHARDED = "compiled", "sharded"
+RANKS = 8
 _FORWARD_OF = CompiledBlocks.forward_of
 Gradients = dict[str, torch.Tensor | None]
 
@@ -120,6 +123,15 @@ class _Walk:
         with unchanged(self.model), forward_of as compiled:
             budgetfit.estimate(self.model, recipe, gpu=GPU, **asked)
         assert compiled.called, "no blocks were found"
+
+    def sharded(self) -> None:
+        """As one of eight ranks under FSDP2, each block sharded for itself."""
+        asked = dict(self.entry.plan)
+        precision = asked.pop("precision", "fp32")
+        ranks = Parallelism(engine="fsdp2", gpus=RANKS)
+        recipe = Recipe(batch_size=BATCH_SIZE, precision=precision, parallelism=ranks)
+        with unchanged(self.model):
+            budgetfit.estimate(self.model, recipe, gpu=GPU, **asked)
 
     def planned(self) -> None:
         """All is decided but the batch size: models this small would take thousands."""

@@ -5,6 +5,7 @@ python -m tests.zoo.run "causal LM" T5   # families, or names that hold a word
 python -m tests.zoo.run --write          # also docs/zoo.md
 python -m tests.zoo.run --alternatives   # and each plan's alternatives: twice as long
 python -m tests.zoo.run --stages compiled --sample 40  # blocks under torch.compile
+python -m tests.zoo.run --stages sharded               # on eight GPUs under FSDP2
 """
 
 import argparse
@@ -21,7 +22,7 @@ import torch
 import transformers
 
 from docs.answers import write
-from tests.zoo.check import COMPILED, STAGES, Outcome, check
+from tests.zoo.check import COMPILED, SHARDED, STAGES, Outcome, check
 from tests.zoo.entry import zoo
 from tests.zoo.known_failures import KNOWN_FAILURES
 
@@ -35,7 +36,7 @@ def main() -> int:
     parser.add_argument("words", nargs="*", help="families, or parts of names")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
-    choices = (*STAGES, COMPILED)
+    choices = (*STAGES, COMPILED, SHARDED)
     parser.add_argument("--stages", nargs="+", default=STAGES, choices=choices)
     parser.add_argument("--alternatives", action="store_true", help="of each plan")
     parser.add_argument("--sample", type=int, help="as many, spread over families")
