@@ -126,7 +126,8 @@ class Parallelism:
         stage = self.zero_stage
         if self.engine == "deepspeed" and stage not in get_args(ZeroStage):
             raise InputError(
-                f"engine='deepspeed' needs zero_stage=1, 2 or 3; got {stage!r:.80}."
+                f"engine='deepspeed' must be given with zero_stage=1, 2 or 3; got "
+                f"{stage!r:.80}."
             )
         own = {name for names in _SETTINGS.values() for name in names}
         others = sorted(own - set(_SETTINGS[self.engine]))

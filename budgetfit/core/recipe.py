@@ -209,7 +209,7 @@ class Recipe:
         if self.precision not in wanted:
             raise InputError(
                 f"DeepSpeed is planned in {', '.join(wanted)}; got "
-                f"precision={self.precision!r:.80}. Its bf16.enabled is bf16-mixed: "
+                f"precision={self.precision!r:.80}. Use bf16-mixed, its bf16.enabled: "
                 "bf16 weights, and fp32 ones in the optimizer."
             )
         offloads = any(each.mode == "offload" for each in self.segments)
@@ -221,7 +221,7 @@ class Recipe:
             )
         if given != wanted[self.precision]:
             raise InputError(
-                f"DeepSpeed in {self.precision} needs param_dtype="
+                f"DeepSpeed in {self.precision}: use param_dtype="
                 f"{wanted[self.precision]!r} (its bf16.enabled); got {given!r}."
             )
 

@@ -21,7 +21,7 @@ FSDP2 = Parallelism(engine="fsdp2", gpus=8)
     [
         ({"engine": "tp"}, 'Use engine="fsdp2"'),
         ({"engine": "zero3"}, '"deepspeed", with zero_stage=1, 2 or 3'),
-        ({"engine": "deepspeed"}, "needs zero_stage=1, 2 or 3; got None"),
+        ({"engine": "deepspeed"}, "given with zero_stage=1, 2 or 3; got None"),
         ({"engine": "deepspeed", "zero_stage": 4}, "zero_stage=1, 2 or 3; got 4"),
         ({"zero_stage": 2}, "no setting of fsdp2"),
         ({"engine": "ddp", "bucket_elements": 9}, "no setting of ddp"),
@@ -70,7 +70,7 @@ def test_deepspeed_trains_in_its_own_half_precision() -> None:
     Recipe(batch_size=1, precision="bf16-mixed", parallelism=in_bf16)
     Recipe(batch_size=1, parallelism=zero)
     for precision, given in (("bf16-mixed", zero), ("fp32", in_bf16)):
-        with pytest.raises(InputError, match="needs param_dtype="):
+        with pytest.raises(InputError, match="use param_dtype="):
             Recipe(batch_size=1, precision=precision, parallelism=given)
     offloaded = (Segment(("0",), mode="offload"),)
     Recipe(batch_size=1, parallelism=zero, segments=offloaded)

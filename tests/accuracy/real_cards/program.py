@@ -89,10 +89,15 @@ class LoopTracer(Tracer):
     """Traces that loop instead of ``Run``."""
 
     def trace(
-        self, program: Program, batch_size: int, short: Shortening | None = None
+        self,
+        program: Program,
+        batch_size: int,
+        short: Shortening | None = None,
+        *,
+        uniform: bool = False,
     ) -> RawTrace:
         """As ``Tracer.trace``."""
-        del program
+        del program, uniform
         workload = self.workload
         raw = trace_step(
             workload.model,
