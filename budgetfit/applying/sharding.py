@@ -68,7 +68,9 @@ def wrap(
     }
     reshard = parallelism.reshard_after_forward
     for name in blocks:
-        block = model.get_submodule(name)
+        block: Any = model.get_submodule(name)
+        if type(block).forward is torch.nn.Module.forward:
+            block = list(block.children())  # a list, which runs module by module
         fsdp.fully_shard(block, reshard_after_forward=reshard, **settings)
     wrapped: nn.Module = fsdp.fully_shard(model, **settings)
     return wrapped

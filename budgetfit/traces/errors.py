@@ -47,7 +47,7 @@ _ADVICE: Final = {
         "fully_shard takes no scalar parameters: make it a tensor of one element, "
         'nn.Parameter(torch.tensor([value])), or use engine="ddp".'
     ),
-    ("DTensor", "overlapping meshes"): (
+    ("DTensor", "overlapping meshes", "by another FSDP group"): (
         "fully_shard makes weights DTensors, and torch cannot do this with them: an "
         "optimizer may mix them with plain tensors, and two blocks cannot share a "
         'weight. Use another optimizer, or engine="ddp".'

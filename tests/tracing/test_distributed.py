@@ -13,7 +13,7 @@ import pytest
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
-from torch import distributed
+from torch import distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -23,8 +23,11 @@ from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
+from budgetfit.gpus.table import find_gpu
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
 from tests.models import MIB
-from tests.traced import session
+from tests.traced import ADA, session
 
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
@@ -71,6 +74,32 @@ def test_a_rank_of_fsdp2_keeps_its_shard_alone() -> None:
     assert after["gradients"] == 0
     states = after["optimizer_state"] - 4 * BLOCKS  # and a step count each
     assert states == 2 * BLOCKS * MIB // 8
+
+
+class Stages(nn.Module):
+    """Three blocks that are lists, which have no forward of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(
+            nn.ModuleList([nn.Linear(512, 512, bias=False)]) for _ in range(BLOCKS)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            for layer in stage:
+                x = layer(x)
+        return x.mean()
+
+
+def test_a_block_that_is_a_list_is_sharded_as_a_group() -> None:
+    names = tuple(f"stages.{number}" for number in range(BLOCKS))
+    workload = Workload(
+        model=Stages(), batch=torch.zeros(2, 512), gpu=find_gpu(ADA), blocks=names
+    )
+    found = TraceSession(workload).exact(Recipe(batch_size=2, parallelism=FSDP2))
+    assert live(found, "optimizer")["parameters"] == BLOCKS * MIB // 8
+    assert live(found, "forward")["parameters"] < BLOCKS * MIB  # each for itself
 
 
 def test_uneven_shards_are_those_of_the_largest_rank() -> None:
