@@ -149,13 +149,19 @@ def compared(revision: str) -> str:
         subprocess.run([*git, "add", "-q", "--detach", other, revision], check=True)  # noqa: S603
         try:
             for number, case in enumerate(CASES):
-                pairs = [
-                    [
-                        float(str(in_own_process(number, "off", tree)["answer_cpu_s"]))
-                        for tree in (other, ROOT)
+                try:
+                    pairs = [
+                        [
+                            float(
+                                str(in_own_process(number, "off", tree)["answer_cpu_s"])
+                            )
+                            for tree in (other, ROOT)
+                        ]
+                        for _ in range(PLAN_RUNS)
                     ]
-                    for _ in range(PLAN_RUNS)
-                ]
+                except subprocess.CalledProcessError:  # of several GPUs, for example
+                    rows.append((f"{case.title}: {case.model}", "none", "", "", ""))
+                    continue
                 ratios = [new / old for old, new in pairs]
                 before_s, now_s = map(statistics.median, zip(*pairs, strict=True))
                 rows.append(
