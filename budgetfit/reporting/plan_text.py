@@ -255,6 +255,10 @@ def _next(plan: Plan, saved_as: str | None) -> list[RenderableType]:
             f"budgetfit verify {saved_as}   # real GPU steps against these numbers",
             f"budgetfit export {saved_as} --to torch > train.py",
         ]
+    if plan.recipe.zero_stage is not None:  # verify takes no step of DeepSpeed
+        texts = [f"budgetfit export {saved_as or 'plan.json'} --to torch > train.py"]
+        if not saved_as:
+            texts.insert(0, "run it with --save plan.json, then:")
     settings = plan.budget.allocator
     if settings.text:
         texts.insert(0, f"export {VARIABLE}={settings.shell_text}   # before training")
