@@ -54,7 +54,7 @@ NO_LOSS = (
 
 # Before it gives up, the allocator waits for such blocks (torch's
 # CUDACachingAllocator.cpp, ``synchronize_and_free_events``).
-LATE_BLOCKS = (
+_LATE_BLOCKS = (
     "DeepSpeed's streams: a block that two of them use is free when the slower one is "
     "done; where the host is ahead of the GPU more is reserved than predicted, as long "
     "as there is room"
@@ -173,7 +173,7 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
     given = recipe.parallelism
     if given is None or given.engine != "deepspeed" or not given.overlaps:
         return ()
-    return (LATE_BLOCKS,)
+    return (_LATE_BLOCKS,)
 
 
 def _steps(recipe: Recipe) -> int:

@@ -19,11 +19,13 @@ from budgetfit.planning.profiling.block_chain import (
     checkpoint_every_block,
 )
 from budgetfit.planning.search import lowest_peak
+from budgetfit.planning.search.loss_chunking import LOSS_CHUNKS
 from budgetfit.planning.search.lowest_peak import fitting_or_lowest, lowest_judged
 from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
-from tests.models import MIB, Mebi
+from tests import models
+from tests.models import MIB, Mebi, text
 
 SETTING = TrainingSettings(precision="fp32", optimizer="sgd")
 
@@ -154,6 +156,40 @@ def test_of_those_that_are_judged_the_first_that_fits_is_the_last(
     assert tried[-1] == found.recipe
     assert tried == all_of_them[: len(tried)]
     assert len(tried) < len(all_of_them)
+
+
+def test_of_long_traces_one_is_judged_where_no_plan_can_fit(
+    workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lowest_peak, "MAX_EVENTS_PROVEN", 0)
+    asked = session(workload, budget(1))
+    least = lowest_judged(asked)
+    assert least.timeline.floor_bytes > asked.budget.usable_bytes
+    assert tried == [least.recipe]
+    tried.clear()
+    enough = replace(budget(1), total_bytes=least.timeline.floor_bytes + 1)
+    lowest_judged(replace(asked, budget=enough))  # not proven
+    assert len(tried) > 1
+
+
+def test_a_chunked_loss_is_tried_before_anything_is_solved(tried: list[Recipe]) -> None:
+    made = Workload(
+        model=models.gpt2(n_layer=2, vocab_size=20_000),
+        batch=text(),
+        gpu=find_gpu("rtx-4090"),
+    ).with_found_blocks()
+    asked = session(made, budget(100_000), batch_size=64)
+    recompute_all = checkpoint_every_block(made.blocks)
+    whole, chunked = (
+        asked.judge(replace(SETTING.recipe(64, recompute_all), loss_chunks=chunks))
+        for chunks in (1, LOSS_CHUNKS[0])
+    )
+    assert chunked.reserved_bytes < whole.reserved_bytes
+    tried.clear()
+    enough = replace(budget(1), total_bytes=chunked.reserved_bytes)
+    least = fitting_or_lowest(replace(asked, budget=enough))
+    assert least.fits
+    assert [recipe.loss_chunks for recipe in tried] == [1, LOSS_CHUNKS[0]]
 
 
 def test_setup_and_optimizer_step_are_what_no_segments_change() -> None:

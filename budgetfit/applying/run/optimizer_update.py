@@ -8,6 +8,7 @@ import torch
 from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from budgetfit.applying.zero import ZeroOptimizer
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ class OptimizerUpdate:
         self._versions_before = None
         if scaler is not None:
             scaler.unscale_(self._optimizer)
-        prepare = getattr(self._optimizer, "prepare", None)
-        if prepare is not None:  # DeepSpeed's engine has the gradients
-            prepare(gradient_scale, max_grad_norm)
+        if isinstance(self._optimizer, ZeroOptimizer):  # the engine has the gradients
+            self._optimizer.prepare(gradient_scale, max_grad_norm)
             gradient_scale, max_grad_norm = 1.0, None
         if gradient_scale != 1.0:
             gradients = [item.grad for item in self._trained if item.grad is not None]

@@ -17,6 +17,7 @@ from budgetfit.applying.run.state_by_name import (
     rank_states_to_bytes,
     states_by_name,
 )
+from budgetfit.applying.zero import ZeroOptimizer
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def refuse_engine(run: Resumable) -> None:
     Raises:
         InputError: If it trains; says what saves and loads.
     """
-    if hasattr(run.optimizer, "master_weights"):
+    if isinstance(run.optimizer, ZeroOptimizer):
         raise InputError(
             "DeepSpeed saves and loads by itself: run.engine.save_checkpoint(folder), "
             "run.engine.load_checkpoint(folder), on every rank."

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SIMILAR_PEAK: Final = 0.01
 MAX_JUDGED: Final = 6
 MAX_EVENTS: Final = 100_000
-MAX_EVENTS_PROVEN: Final = 10_000
+MAX_EVENTS_PROVEN: Final = 10_000  # where the optimizer step alone is too much
 # A peak just above the budget is searched longer: small changes save 20 MiB segments.
 NEARLY_FITS: Final = 0.04  # above what is usable
 MAX_EVENTS_NEARLY_FITS: Final = 400_000
