@@ -56,7 +56,7 @@ def means(xml: Path) -> Counter[str]:
     for case in ET.parse(xml).iter("testcase"):  # noqa: S314 - pytest's own
         if len(case):
             continue  # it failed or was skipped, and says nothing
-        place = case.attrib["classname"].replace(".", "/")
+        place = case.attrib["classname"].replace(".Test", "::Test").replace(".", "/")
         function = f"{place}::{case.attrib['name'].split('[', 1)[0]}"
         seconds[function] += float(case.attrib["time"])
         tests[function] += 1
