@@ -162,6 +162,7 @@ class Arguments:
         engines = parallelisms(self.gpus, self.engine)
         ranks = engines[0].gpus if engines else 1
         check_batch(self.batch_size, samples_per_rank(self.effective_batch_size, ranks))
+        self._check_update_in_backward()
         check_compile(self.compile, AUTO)
         target = find_target_gpu(self.vram, self.gpu, self.allocator)
         target = target.connected(self.link, engines[0].nodes if engines else nodes)
@@ -194,6 +195,21 @@ class Arguments:
             fallback_precision=None if adapter else fallback_for(self.precision),
             parallelisms=worth_tracing(engines, workload.model, budget),
         )
+
+    def _check_update_in_backward(self) -> None:
+        """Refuse several backward passes per update where each of them updates.
+
+        Raises:
+            InputError: If the batch sizes given differ.
+        """
+        whole = self.effective_batch_size
+        differ = whole is not None and self.batch_size not in (None, whole)
+        if self.optimizer_in_backward and differ:
+            raise InputError(
+                "optimizer_in_backward=True updates the weights in each backward pass: "
+                f"batch_size={self.batch_size} cannot accumulate to "
+                f"effective_batch_size={whole}. Leave one of them out."
+            )
 
     def check_for_several(self, lengths: SampleSizes | None) -> None:
         """Refuse what is not planned for several GPUs.
@@ -274,10 +290,13 @@ class ParsedArguments:
         policy = self.checkpointing
         if policy not in ("auto", "sqrt"):
             fixed_segments(policy, self.workload.blocks)
+        batch_size = self.given.batch_size
+        if batch_size is None and self.given.optimizer_in_backward:
+            batch_size = self.samples_per_rank  # no backward pass adds to another's
         return Request(
             checkpointing=policy,
             objective=self.given.objective,  # type: ignore[arg-type]
-            batch_size=self.given.batch_size,
+            batch_size=batch_size,
         )
 
     @property
@@ -294,12 +313,13 @@ class ParsedArguments:
     @property
     def settings(self) -> SessionSettings:
         """The further arguments of ``make_plan``."""
+        in_backward = self.given.optimizer_in_backward
         return {
             "precisions": self.precisions,
             "optimizer": self.optimizer,
-            "effective_batch_size": self.samples_per_rank,
+            "effective_batch_size": None if in_backward else self.samples_per_rank,
             "parallelisms": self.parallelisms,
-            "optimizer_in_backward": self.given.optimizer_in_backward,
+            "optimizer_in_backward": in_backward,
             "compile": self.compile_modes[0],
             "fallback_precision": self.fallback_precision,
             "progress": self.given.progress,

@@ -13,7 +13,6 @@ that are padded to the longest of random samples. Each training adds a line to
 
 import argparse
 import contextlib
-import gc
 import itertools
 import json
 import sys
@@ -27,6 +26,7 @@ import transformers
 from torch import nn
 
 import budgetfit
+from budgetfit.applying.out_of_memory.error import free_memory
 from budgetfit.applying.run.run import Run
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.accuracy.provenance import answer_for_the_device, choose_cudnn, origin
@@ -255,8 +255,9 @@ def trained(subject: Subject, seed: int) -> dict[str, Any]:
     """Train in limited memory; return the row of this training."""
     total = torch.cuda.get_device_properties(0).total_memory
     limit = subject.plan.budget.usable_bytes
-    gc.collect()
-    torch.cuda.empty_cache()
+    subject.module.to("cpu")  # as in a process of its own
+    free_memory(torch.device("cuda"))
+    subject.module.to("cuda")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()["num_alloc_retries"]
     torch.cuda.set_per_process_memory_fraction(limit / total)
@@ -302,7 +303,6 @@ def run_missing(subject: Subject, seeds: Iterable[int]) -> int:
     missing = {*seeds} - {row["seed"] for row in known}
     if not missing:
         return 0
-    subject.module.to("cuda")
     ran_out = 0
     for seed in sorted(missing):
         row = trained(subject, seed)

@@ -240,3 +240,10 @@ def test_verify_compares_gradients_that_are_still_there(
     monkeypatch.setattr(compare_gradients, "_relative_error", watch)
     budgetfit.verify(replace(plan, recipe=recipe), device="cpu")
     assert set(seen) == {(False, False)}
+
+
+def test_a_plan_has_one_backward_for_each_update() -> None:
+    model, batch = _block(), torch.zeros(2, WIDTH)
+    asked = {"gpu": "rtx-4090", "batch": batch, "optimizer_in_backward": True}
+    recipe = budgetfit.plan(model, effective_batch_size=8, loss=loss, **asked).recipe
+    assert (recipe.batch_size, recipe.gradient_accumulation_steps) == (8, 1)

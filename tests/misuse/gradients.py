@@ -182,7 +182,7 @@ def clipped_in_backward() -> None:
 @refused("accumulat", InputError)
 def accumulated_in_backward() -> None:
     """optimizer_in_backward=True with several micro-batches for an update."""
-    plan_of(optimizer_in_backward=True, effective_batch_size=8)
+    plan_of(optimizer_in_backward=True, batch_size=4, effective_batch_size=8)
 
 
 class Words(nn.Module):

@@ -121,7 +121,7 @@ def test_a_plan_holds_over_its_sizes() -> None:
     over = plan.varying_lengths
     assert over is not None
     assert over.span == "images of 64x64 to 256x256 pixels"
-    assert (over.measure, over.fits, over.updates) == ("none", True, 600)
+    assert (over.measure, over.fits, over.updates) == ("longest first", True, 600)
     assert over.reserved_bytes == plan.estimate.reserved_bytes
     assert "images of 64x64 to 256x256 pixels" in " ".join(str(plan).split())
     assert plan.provenance["asked"]["image_size"] == "256x256"  # type: ignore[index]

@@ -176,7 +176,7 @@ def test_a_plan_holds_over_its_lengths_and_says_what_it_does_for_that() -> None:
     roomy = _plan()
     over = roomy.varying_lengths
     assert over is not None
-    assert (over.measure, over.fits) == ("none", True)
+    assert (over.measure, over.fits) == ("longest first", True)
     assert over.reserved_bytes == roomy.estimate.reserved_bytes
     assert 0 < over.samples_per_s < over.grouped_samples_per_s
     replays, longest = _sequence(roomy.recipe), LENGTHS.planned
@@ -188,16 +188,27 @@ def test_a_plan_holds_over_its_lengths_and_says_what_it_does_for_that() -> None:
         for seed in range(3)
     )
     # Half of what lengths add is left for other orders.
-    limit = roomy.budget.context_bytes + reserved + (reserved - alone) // 2 + 1
-    tight = _plan(vram=limit, headroom=0, batch_size=BATCH, checkpointing="none")
+    least = roomy.budget.context_bytes + reserved + (reserved - alone) // 2
+    settings = {"headroom": 0, "batch_size": BATCH, "checkpointing": "none"}
+    tight = _plan(vram=least + 1, **settings)
     assert tight.varying_lengths is not None
     assert tight.varying_lengths.measure == "longest first"
     assert tight.recipe.longest_batch_first
+    tighter = _plan(vram=least - 2**20, **settings)
+    assert tighter.varying_lengths is not None
+    assert tighter.varying_lengths.measure == "expandable segments"
+    assert not tighter.recipe.longest_batch_first
     assert tight.estimate.reserved_bytes <= tight.budget.usable_bytes
     assert "the first run.step() also runs the longest" in " ".join(str(tight).split())
     assert budgetfit.Plan.from_json(tight.to_json()).varying_lengths == (
         tight.varying_lengths
     )
+
+
+def test_a_backward_that_updates_cannot_be_run_before_the_first() -> None:
+    over = _plan(optimizer_in_backward=True).varying_lengths
+    assert over is not None
+    assert over.measure == "none"
 
 
 def test_an_estimate_of_a_recipe_is_over_its_lengths() -> None:
