@@ -57,7 +57,7 @@ class Ranks:
             raise InputError(
                 f"The plan is for {parallelism.gpus} GPUs, one process each, and "
                 f"{self.size} processes train. Start it with "
-                f"{torchrun_command(parallelism)}, or plan with gpus={self.size}."
+                f"{parallelism.torchrun} your_script.py, or plan with gpus={self.size}."
             )
         backends = str(distributed.get_backend_config())
         trains_on_cuda = any(f"cuda:{name}" in backends for name in ("nccl", "fake"))
@@ -108,15 +108,6 @@ class Ranks:
             )
 
 
-def torchrun_command(parallelism: Parallelism) -> str:
-    """Return the command that starts a script on the planned GPUs."""
-    nodes = parallelism.nodes
-    several = f"--nnodes {nodes} " if nodes > 1 else ""
-    return (
-        f"torchrun {several}--nproc-per-node {parallelism.gpus // nodes} your_script.py"
-    )
-
-
 @contextlib.contextmanager
 def same_random_weights() -> Iterator[None]:
     """Seed torch's generator alike on all ranks, for a model that is made inside."""
@@ -145,7 +136,7 @@ def check_started(parallelism: Parallelism) -> None:
         raise InputError(
             f"The plan is for {parallelism.gpus} GPUs, one process each, and this is "
             f"one process without a process group ({missing[0]} is not set). Start it "
-            f"with {torchrun_command(parallelism)}, or plan with gpus=1."
+            f"with {parallelism.torchrun} your_script.py, or plan with gpus=1."
         )
 
 

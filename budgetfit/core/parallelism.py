@@ -196,6 +196,12 @@ class Parallelism:
         return self.gpus // (self.gpus_per_node or self.gpus)
 
     @property
+    def torchrun(self) -> str:
+        """The command that starts a script, which follows it, on these GPUs."""
+        several = f"--nnodes {self.nodes} " if self.nodes > 1 else ""
+        return f"torchrun {several}--nproc-per-node {self.gpus // self.nodes}"
+
+    @property
     def replicate(self) -> int:
         """Copies of the weights: ranks of DDP, groups of HSDP, otherwise 1."""
         return (

@@ -21,6 +21,7 @@ from budgetfit.measuring.recomputed_blocks import (
     RecomputationWatcher,
     find_blocks_saving_nothing,
 )
+from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -256,7 +257,9 @@ def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
     """Yield dense gradients by name; of sharded ones each rank gathers the whole."""
     for name, parameter in model.named_parameters():
         grad: Any = parameter.grad
-        if hasattr(grad, "full_tensor"):
+        if hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"):
+            grad = lazy_import("deepspeed.utils").safe_get_full_grad(parameter)
+        elif hasattr(grad, "full_tensor"):
             grad = grad.full_tensor()
         yield name, None if grad is None else grad.to_dense()
 

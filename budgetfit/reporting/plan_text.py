@@ -246,19 +246,18 @@ def _alternative(label: str, estimate: Estimate, fits: bool) -> tuple[str, ...]:
 
 def _next(plan: Plan, saved_as: str | None) -> list[RenderableType]:
     """The suggested commands, never wrapped."""
+    several = plan.recipe.parallelism
+    start = f"{several.torchrun} -m " if several else ""
+    verify = f"{start}budgetfit verify"
     texts = [
-        "run it with --save plan.json, then, on the GPU: budgetfit verify plan.json",
+        f"run it with --save plan.json, then, on the GPU: {verify} plan.json",
         "or in Python: run = budgetfit.apply(plan); budgetfit.verify(plan)",
     ]
     if saved_as:
         texts = [
-            f"budgetfit verify {saved_as}   # real GPU steps against these numbers",
+            f"{verify} {saved_as}   # real GPU steps against these numbers",
             f"budgetfit export {saved_as} --to torch > train.py",
         ]
-    if plan.recipe.zero_stage is not None:  # verify takes no step of DeepSpeed
-        texts = [f"budgetfit export {saved_as or 'plan.json'} --to torch > train.py"]
-        if not saved_as:
-            texts.insert(0, "run it with --save plan.json, then:")
     settings = plan.budget.allocator
     if settings.text:
         texts.insert(0, f"export {VARIABLE}={settings.shell_text}   # before training")

@@ -12,9 +12,9 @@ import torch
 
 from budgetfit.applying.out_of_memory.error import free_memory
 from budgetfit.applying.ranks import Ranks, check_started, is_first_rank
+from budgetfit.applying.zero import check_deepspeed
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.core.memory_timeline import MemoryTimeline
-from budgetfit.errors import InputError
 from budgetfit.measuring.compare_gradients import (
     COMPARED_ON_CUDA,
     GradientCheck,
@@ -62,26 +62,26 @@ def measure_ranks(
 ) -> MeasuredRanks:
     """Run real steps on all ranks, each of which calls this.
 
-    The model stays as it is: copies are trained, as ``fully_shard`` is not undone.
+    The model stays as it is: copies are trained, as engines are not undone.
 
     Raises:
-        InputError: If the process group is not the planned one, or the plan is for
-            DeepSpeed.
+        InputError: If the process group is not the planned one, or DeepSpeed is not
+            installed.
     """
     parallelism = plan.recipe.parallelism
     if parallelism is None:
         raise ValueError("the plan is for one GPU")
-    if parallelism.engine == "deepspeed":
-        raise InputError(
-            "verify does not measure DeepSpeed yet. Train with budgetfit.apply(plan, "
-            "model) under torchrun, and compare torch.cuda.max_memory_reserved() of "
-            "rank 0 with the plan's reserved bytes."
-        )
     check_started(parallelism)
+    check_deepspeed(plan.recipe)
     notes: list[str] = []
     timeline = None
     on_cpu = setup.device.type == "cpu"
-    if on_cpu and is_first_rank():  # a trace has a process group of its own
+    if on_cpu and parallelism.engine == "deepspeed":
+        notes.append(
+            "Live bytes were not compared: DeepSpeed reduces gradients in other "
+            "buffers on a CPU than on a GPU."
+        )
+    elif on_cpu and is_first_rank():  # a trace has a process group of its own
         say("replaying the step with the CPU's semantics")
         timeline = cpu_timeline_if_possible(plan, setup, notes)
     ranks = Ranks(parallelism, setup.device)
@@ -91,7 +91,7 @@ def measure_ranks(
         warnings.catch_warnings(),
     ):
         # Of copies of the model, and of one that trains alone to compare with.
-        warnings.filterwarnings("ignore", "The model stays sharded")
+        warnings.filterwarnings("ignore", "The model stays (sharded|with DeepSpeed)")
         warnings.filterwarnings("ignore", ".* each of them a model of its own")
         measured, gradients = _measure(plan, setup, ranks, steps, say)
     timeline, notes = ranks.gather((timeline, notes))[0]
@@ -116,7 +116,7 @@ def _measure(
     """Measure this rank's steps, then compare gradients."""
     recipe, blocks = plan.recipe, plan.model.blocks
     batch = setup.resized_batch(recipe.batch_size)
-    on_cpu = setup.device.type == "cpu"
+    counted = setup.device.type == "cpu" and recipe.zero_stage is None
     free_memory(setup.device)
     with loss_modules_on(setup.device, setup.loss, setup.model) as loss_modules:
         say(f"running {steps} real steps of batch {recipe.batch_size} on each rank")
@@ -130,7 +130,7 @@ def _measure(
             steps=steps,
             micro_steps=recipe.gradient_accumulation_steps,
             device=setup.device,
-            live_bytes=live_bytes if on_cpu else None,
+            live_bytes=live_bytes if counted else None,
             shorter=setup.shorter,
         )
         del copied, live_bytes
@@ -180,7 +180,7 @@ def _compare(plan: Plan, setup: TrainingSetup, ranks: Ranks) -> GradientCheck | 
 
 
 def _has_policy(recipe: Recipe) -> bool:
-    """Whether ``MixedPrecisionPolicy`` has the engine compute in dtypes of its own."""
+    """Whether the engine computes in dtypes of its own."""
     parallelism = recipe.parallelism
     return parallelism is not None and (
         parallelism.param_dtype is not None or parallelism.reduce_dtype is not None
@@ -192,7 +192,8 @@ def _reference(plan: Plan) -> list[str]:
         return []
     note = (
         "Gradients were compared with those of the same engine without recomputation: "
-        "one process would compute in other dtypes than MixedPrecisionPolicy's."
+        "one process would compute in other dtypes than "
+        + ("DeepSpeed." if plan.recipe.zero_stage else "MixedPrecisionPolicy's.")
     )
     return [note]
 

@@ -189,8 +189,8 @@ def test_a_plan_for_deepspeed_is_read_as_it_was_saved() -> None:
     )
     assert plan.recipe.zero_stage == 3
     assert "ZeRO-3   2 ranks" in str(plan)
-    assert "budgetfit verify" not in str(plan)  # which refuses it
-    assert "budgetfit export plan.json --to torch" in str(plan)
+    verify = "torchrun --nproc-per-node 2 -m budgetfit verify plan.json"
+    assert verify in str(plan)
     assert from_json(to_json(plan)).recipe == plan.recipe
     with pytest.raises(InputError, match="for example engine='zero2'"):
         estimate_settings(

@@ -7,10 +7,12 @@ import torch
 
 import budgetfit
 from budgetfit import Parallelism
+from budgetfit.core.parallelism import ZeroStage
 from budgetfit.core.verification import Verification
 from budgetfit.reporting.verification_text import verdict_text
 from tests.gloo_ranks import on_ranks
 from tests.integrations.tiny_training import mixed_segments, plan_for, tiny_model
+from tests.zero_ranks import deepspeed_of_its_own
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "ddp": {"engine": "ddp"},
@@ -61,3 +63,38 @@ def test_every_rank_is_measured_and_equals_the_prediction() -> None:
         assert "3 real steps on each of 2 ranks" in str(check)
         compared = any("same engine without recomputation" in x for x in check.notes)
         assert compared == (name == "policy")
+
+
+def _verify_zero(stage: ZeroStage, param_dtype: str | None) -> Verification:
+    model = tiny_model("llama", attention_dropout=0.1)
+    before = {key: item.clone() for key, item in model.state_dict().items()}
+    zero = Parallelism(
+        gpus=2, engine="deepspeed", zero_stage=stage, param_dtype=param_dtype
+    )
+    plan = plan_for(model, parallelism=zero, gradient_accumulation_steps=2)
+    ids = torch.arange(24).view(3, 8) + int(os.environ["RANK"])
+    with deepspeed_of_its_own():
+        found = budgetfit.verify(
+            plan, model, batch={"input_ids": ids, "labels": ids.clone()}, device="cpu"
+        )
+    for key, item in model.state_dict().items():
+        assert torch.equal(item, before[key])
+    return found
+
+
+def _verify_each_stage() -> list[Verification]:
+    stages: tuple[ZeroStage, ...] = (1, 2, 3)
+    found = [_verify_zero(stage, None) for stage in stages]
+    torch.distributed.destroy_process_group()
+    return found
+
+
+def test_deepspeeds_gradients_are_those_of_one_process() -> None:
+    first, second = on_ranks(_verify_each_stage, 2)
+    assert first == second
+    for check in first:
+        assert check.passed, verdict_text(check)
+        assert check.gradients_match
+        assert check.max_gradient_error <= 1e-6
+        assert check.recomputed_blocks == check.expected_recomputed_blocks > 0
+        assert any("Live bytes were not compared" in each for each in check.notes)

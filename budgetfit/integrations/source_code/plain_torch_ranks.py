@@ -52,10 +52,7 @@ def ranks_constants(recipe: Recipe, blocks: tuple[str, ...]) -> list[str]:
 
 def launch_line(parallelism: Parallelism) -> str:
     """Return the command that starts a script, for its docstring."""
-    nodes = parallelism.nodes
-    several = f"--nnodes {nodes} " if nodes > 1 else ""
-    each = parallelism.gpus // nodes
-    return f"Start it with: torchrun {several}--nproc-per-node {each} THIS_FILE"
+    return f"Start it with: {parallelism.torchrun} THIS_FILE"
 
 
 def main_lines(parallelism: Parallelism | None) -> dict[str, str]:
