@@ -18,9 +18,10 @@ class VaryingLengths:
         measure: What keeps the allocator from fragmenting: nothing is needed, ``Run``
             runs a forward and backward of the longest batch first, or expandable
             segments (``PYTORCH_ALLOC_CONF=expandable_segments:True``).
-        reserved_bytes: Most that was reserved, with the measure, and half of what the
-            lengths added to the longest batch alone, for other orders; where it does
-            not fit, up to the first update that exceeded the budget.
+        reserved_bytes: Most that was reserved, with the measure, and for other orders
+            half of what the lengths added to the longest batch alone; where segments
+            do not expand at least one more of the largest block. Where it does not
+            fit, up to the first update that exceeded the budget.
         updates: How many updates were replayed, all orders together.
         pad_to_multiple_of: Batches are padded to a multiple of it; None: to their
             longest sample.

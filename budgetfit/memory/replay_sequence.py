@@ -112,6 +112,13 @@ class StepSequence:
                 break
         return SequencePeaks(self._allocated, self._reserved, count)
 
+    def largest_block_bytes(self, length: Any) -> int:  # noqa: ANN401
+        """Return the most bytes that an update frees at once, at a length."""
+        steps = self._steps_at(length)
+        sizes = self._sizes_at(steps, length)
+        events = _events_of(steps.events, steps.steady)
+        return max((sizes[-event - 1] for event in events if event < 0), default=0)
+
     def _run(
         self, steps: _Steps, rows: Iterable[EventRange], lengths: Sequence[Any]
     ) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 ORDERS: Final = 3  # seeds of the draws
 UPDATES: Final = 200  # per order
 # Other orders may reserve more: of what the lengths add to the longest batch alone.
+# Where segments do not expand it is at least one more block of the largest size.
 OTHER_ORDERS: Final = 0.5
 MICRO_BATCHES: Final = 4  # of an update; as many as ``with_micro_steps`` replays
 _NOT_JUDGED: Final = (InputError, LengthsNotTracedError, TraceError)
@@ -123,8 +124,8 @@ def estimate_all_lengths(
         return replace(estimate, notes=(*estimate.notes, f"{_ONLY_LONGEST}: {error}"))
     judged = _of(found)
     note = (
-        f"{format_bytes(judged.reserved_bytes)} are reserved in {judged.updates} "
-        f"updates of random sizes ({judged.span}), "
+        f"at most {format_bytes(judged.reserved_bytes)} are reserved, by "
+        f"{judged.updates} updates of random sizes ({judged.span}), "
         f"{format_bytes(estimate.reserved_bytes)} with the largest alone"
     )
     return replace(found.estimate, notes=(*estimate.notes, note))
@@ -263,11 +264,10 @@ class LengthsJudge:
         some by a quarter of what most orders reserve.
         """
         # Each backward is then an update, and cannot be dropped.
-        in_backward = self._estimate.recipe.optimizer_in_backward
-        measure: LengthsMeasure = "none" if in_backward else "longest first"
+        first = not self._estimate.recipe.optimizer_in_backward
         if self._budget.allocator.expandable_segments:
-            return (measure,)
-        return (measure, "expandable segments")
+            return ("longest first" if first else "none",)
+        return (*(("longest first",) if first else ()), "expandable segments")
 
     def first_that_fits(self, padded_to: int = 1) -> JudgedLengths:
         """Return the estimate with the first measure that suffices, else the last."""
@@ -295,7 +295,12 @@ class LengthsJudge:
         most = budget.usable_bytes if most is None else most
         reserved, updates = self._reserved(measure, most, padded_to, self._draws)
         growth = max(reserved - estimate.reserved_bytes, 0)
-        reserved = estimate.reserved_bytes + round(growth * (1 + OTHER_ORDERS))
+        others = round(growth * OTHER_ORDERS)
+        replays, expandable = self._replay(measure)
+        if not expandable:
+            longest = replays.largest_block_bytes(self._lengths.planned)
+            others = max(others, longest)
+        reserved = estimate.reserved_bytes + growth + others
         lengths = VaryingLengths(
             span=self._lengths.span(),
             shortest=self._extent(self._lengths.shortest),
@@ -316,6 +321,13 @@ class LengthsJudge:
             lengths=lengths,
         )
 
+    def _replay(self, measure: LengthsMeasure) -> tuple[StepSequence, bool]:
+        """Return the replay with a measure, and whether its segments expand."""
+        settings = self._budget.allocator
+        if measure == "expandable segments":
+            settings = settings.with_expandable_segments()
+        return self._replays[settings], settings.expandable_segments
+
     def _reserved(
         self, measure: LengthsMeasure, most_bytes: int, padded_to: int, draws: Draws
     ) -> tuple[int, int]:
@@ -323,10 +335,7 @@ class LengthsJudge:
 
         Stops at the first update that exceeds ``most_bytes``.
         """
-        settings = self._budget.allocator
-        if measure == "expandable segments":
-            settings = settings.with_expandable_segments()
-        replays = self._replays[settings]
+        replays, _ = self._replay(measure)
         first = self._lengths.planned if measure == "longest first" else None
         reserved = count = 0
         for draw in draws:
