@@ -3,6 +3,8 @@
 All can be pickled, because they cross processes in data loaders and launchers.
 """
 
+import operator
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,11 +144,20 @@ class DoesNotFitError(BudgetfitError):
         return self.floor_bytes > self.usable_bytes
 
     def with_suggestions(self, more: tuple[Suggestion, ...]) -> "DoesNotFitError":
-        """Return the error with further suggestions, best first."""
-        found = sorted(
-            (*self.suggestions, *more),
-            key=lambda each: (each.changes_training, -each.samples_per_s),
-        )
+        """Return the error with further suggestions, best first.
+
+        Those that train the same come first, then the first change of each argument,
+        as they were evaluated, before the second of any; of these the fastest.
+        """
+        seen = Counter[str]()
+        ranked = []
+        for each in (*self.suggestions, *more):
+            name = next(iter(each.arguments))
+            ranked.append(
+                ((each.changes_training, seen[name], -each.samples_per_s), each)
+            )
+            seen[name] += 1
+        found = [each for _, each in sorted(ranked, key=operator.itemgetter(0))]
         return DoesNotFitError(
             needed_bytes=self.needed_bytes,
             usable_bytes=self.usable_bytes,

@@ -159,13 +159,14 @@ def open_sessions(
     request: Request,
     *,
     accumulation: int | None = None,
+    at_smallest: bool = False,
     **settings: Unpack[SessionSettings],
 ) -> list[PlanningSession]:
     """Trace a model for the first time; return a session in each precision.
 
     They share their traces, but for those of other parallelisms. ``accumulation`` is
     the number of micro-batches per optimizer step to plan for, without an effective
-    batch size; None for one.
+    batch size; None for one. ``at_smallest``: traced at the smallest batch size alone.
 
     Raises:
         InputError: If no tensor grows with the batch size.
@@ -176,7 +177,13 @@ def open_sessions(
         session
         for parallelism in _worth_tracing(workload, budget, asked, settings)
         for session in _sessions_of(
-            workload, budget, request, accumulation, parallelism, settings
+            workload,
+            budget,
+            request,
+            accumulation,
+            parallelism,
+            settings,
+            at_smallest=at_smallest,
         )
     ]
     if request.checkpointing == "as-is":
@@ -234,6 +241,8 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
     accumulation: int | None,
     parallelism: Parallelism | None,
     settings: SessionSettings,
+    *,
+    at_smallest: bool,
 ) -> list[PlanningSession]:
     """Return the sessions of one parallelism, with NCCL's memory set aside."""
     if parallelism is not None:
@@ -255,5 +264,6 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
         ),
         settings.get("fallback_precision"),
         settings.get("progress"),
+        only_at=(request.batch_size or 1) if at_smallest else None,
     )
     return [PlanningSession(chain, request, budget) for chain in chains]

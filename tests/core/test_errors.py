@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -74,21 +75,29 @@ def test_a_refusal_is_proven_where_the_optimizer_step_alone_is_too_much() -> Non
     assert text.endswith("Note: experts stay in bf16.")
 
 
+def suggested(rate: float, *, changes: bool = True, **arguments: Any) -> Suggestion:
+    return Suggestion(
+        arguments=arguments,
+        recipe=None,
+        peak_bytes=GIB,
+        samples_per_s=rate,
+        changes_training=changes,
+    )
+
+
 def test_the_three_best_suggestions_are_told_those_that_train_the_same_first() -> None:
-    rows = [
-        Suggestion(
-            arguments={"batch_size": number},
-            recipe=None,
-            peak_bytes=GIB,
-            samples_per_s=number,
-            changes_training=number != 1,
-        )
-        for number in (1, 2, 3, 4)
-    ]
-    error = does_not_fit((rows[1],)).with_suggestions((rows[2], rows[3], rows[0]))
-    assert [row.samples_per_s for row in error.suggestions] == [1, 4, 3, 2]
-    assert "batch_size=3: peak" in str(error)
-    assert "batch_size=2: peak" not in str(error)
+    first = suggested(8, optimizer="adamw_bnb_8bit")
+    further = (
+        suggested(9, optimizer="sgd"),
+        suggested(7, method="lora"),
+        suggested(6, method="qlora"),
+        suggested(1, changes=False, batch_size=1),
+    )
+    error = does_not_fit((first,)).with_suggestions(further)
+    assert [row.samples_per_s for row in error.suggestions] == [1, 8, 7, 9, 6]
+    told = str(error).split("What would fit:")[1]
+    assert [name in told for name in ("batch_size", "8bit", '"lora"')] == [True] * 3
+    assert "sgd" not in told
 
 
 def test_does_not_fit_without_suggestions_says_so() -> None:

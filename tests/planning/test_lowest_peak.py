@@ -158,14 +158,18 @@ def test_of_those_that_are_judged_the_first_that_fits_is_the_last(
     assert len(tried) < len(all_of_them)
 
 
-def test_of_long_traces_one_is_judged_where_no_plan_can_fit(
+def test_of_long_traces_no_other_blocks_are_judged_where_no_plan_can_fit(
     workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lowest_peak, "MAX_EVENTS_PROVEN", 0)
     asked = session(workload, budget(1))
     least = lowest_judged(asked)
     assert least.timeline.floor_bytes > asked.budget.usable_bytes
-    assert tried == [least.recipe]
+    every = checkpoint_every_block(workload.blocks)
+    assert all(recipe.segments == every for recipe in tried)
+    assert least.reserved_bytes == min(
+        asked.judge(recipe).reserved_bytes for recipe in [*tried]
+    )
     tried.clear()
     enough = replace(budget(1), total_bytes=least.timeline.floor_bytes + 1)
     lowest_judged(replace(asked, budget=enough))  # not proven

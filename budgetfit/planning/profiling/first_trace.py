@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from budgetfit.core.recipe import Recipe
+    from budgetfit.core.recipe import Recipe, Segment
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.workload.workload import Workload
 
@@ -33,12 +33,14 @@ Made = TypeVar("Made")
 _INPLACE_ERROR: Final = "modified by an inplace operation"  # torch's RuntimeError
 
 
-def block_chain_per_precision(
+def block_chain_per_precision(  # noqa: PLR0913 - one value each, all needed
     workload: Workload,
     precisions: Sequence[str],
     settings: TrainingSettings,
     fallback_precision: str | None,
     progress: Callable[[str], None] | None,
+    *,
+    only_at: int | None = None,
 ) -> list[BlockChain]:
     """Return the model's block chain in each precision, all with the same traces.
 
@@ -49,16 +51,17 @@ def block_chain_per_precision(
         settings: The rest of a recipe; its precision is the first.
         fallback_precision: For a model that does not run in the first precision.
         progress: As in ``plan``.
+        only_at: As for ``with_checkpointable_blocks``.
 
     Raises:
         TraceError: If the model cannot be traced.
     """
 
     def run_in(workload: Workload, settings: TrainingSettings) -> BlockChain:
-        return BlockChain(
-            with_checkpointable_blocks(TraceSession(workload, progress), settings),
-            settings,
+        traces = with_checkpointable_blocks(
+            TraceSession(workload, progress), settings, only_at=only_at
         )
+        return BlockChain(traces, settings)
 
     first = with_precision_fallback(run_in, workload, settings, fallback_precision)
     if first.settings.precision != settings.precision:
@@ -106,23 +109,29 @@ def with_precision_fallback(
 
 
 def with_checkpointable_blocks(
-    traces: TraceSession, settings: TrainingSettings
+    traces: TraceSession, settings: TrainingSettings, *, only_at: int | None = None
 ) -> TraceSession:
     """Return traces of the blocks that run exactly once per forward, in that order.
 
     Blocks that never run, or several times (shared layers), cannot be checkpointed. The
     search needs this trace anyway.
 
+    Args:
+        traces: Of the workload.
+        settings: The rest of a recipe.
+        only_at: The batch size, where no other is of interest: a trace of one size
+            takes half the time of one that is affine in it.
+
     Raises:
         InputError: If no tensor grows with the batch size.
     """
     workload = traces.workload
-    trace = traces.affine(settings.recipe(TRACED_BATCH_SIZES[0]))
+    trace = _traced(traces, settings, (), only_at)
     _check_scales(trace, workload)
     ran = trace.blocks
     once = tuple(name for name in ran if ran.count(name) == 1)
     if once == workload.blocks:
-        return without_inplace_blocks(traces, settings)
+        return without_inplace_blocks(traces, settings, only_at=only_at)
     notes = workload.notes
     left_out = len(workload.blocks) - len(once)
     if left_out:
@@ -136,11 +145,22 @@ def with_checkpointable_blocks(
     traces = TraceSession(
         replace(workload, blocks=once, notes=notes), traces.tracer.progress
     )
-    return without_inplace_blocks(traces, settings)
+    return without_inplace_blocks(traces, settings, only_at=only_at)
+
+
+def _traced(
+    traces: TraceSession,
+    settings: TrainingSettings,
+    segments: tuple[Segment, ...],
+    only_at: int | None,
+) -> StepTrace:
+    """Return the trace of some segments, affine unless ``only_at`` a batch size."""
+    recipe = settings.recipe(only_at or TRACED_BATCH_SIZES[0], segments)
+    return traces.affine(recipe) if only_at is None else traces.exact(recipe)
 
 
 def without_inplace_blocks(
-    traces: TraceSession, settings: TrainingSettings
+    traces: TraceSession, settings: TrainingSettings, *, only_at: int | None = None
 ) -> TraceSession:
     """Return traces without blocks that mutate their input in place, with a note.
 
@@ -152,8 +172,7 @@ def without_inplace_blocks(
     if not workload.blocks:
         return traces
     try:
-        size = TRACED_BATCH_SIZES[0]
-        traces.affine(settings.recipe(size, checkpoint_every_block(workload.blocks)))
+        _traced(traces, settings, checkpoint_every_block(workload.blocks), only_at)
     except TraceError as error:
         if _INPLACE_ERROR not in f"{error} {error.__cause__}":
             return traces

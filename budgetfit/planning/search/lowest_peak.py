@@ -25,6 +25,7 @@ from budgetfit.solvers.host_limit import host_holds
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import every_uniform_length
 from budgetfit.traces.gc_freeze import freeze_gc
+from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -90,7 +91,9 @@ def lowest_peak_plan(
         TraceError: If the model cannot be traced.
     """
     found: list[LowestPeak] = []
-    for session in open_sessions(workload, budget, request, **settings):
+    for session in open_sessions(
+        workload, budget, request, at_smallest=True, **settings
+    ):
         least = fitting_or_lowest(session)
         if least.fits:
             return least
@@ -105,21 +108,9 @@ def fitting_or_lowest(session: PlanningSession) -> LowestPeak:
     the formula's, which ignores what the allocator reserves.
     """
     limit_bytes = session.budget.usable_bytes
-    if session.request.checkpointing == "auto":
-        # One program each; the first gives a lower bound for any choice of segments.
-        recompute_all = checkpoint_every_block(session.workload.blocks)
-        for of_one_loss in with_more_loss_chunks(session)[:2]:
-            recipe = of_one_loss.settings.recipe(session.smallest_batch, recompute_all)
-            try:
-                full = of_one_loss.judge(recipe)
-            except (InputError, TraceError):
-                if of_one_loss is session:
-                    raise
-                break  # the loss is not cut into parts
-            if full.fits or full.timeline.floor_bytes > limit_bytes:
-                return LowestPeak(
-                    full.reserved_bytes, limit_bytes, bool(full.fits), full
-                )
+    for full in _every_block_recomputed(session):
+        if full.fits or full.timeline.floor_bytes > limit_bytes:
+            return LowestPeak(full.reserved_bytes, limit_bytes, bool(full.fits), full)
     rated = _lowest_by_formula(session)
     least = _least_judged([row for row in rated if not row.is_above(limit_bytes)])
     if least is None:
@@ -128,13 +119,39 @@ def fitting_or_lowest(session: PlanningSession) -> LowestPeak:
     return LowestPeak(least.reserved_bytes, limit_bytes, bool(least.fits), least)
 
 
+def _every_block_recomputed(session: PlanningSession) -> Iterator[Estimate]:
+    """Judge every block recomputed, and that with a chunked loss, if free to choose.
+
+    One program each: the first gives a lower bound for any choice of segments.
+    """
+    if session.request.checkpointing != "auto":
+        return
+    segments = checkpoint_every_block(session.workload.blocks)
+    for of_one_loss in with_more_loss_chunks(session)[:2]:
+        recipe = of_one_loss.settings.recipe(session.smallest_batch, segments)
+        try:
+            yield of_one_loss.judge(recipe)
+        except (InputError, TraceError):
+            if of_one_loss is session:
+                raise
+            return  # the loss is not cut into parts
+
+
 def lowest_judged(session: PlanningSession) -> Estimate:
     """Return the lowest judged peak at the request's batch size, or at batch 1.
 
     With ``checkpointing="auto"`` several recipes that are lowest by the formula are
     judged, with and without loss chunks: the allocator may reserve less for one with
-    slightly more live bytes. The first that fits ends the search.
+    slightly more live bytes. The first that fits ends the search. Of large models whose
+    optimizer step alone is too much, only every block recomputed.
     """
+    kept = session.traces.affine(session.settings.recipe(TRACED_BATCH_SIZES[0]))
+    if len(kept.events) > MAX_EVENTS_PROVEN and not session.optimizer_step_fits:
+        full = list(_every_block_recomputed(session))
+        least = min(full, key=lambda each: each.reserved_bytes, default=None)
+        floor_bytes = min((each.timeline.floor_bytes for each in full), default=0)
+        if least is not None and floor_bytes > session.budget.usable_bytes:
+            return least
     least = _least_judged(_lowest_by_formula(session))
     assert least is not None  # noqa: S101 - the list is never empty
     return least
@@ -160,10 +177,7 @@ class _Rated(NamedTuple):
 
 
 def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
-    """Return the lowest judged peak, or the first that fits; None if empty.
-
-    Of long traces only the first, where its optimizer step proves that nothing fits.
-    """
+    """Return the lowest judged peak, or the first that fits; None if empty."""
     least: Estimate | None = None
     events = 0
     most_events = MAX_EVENTS
@@ -183,9 +197,6 @@ def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
             most_events = MAX_EVENTS_NEARLY_FITS
         is_far_above = least.reserved_bytes > usable_bytes * FAR_ABOVE
         events += len(row.session.traces.exact(row.recipe).events)
-        proven = found.timeline.floor_bytes > usable_bytes
-        if proven and events > MAX_EVENTS_PROVEN:
-            break  # others would only be a little lower
     return least
 
 
