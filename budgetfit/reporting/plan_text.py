@@ -157,7 +157,7 @@ def lengths_lines(plan: Plan) -> list[str]:
     multiple = lengths.pad_to_multiple_of
     to = f"pad_to_multiple_of={multiple}" if multiple else "to their largest"
     reserved = format_bytes(lengths.reserved_bytes)
-    replayed = f"at most {reserved} reserved: {lengths.updates} updates of random sizes"
+    replayed = f"{reserved} reserved in {lengths.updates} updates of random sizes"
     how = {
         "none": "",
         "longest first": ": the first run.step() also runs the longest",

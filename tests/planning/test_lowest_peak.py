@@ -20,7 +20,11 @@ from budgetfit.planning.profiling.block_chain import (
 )
 from budgetfit.planning.search import lowest_peak
 from budgetfit.planning.search.loss_chunking import LOSS_CHUNKS
-from budgetfit.planning.search.lowest_peak import fitting_or_lowest, lowest_judged
+from budgetfit.planning.search.lowest_peak import (
+    fitting_or_lowest,
+    lowest_judged,
+    lowest_peak_plan,
+)
 from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
@@ -156,6 +160,19 @@ def test_of_those_that_are_judged_the_first_that_fits_is_the_last(
     assert tried[-1] == found.recipe
     assert tried == all_of_them[: len(tried)]
     assert len(tried) < len(all_of_them)
+
+
+def test_what_would_fit_is_traced_at_one_batch_size(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("traced at two batch sizes")
+
+    monkeypatch.setattr(TraceSession, "affine", refuse)
+    least = lowest_peak_plan(
+        workload, budget(10_000), Request(), precisions=("fp32",), optimizer="sgd"
+    )
+    assert least.fits
 
 
 def test_of_long_traces_no_other_blocks_are_judged_where_no_plan_can_fit(

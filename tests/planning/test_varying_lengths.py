@@ -226,6 +226,8 @@ def test_an_estimate_of_a_recipe_is_over_its_lengths() -> None:
     )
     assert plain.reserved_bytes > first.reserved_bytes >= longest.reserved_bytes
     assert any("(samples of 40 to 200 tokens)" in note for note in plain.notes)
+    assert any("some orders reserve twice as much" in note for note in plain.notes)
+    assert not any("some orders" in note for note in first.notes)
 
 
 def test_a_given_batch_is_shortened_where_it_is_as_long_as_the_longest() -> None:

@@ -65,12 +65,10 @@ def test_every_rank_is_measured_and_equals_the_prediction() -> None:
         assert compared == (name == "policy")
 
 
-def _verify_zero(stage: ZeroStage, param_dtype: str | None) -> Verification:
+def _verify_zero(stage: ZeroStage) -> Verification:
     model = tiny_model("llama", attention_dropout=0.1)
     before = {key: item.clone() for key, item in model.state_dict().items()}
-    zero = Parallelism(
-        gpus=2, engine="deepspeed", zero_stage=stage, param_dtype=param_dtype
-    )
+    zero = Parallelism(gpus=2, engine="deepspeed", zero_stage=stage)
     plan = plan_for(model, parallelism=zero, gradient_accumulation_steps=2)
     ids = torch.arange(24).view(3, 8) + int(os.environ["RANK"])
     with deepspeed_of_its_own():
@@ -84,7 +82,7 @@ def _verify_zero(stage: ZeroStage, param_dtype: str | None) -> Verification:
 
 def _verify_each_stage() -> list[Verification]:
     stages: tuple[ZeroStage, ...] = (1, 2, 3)
-    found = [_verify_zero(stage, None) for stage in stages]
+    found = [_verify_zero(stage) for stage in stages]
     torch.distributed.destroy_process_group()
     return found
 

@@ -124,10 +124,12 @@ def estimate_all_lengths(
         return replace(estimate, notes=(*estimate.notes, f"{_ONLY_LONGEST}: {error}"))
     judged = _of(found)
     note = (
-        f"at most {format_bytes(judged.reserved_bytes)} are reserved, by "
-        f"{judged.updates} updates of random sizes ({judged.span}), "
+        f"{format_bytes(judged.reserved_bytes)} are reserved in {judged.updates} "
+        f"updates of random sizes ({judged.span}), with room for other orders; "
         f"{format_bytes(estimate.reserved_bytes)} with the largest alone"
     )
+    if not first and not budget.allocator.expandable_segments:
+        note += ". Unless the largest comes first, some orders reserve twice as much"
     return replace(found.estimate, notes=(*estimate.notes, note))
 
 
@@ -260,8 +262,8 @@ class LengthsJudge:
     def _measures(self) -> tuple[LengthsMeasure, ...]:
         """The measures, none of which costs time; the simplest first.
 
-        Without one it depends on the order of the batches how far memory fragments: in
-        some by a quarter of what most orders reserve.
+        Without one it depends on the order of the batches how far memory fragments:
+        some reserve twice what the longest batch takes.
         """
         # Each backward is then an update, and cannot be dropped.
         first = not self._estimate.recipe.optimizer_in_backward
