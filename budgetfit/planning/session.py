@@ -97,7 +97,8 @@ class PlanningSession:
     @property
     def optimizer_step_fits(self) -> bool:
         """Whether the optimizer step fits, whatever is recomputed."""
-        chain = self.block_chain.without_options().profile_at(self.smallest_batch)
+        plain = self.block_chain.without_options()
+        chain = plain.profile_at(self.smallest_batch, exact_blocks=False)
         return optimizer_step_bytes(chain) <= self.budget.usable_bytes
 
     def judge(self, recipe: Recipe) -> Estimate:

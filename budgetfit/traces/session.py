@@ -116,6 +116,14 @@ class TraceSession:
             return affine
         return self.exact(recipe, keep_own_checkpointing=keep_own_checkpointing)
 
+    def is_affine(self, recipe: Recipe) -> bool:
+        """Whether a recipe has a trace affine in the batch size.
+
+        Raises:
+            TraceError: If the model cannot run on fake tensors.
+        """
+        return self._make_affine(self._program(recipe)) is not None
+
     def _make_affine(self, program: Program) -> StepTrace | None:
         if program not in self._affine:
             self._affine[program] = self._cached(program)

@@ -106,3 +106,13 @@ class OpSemantics(Protocol):
         call: CallKey | None = None,
     ) -> OpMemory:
         """Return what the op's kernels allocate; ``call``: the memo's key."""
+
+    def cost(
+        self,
+        func: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        out: Any,
+        call: CallKey | None = None,
+    ) -> OpCost:
+        """Return what the op asks of the device; ``call``: the memo's key."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+_CONTAINERS: Final = frozenset({OrderedDict, dict, list, set})
 _DEEPEST: Final = 50_000  # recursion limit; deepcopy takes about four frames per link
 
 
@@ -18,6 +20,7 @@ def deepcopy_model(model: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - a
 
     The recursion limit is raised meanwhile, for long linked lists.
     """
+    _copy_empty_containers(model.modules(), memo)
     with _deeper_recursion():
         clone = copy.deepcopy(model, memo)
         _copy_slots(model.modules(), memo)
@@ -32,6 +35,18 @@ def _deeper_recursion() -> Iterator[None]:
         yield
     finally:
         sys.setrecursionlimit(limit)
+
+
+def _copy_empty_containers(modules: Iterable[object], copies: dict[int, Any]) -> None:
+    """Copy the empty containers of modules, most of which hold no hooks.
+
+    ``deepcopy`` takes ten times as long for an empty ``OrderedDict``.
+    """
+    for module in modules:
+        for value in vars(module).values():
+            kind = type(value)
+            if kind in _CONTAINERS and not value and id(value) not in copies:
+                copies[id(value)] = kind()
 
 
 def _copy_slots(modules: Iterable[object], copies: Mapping[int, Any]) -> None:

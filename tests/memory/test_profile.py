@@ -12,7 +12,7 @@ from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points
-from budgetfit.memory.chain.profile import chain_profile
+from budgetfit.memory.chain.profile import chain_profile, profile_on_line
 from budgetfit.memory.chain.stages import (
     EPILOGUE,
     PROLOGUE,
@@ -305,3 +305,27 @@ def test_only_the_last_micro_step_counts() -> None:
     assert steady_micro_step(trace) == (1, 1)
     profile = chain_profile(trace, None, 1, CARD)
     assert profile.blocks[0].keep.saved_bytes == 8 * MIB
+
+
+def test_a_profile_on_the_line_through_two_others_is_what_it_measures_there() -> None:
+    # The sizes of this trace are affine in the batch size.
+    kept, recomputed = chain_trace(), OptionTrace(chain_trace(EVERY), EACH)
+    low, high, far = (chain_profile(kept, recomputed, n, CARD) for n in (2, 3, 9))
+    line = profile_on_line(low, high, 9)
+    assert line is not None
+    assert replace(line, blocks=()).__repr__() == replace(far, blocks=()).__repr__()
+    assert line.blocks == far.blocks
+    for size in (2, 40):
+        found = profile_on_line(low, high, size)
+        assert found is not None
+        measured = chain_profile(kept, recomputed, size, CARD)
+        assert found.blocks == measured.blocks
+
+
+def test_there_is_no_line_through_profiles_with_other_options() -> None:
+    kept = chain_trace()
+    plain, more = (
+        chain_profile(kept, None, 2, CARD),
+        OptionTrace(chain_trace(EVERY), EACH),
+    )
+    assert profile_on_line(plain, chain_profile(kept, more, 3, CARD), 9) is None

@@ -3,8 +3,10 @@
 import itertools
 
 import pytest
+import torch
 
 from budgetfit.core.recipe import Segment
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.memory.scratch_sizes.matmul import (
@@ -17,7 +19,9 @@ from budgetfit.planning.profiling.block_chain import (
     TrainingSettings,
     checkpoint_every_block,
 )
+from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.cuda.target import installed_torch_version
+from budgetfit.workload.workload import Workload
 from tests.models import MIB
 from tests.traced import ADA, PAIRS, chains, session
 
@@ -135,3 +139,30 @@ def test_accumulation_follows_from_the_effective_batch() -> None:
     assert effective.recipe(16).effective_batch_size == 64
     fixed = TrainingSettings(precision="fp32", optimizer="sgd", accumulation=4)
     assert fixed.recipe(2).effective_batch_size == 8
+
+
+class RowByRow(torch.nn.Module):
+    """Its number of ops depends on the batch size, as that of images in a row does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(512, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.linear(row).tanh() for row in x])
+
+
+def test_where_each_size_is_traced_others_are_on_a_line_to_search_by() -> None:
+    model = torch.nn.Sequential(*(RowByRow() for _ in range(4)))
+    workload = Workload(model=model, batch=torch.zeros(2, 2048, 512), gpu=find_gpu(ADA))
+    chain = BlockChain(
+        TraceSession(workload.with_found_blocks()),
+        TrainingSettings(precision="fp32", optimizer="sgd", accumulation=2),
+    )
+    on_line = chain.profile_at(12, exact_blocks=False)
+    assert not any("batch 12" in each for each in chain.traces.log)
+    measured = chain.profile_at(12)
+    assert any("traced fp32 at batch 12" in each for each in chain.traces.log)
+    for segments in ((), checkpoint_every_block(chain.traces.workload.blocks)):
+        one, other = (chain_peak_bytes(each, segments) for each in (on_line, measured))
+        assert abs(one - other) <= 0.05 * other

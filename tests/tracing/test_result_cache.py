@@ -137,6 +137,23 @@ def test_what_shape_an_argument_takes_is_left_to_torch() -> None:
             assert x.shape == (7, 5)
 
 
+def test_the_key_of_a_call_is_given_once_and_to_that_call_alone() -> None:
+    with fake_mode() as mode:
+        results = FakeResultCache(mode)
+        args = (floats(3),)
+        for _ in range(2):  # torch's result, then the cached one
+            results.run(aten.neg.default, args, {})
+            assert results.take_key(aten.neg.default, args) is not None
+            assert results.take_key(aten.neg.default, args) is None
+        results.run(aten.neg.default, args, {})
+        assert results.take_key(aten.abs.default, args) is None
+        results.run(aten.neg.default, args, {})
+        assert results.take_key(aten.neg.default, (args[0],)) is None
+        args = (floats(3), [7, 5])
+        results.run(aten.resize_.default, args, {})  # torch's alone
+        assert results.take_key(aten.resize_.default, args) is None
+
+
 def test_constants_are_left_to_torch() -> None:
     with fake_mode() as mode:
         run = FakeResultCache(mode).run

@@ -11,6 +11,7 @@ from torch import nn
 
 from budgetfit.core.step_trace import CATEGORIES, RATES, KernelScratch
 from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.op_costs import OpCost, op_cost
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.records import Free, OpMemory, Output, Workspace
 
@@ -203,6 +204,9 @@ class Kernel:
         workspace = Workspace(KernelScratch("workspace", (), 0))
         after = KernelScratch("after", (2,), 0)
         return OpMemory((*before, Output(), workspace, after))
+
+    def cost(self, func: Any, args: Any, kwargs: Any, out: Any, _: Any) -> OpCost:
+        return op_cost(func, args, kwargs, out)
 
 
 def test_scratch_surrounds_an_ops_outputs_and_goes_with_the_op() -> None:

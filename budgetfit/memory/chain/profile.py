@@ -11,9 +11,11 @@ block costs kept (or recomputed), plus what the option changed on a block of its
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
+from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from budgetfit.memory.chain.option_costs import OptionDelta
     from budgetfit.memory.chain.stages import Stage, StageBytes, TimesOf
     from budgetfit.memory.scratch_sizes.rules import DeviceProperties
+
+Row = TypeVar("Row", ChainProfile, BlockProfile, BlockOption)
 
 
 def chain_profile(  # noqa: PLR0913 - one value each, all needed
@@ -94,6 +98,54 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
         optimizer_ns=optimizer_ns,
         blocks=tuple(block(stage) for stage in plain.chain),
     )
+
+
+def profile_on_line(
+    first: ChainProfile, second: ChainProfile, batch_size: int
+) -> ChainProfile | None:
+    """Return the profile at a batch size, on the line through two others.
+
+    Bytes and times do not fall as the batch grows. None where the two differ in more
+    than numbers: they have other blocks or options.
+    """
+    span = second.batch_size - first.batch_size
+    place = Fraction(batch_size - first.batch_size, span)
+    try:
+        blocks = tuple(
+            _block_on_line(one, other, place)
+            for one, other in zip(first.blocks, second.blocks, strict=True)
+        )
+        one, other = (replace(each, blocks=blocks) for each in (first, second))
+        return _on_line(one, other, place)
+    except ValueError:
+        return None
+
+
+def _block_on_line(
+    one: BlockProfile, other: BlockProfile, place: Fraction
+) -> BlockProfile:
+    options = tuple(
+        _on_line(low, high, place)
+        for low, high in zip(one.options, other.options, strict=True)
+    )
+    one, other = (replace(each, options=options) for each in (one, other))
+    return _on_line(one, other, place)
+
+
+def _on_line(one: Row, other: Row, place: Fraction) -> Row:
+    """Return the row at a place (0: ``one``, 1: ``other``), number by number.
+
+    Raises:
+        ValueError: The two differ in more than numbers.
+    """
+    changed: dict[str, Any] = {}
+    for field in fields(one):
+        low, high = (getattr(each, field.name) for each in (one, other))
+        if type(low) is int and type(high) is int:
+            changed[field.name] = max(0, low + math.ceil(max(0, high - low) * place))
+        elif low != high:
+            raise ValueError(field.name)
+    return replace(one, **changed)
 
 
 def with_epilogue(  # noqa: PLR0913, PLR0917 - one value each, in this order

@@ -17,6 +17,7 @@ from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.memory.chain.profile import (
     block_types,
     chain_profile,
+    profile_on_line,
     with_epilogue,
     with_options_of,
 )
@@ -35,6 +36,7 @@ from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 from budgetfit.timing.kernel_times import interval_ns, op_times, step_time_ns
+from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -245,15 +247,42 @@ class BlockChain:
         return self._chunked[loss_chunks]
 
     def profile_at(self, batch_size: int, *, exact_blocks: bool = True) -> ChainProfile:
-        """Return the chain profile; ``exact_blocks`` as in ``LiveBytes.of``."""
+        """Return the chain profile; ``exact_blocks`` as in ``LiveBytes.of``.
+
+        Where each batch size is traced for itself, those without exact blocks are on
+        the line through the least two: good enough to search by, not to judge by.
+        """
         key = batch_size, exact_blocks
         if key not in self._profiles:
-            make = self._profile if self._unchunked is None else self._chunked_profile
-            profile = make(batch_size, exact_blocks=exact_blocks)
-            self._profiles[key] = replace(
-                profile, host_limit_bytes=self._host_limit(batch_size)
-            )
+            found = None if exact_blocks else self._profile_on_line(batch_size)
+            self._profiles[key] = found or self._measured_profile(*key)
         return self._profiles[key]
+
+    def _measured_profile(self, batch_size: int, exact_blocks: bool) -> ChainProfile:
+        make = self._profile if self._unchunked is None else self._chunked_profile
+        profile = make(batch_size, exact_blocks=exact_blocks)
+        return replace(profile, host_limit_bytes=self._host_limit(batch_size))
+
+    def _profile_on_line(self, batch_size: int) -> ChainProfile | None:
+        """Return a profile extrapolated from two others; None if it is to be traced."""
+        sizes = TRACED_BATCH_SIZES
+        compiled = self.settings.compile != "none"
+        if (
+            batch_size in sizes
+            or compiled
+            or any(map(self.is_whole, (batch_size, *sizes)))
+        ):
+            return None
+        every_block = checkpoint_every_block(self.traces.workload.blocks)
+        # A chunked loss is measured with every block recomputed.
+        chains = [(self._unchunked or self, ()), (self, every_block)]
+        recipes = (
+            chain.settings.recipe(batch_size, segments) for chain, segments in chains
+        )
+        if all(map(self.traces.is_affine, recipes)):
+            return None
+        first, second = (self.profile_at(size, exact_blocks=False) for size in sizes)
+        return profile_on_line(first, second, batch_size)
 
     def _host_limit(self, batch_size: int) -> int | None:
         """Return the host memory that an offloaded optimizer leaves to blocks."""

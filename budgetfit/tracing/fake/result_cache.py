@@ -69,6 +69,17 @@ class FakeResultCache:
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._fakes = FakeTensorFactory(mode)
+        self._last: tuple[CallKey, tuple[Any, ...]] | None = None
+
+    def take_key(self, func: OpOverload, args: tuple[Any, ...]) -> CallKey | None:
+        """Return the key of the last call once, if it was this one and decided it.
+
+        ``args``: the tuple itself that ``run`` was given.
+        """
+        last, self._last = self._last, None
+        if last is None or last[1] is not args or last[0][0] is not func:
+            return None
+        return last[0]
 
     def run(
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -85,6 +96,7 @@ class FakeResultCache:
             return self._run_and_cache(key, func, args, kwargs)
         if result is None:
             return func(*args, **kwargs)
+        self._last = key, args
         return self._recreate(result, args)
 
     def _enabled(self) -> bool:
@@ -107,6 +119,8 @@ class FakeResultCache:
         if result is not None and not self._recreates(result, args, out):
             result = None
         _SEEN.store(key, result)
+        if result is not None:
+            self._last = key, args
         return out
 
     @contextlib.contextmanager

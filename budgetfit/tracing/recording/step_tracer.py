@@ -107,8 +107,9 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         preserve_globals(kinds),
         fake_mode() as mode,
     ):
+        results = FakeResultCache(mode)
         values = KnownValues(
-            FakeResultCache(mode).run,
+            results.run,
             assumes_for_large=batch_size <= MAX_ASSUMED_BATCH_SIZE,
             all_values=real_values,
         )
@@ -116,6 +117,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         others = () if copy_modules is None else copy_modules(mode, fake)
         semantics, imitation = imitate_cuda(target)
         log, ranks = _storage_log(parallelism, semantics, values.run, mode)
+        log.take_key = results.take_key
         tracker = ModuleTracker(fake, blocks, log)
         values.where = tracker.current_path
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)

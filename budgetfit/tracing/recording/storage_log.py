@@ -18,10 +18,8 @@ from torch._C._dynamo import eval_frame
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import CATEGORIES, TO_HOST, KernelScratch
-from budgetfit.tracing.call_cache import CallCache, call_key
+from budgetfit.tracing.call_cache import call_key
 from budgetfit.tracing.op_costs import (
-    OpCost,
-    op_cost,
     stored_bytes,
     tensor_passes,
     tensors_in,
@@ -57,7 +55,6 @@ _RECORDS: Final = (
     "ops",
 )
 PRIM_DEVICE = torch.ops.prim.device.default
-_COSTS: CallCache[OpCost] = CallCache()
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
@@ -65,22 +62,6 @@ _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 def _name_and_is_view(func: torch._ops.OpOverload) -> tuple[str, bool]:
     """Return an op's name, and whether it is a view op."""
     return op_name(func), func.is_view
-
-
-def _cost(
-    call: CallKey | None,
-    func: torch._ops.OpOverload,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    out: Any,
-) -> OpCost:
-    """Return ``op_cost`` of a call, cached by ``call``."""
-    if call is None:
-        return op_cost(func, args, kwargs, out)
-    known = _COSTS.get(call)
-    return (
-        _COSTS.store(call, op_cost(func, args, kwargs, out)) if known is None else known
-    )
 
 
 # Whether dynamo can be told once to leave a function alone, and all that it calls.
@@ -103,6 +84,8 @@ class StorageLog(TorchDispatchMode):
         ops: The ops that ran, with what they ask of the GPU.
         in_optimizer: Whether the optimizer's phase runs.
         on_op: Called before each op.
+        take_key: Returns the cache key of the call that has just run, if that decides
+            its result too.
         live_bytes, peak_bytes: Unrounded live bytes, and their maximum since
         ``reset_peak``.
     """
@@ -130,6 +113,7 @@ class StorageLog(TorchDispatchMode):
         self.category = _CATEGORY["temporaries"]
         self.current_layer: Callable[[], int] = lambda: -1
         self.on_op: Callable[[], None] | None = None
+        self.take_key: Callable[..., CallKey | None] = lambda *_: None
         self._semantics = semantics
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
@@ -168,20 +152,22 @@ class StorageLog(TorchDispatchMode):
             out = self._run(func, args, kwargs)
         else:
             out = semantics.run(self._run, func, args, kwargs)
+        # Of a cached result the arguments decide all else, on one target.
+        call = self.take_key(func, args)  # of views too: it holds their arguments
         name, is_view = _name_and_is_view(func)
         if name == TO_HOST:  # allocates no device memory
             self.log_storage(out, size_bytes=0)
         if semantics is None or is_view:
             self.log_outputs(out)
             return out
-        call = call_key(func, args, kwargs, out)
+        call = call or call_key(func, args, kwargs, out)
         memory = semantics.memory(func, args, kwargs, out, call)
         first = len(self.sizes)
         self._log_memory(memory, out)
         touched: MovedStorages = ()
         if not self._in_modules:
             touched = _note_sources(self, first, func, args, kwargs, out)
-        cost = _cost(call, func, args, kwargs, out)
+        cost = semantics.cost(func, args, kwargs, out, call)
         if cost.kernels:
             layer, event = self.current_layer(), len(self.events)
             self.ops.append(

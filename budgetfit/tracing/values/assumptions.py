@@ -92,7 +92,8 @@ def _not_equal(
     return _full(out)
 
 
-def _to_bool(out: torch.Tensor, *_: object, **kwargs: Any) -> AssumedValue | None:
+def to_bool(out: torch.Tensor, *_: object, **kwargs: Any) -> AssumedValue | None:
+    """Assume that a cast to bool is true everywhere; other casts have no rule."""
     return _full(out) if kwargs.get("dtype") is torch.bool else None
 
 
@@ -208,7 +209,7 @@ ASSUMPTIONS: dict[OpOverload, Callable[..., AssumedValue | None]] = {
     **dict.fromkeys((aten.eq.Scalar, aten.eq.Tensor), _equal),
     **dict.fromkeys((aten.ne.Scalar, aten.ne.Tensor), _not_equal),
     **dict.fromkeys((aten.isnan.default, aten.isinf.default), _false),
-    aten._to_copy.default: _to_bool,
+    aten._to_copy.default: to_bool,
     aten.topk.default: _topk,
     **dict.fromkeys((aten.sort.default, aten.sort.stable), _sort),
     **dict.fromkeys((aten.max.dim, aten.min.dim), _argmax),

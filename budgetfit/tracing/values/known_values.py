@@ -30,6 +30,7 @@ from budgetfit.tracing.records import call_op
 from budgetfit.tracing.values.assumptions import (
     FULL_MASK,
     READ_NUMBER,
+    to_bool,
 )
 from budgetfit.tracing.values.concrete_execution import (
     REAL_VALUES,
@@ -212,6 +213,8 @@ class KnownValues:
         kwargs: dict[str, Any],
         out: Any,
     ) -> None:
+        if assumption is to_bool and kwargs.get("dtype") is not torch.bool:
+            return  # as most casts are: disabling the modes takes longer than an op
         with _disable_current_modes():
             found = assumption(out, *args, **kwargs)
         if found is not None:
