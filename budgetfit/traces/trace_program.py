@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
 
@@ -29,14 +30,13 @@ from budgetfit.tracing.recording.steady_state import append_steady_step
 from budgetfit.tracing.recording.step_tracer import trace_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from budgetfit.applying.loss.call_model import Loss
     from budgetfit.core.loop import Loop
     from budgetfit.core.recipe import Recipe
-    from budgetfit.tracing.cuda.target import CudaTarget
-    from budgetfit.tracing.fake.shortened_model import Shortening
     from budgetfit.tracing.recording.raw_trace import RawTrace
+    from budgetfit.tracing.recording.step_tracer import TraceOptions
     from budgetfit.workload.training_setup import TrainingSetup
     from budgetfit.workload.workload import Workload
 
@@ -65,31 +65,23 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     trained: Workload | TrainingSetup,
     recipe: Recipe,
     *,
-    blocks: Sequence[str],
-    target: CudaTarget | None,
     own_checkpointing: bool = False,
-    short: Shortening | None = None,
-    real_values: bool = False,
-    redirect_cuda: bool = False,
     loop: Loop = RUN,
     compiled: CompiledBlocks | None = None,
     once: Callable[[Callable[[], RawTrace]], RawTrace] = lambda run: run(),
+    **options: Unpack[TraceOptions],
 ) -> RawTrace:
     """Trace a recipe's first training step and the steady-state step after it.
 
     Args:
         trained: Model, batch, loss and optimizer.
         recipe: With the batch size to trace, and segments in paths of the traced model.
-        blocks: Module paths of the chain, in the traced model.
-        target: The GPU to imitate; None for CPU semantics.
         own_checkpointing: Whether the model's own checkpointing stays on.
-        short: How to shorten the model.
-        real_values: As in ``trace_step``.
-        redirect_cuda: As in ``trace_step``.
         loop: Around the steps; all but ``run`` train a ``Workload``.
         compiled: Code of earlier traces; compiled anew without.
         once: Runs the first step, or returns a copy of what it was before: gradient
             accumulation and later steps are derived from it.
+        options: As for ``trace_step``.
 
     Raises:
         InputError: If the recipe compiles blocks, and that cannot be predicted here;
@@ -97,26 +89,59 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         Exception: What the model raises on fake tensors.
     """
     if recipe.compile != "none" and compiled is None:
-        compiled = CompiledBlocks(target)
+        compiled = CompiledBlocks(options["target"])
     check_deepspeed(recipe)
-    assumed: list[str] = []
-    parallelism = recipe.parallelism
-    no_loss = lambda: assumed.append(NO_LOSS)  # noqa: E731
+    program = _Training(trained, recipe, loop, own_checkpointing, compiled, options)
+    with silence_fake_tensor_log():
+        if recipe.parallelism is not None:
+            micro_steps = min(recipe.gradient_accumulation_steps, MICRO_STEPS + 1)
+            return program.trace(micro_steps)
+        raw = once(lambda: program.trace(1))
+        if loop.kind == "run" and recipe.gradient_accumulation_steps > 1:
+            if raw.gradients is not None and raw.gradients.complete:
+                append_micro_batch(raw, raw.gradients)
+            else:
+                raw = program.trace(MICRO_STEPS)
+    if loop.kind == "run":
+        append_steady_step(raw)
+    raw.notes.extend(compiled.notes if compiled else ())
+    return raw
 
-    def trace(micro_steps: int) -> RawTrace:
-        if loop.kind != "run":
-            return trace_loop(
-                trained,
-                recipe,
-                loop,
-                blocks=blocks,
-                target=target,
-                own_checkpointing=own_checkpointing,
-                short=short,
-                real_values=real_values,
-                redirect_cuda=redirect_cuda,
-                on_missing_loss=no_loss,
-            )
+
+class _Training(NamedTuple):
+    """A training program; fields as the arguments of ``trace_recipe``."""
+
+    trained: Workload | TrainingSetup
+    recipe: Recipe
+    loop: Loop
+    own_checkpointing: bool
+    compiled: CompiledBlocks | None
+    options: TraceOptions
+
+    def trace(self, micro_steps: int) -> RawTrace:
+        """Trace so many micro-batches, and note what was assumed."""
+        assumed: list[str] = []
+        no_loss = partial(assumed.append, NO_LOSS)
+        run = self._loop if self.loop.kind != "run" else self._run
+        raw = _with_most_blocks(
+            lambda: run(micro_steps, no_loss), len(self.options["blocks"])
+        )
+        raw.notes.extend(dict.fromkeys(assumed))
+        raw.notes.extend(_notes(self.recipe))
+        return raw
+
+    def _loop(self, _: int, no_loss: Callable[[], object]) -> RawTrace:
+        return trace_loop(
+            self.trained,
+            self.recipe,
+            self.loop,
+            own_checkpointing=self.own_checkpointing,
+            on_missing_loss=no_loss,
+            **self.options,
+        )
+
+    def _run(self, micro_steps: int, no_loss: Callable[[], object]) -> RawTrace:
+        trained, recipe, options = self.trained, self.recipe, self.options
         loss = FakedLoss(trained.loss, trained.model)
         return trace_step(
             trained.model,
@@ -126,46 +151,22 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
                 loss=loss.loss,
                 optimizer=trained.optimizer,
                 on_phase=on_phase,
-                keep_own_checkpointing=own_checkpointing,
+                keep_own_checkpointing=self.own_checkpointing,
                 dims=trained.batch_dims,
                 on_missing_loss=no_loss,
-                simulated_device_type="cpu" if target is None else "cuda",
-                blocks=blocks,
-                compile_forward=compiled.forward_of if compiled else None,
+                simulated_device_type="cpu" if options["target"] is None else "cuda",
+                blocks=options["blocks"],
+                compile_forward=self.compiled.forward_of if self.compiled else None,
             ),
             trained.batch,
             batch_size=recipe.batch_size,
             dims=trained.batch_dims,
-            blocks=blocks,
-            target=target,
             micro_steps=micro_steps,
             steps=_steps(recipe),
-            parallelism=parallelism,
-            short=short,
+            parallelism=recipe.parallelism,
             copy_modules=loss.fake,
-            real_values=real_values,
-            redirect_cuda=redirect_cuda,
+            **options,
         )
-
-    def noted(micro_steps: int) -> RawTrace:
-        raw = _with_most_blocks(trace, micro_steps, len(blocks))
-        raw.notes.extend(dict.fromkeys(assumed))
-        raw.notes.extend(_notes(recipe))
-        return raw
-
-    with silence_fake_tensor_log():
-        if parallelism is not None:
-            return noted(min(recipe.gradient_accumulation_steps, MICRO_STEPS + 1))
-        raw = once(lambda: noted(1))
-        if loop.kind == "run" and recipe.gradient_accumulation_steps > 1:
-            if raw.gradients is not None and raw.gradients.complete:
-                append_micro_batch(raw, raw.gradients)
-            else:
-                raw = noted(MICRO_STEPS)
-    if loop.kind == "run":
-        append_steady_step(raw)
-    raw.notes.extend(compiled.notes if compiled else ())
-    return raw
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:
@@ -184,18 +185,16 @@ def _steps(recipe: Recipe) -> int:
     return _STEPS_OF[recipe.parallelism.engine] + prefetches
 
 
-def _with_most_blocks(
-    trace: Callable[[int], RawTrace], micro_steps: int, count: int
-) -> RawTrace:
+def _with_most_blocks(trace: Callable[[], RawTrace], count: int) -> RawTrace:
     """Trace with the scalar draws (LayerDrop) under which most of the blocks run."""
     with scalar_draws_as(LARGEST_DRAW) as largest:
-        raw = trace(micro_steps)
+        raw = trace()
     ran = len(set(raw.blocks))
     if not largest.drawn or ran == count:
         return raw
     try:
         with scalar_draws_as(SMALLEST_DRAW):
-            other = trace(micro_steps)
+            other = trace()
     except Exception:  # noqa: BLE001 - it ran with the usual numbers
         return raw
     if len(set(other.blocks)) <= ran:
@@ -204,15 +203,12 @@ def _with_most_blocks(
     return other
 
 
-def trace_evaluation(  # noqa: PLR0913 - as trace_recipe
+def trace_evaluation(
     workload: Workload,
     recipe: Recipe,
     *,
-    blocks: Sequence[str],
-    short: Shortening | None,
-    real_values: bool,
-    redirect_cuda: bool,
     loop: Loop = RUN,
+    **options: Unpack[TraceOptions],
 ) -> RawTrace:
     """Trace an evaluation loop under the recipe's precision and at its batch size.
 
@@ -238,13 +234,9 @@ def trace_evaluation(  # noqa: PLR0913 - as trace_recipe
             workload.batch,
             batch_size=recipe.batch_size,
             dims=workload.batch_dims,
-            blocks=blocks,
-            target=workload.target,
             micro_steps=EVALUATED_BATCHES,
-            short=short,
             copy_modules=loss.fake,
-            real_values=real_values,
-            redirect_cuda=redirect_cuda,
+            **options,
         )
 
 

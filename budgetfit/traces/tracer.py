@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from budgetfit.tracing.cuda.target import CudaTarget
     from budgetfit.tracing.fake.shortened_model import Shortening
     from budgetfit.tracing.recording.raw_trace import RawTrace
+    from budgetfit.tracing.recording.step_tracer import TraceOptions
     from budgetfit.workload.workload import Workload
 
     _FirstStep: TypeAlias = tuple["Program", int, frozenset[str] | None, bool, bool]
@@ -167,16 +168,16 @@ class Tracer:
         blocks, segments = self.workload.blocks, program.segments
         if short is not None:
             blocks, segments = short.short_blocks, short.segments(segments)
+        options: TraceOptions = {
+            "blocks": blocks,
+            "target": self._target(program),
+            "short": short,
+            "real_values": self.real_values,
+            "redirect_cuda": self.redirect_cuda,
+        }
         if program.evaluates:
-            return trace_evaluation(
-                self.workload,
-                program.recipe(batch_size, segments),
-                blocks=blocks,
-                short=short,
-                real_values=self.real_values,
-                redirect_cuda=self.redirect_cuda,
-                loop=program.loop,
-            )
+            recipe = program.recipe(batch_size, segments)
+            return trace_evaluation(self.workload, recipe, loop=program.loop, **options)
         part = "" if short is None else f", in a shortened model with {len(blocks)}"
         wrapped = sum(len(segment.blocks) for segment in program.segments)
         known = self.has_run(program, batch_size, short)
@@ -189,15 +190,11 @@ class Tracer:
             raw = trace_recipe(
                 self.workload,
                 program.recipe(batch_size, segments),
-                blocks=blocks,
-                target=self._target(program),
                 own_checkpointing=program.own_checkpointing,
-                short=short,
-                real_values=self.real_values,
-                redirect_cuda=self.redirect_cuda,
                 loop=program.loop,
                 compiled=self._compiled_blocks(program, uniform=uniform),
                 once=partial(self._once, self._first_step(program, batch_size, short)),
+                **options,
             )
         except Exception as error:
             failure = self._failure(error, batch_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from budgetfit.traces.loops.collators import collator
 from budgetfit.traces.loops.library import make_loop
@@ -18,15 +18,14 @@ from budgetfit.tracing.fake.model_copy import silence_fake_tensor_log
 from budgetfit.tracing.recording.step_tracer import trace_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import nn
 
     from budgetfit.core.loop import Loop
     from budgetfit.core.recipe import Recipe
-    from budgetfit.tracing.cuda.target import CudaTarget
-    from budgetfit.tracing.fake.shortened_model import Shortening
     from budgetfit.tracing.recording.raw_trace import LoopRunner, RawTrace
+    from budgetfit.tracing.recording.step_tracer import TraceOptions
     from budgetfit.workload.training_setup import TrainingSetup
     from budgetfit.workload.workload import Workload
 
@@ -34,18 +33,14 @@ STEPS = 2  # what the first leaves alive the second frees
 MOST_MICRO_STEPS = 3  # those after the second do what the third does
 
 
-def trace_loop(  # noqa: PLR0913 - as trace_recipe
+def trace_loop(
     trained: Workload | TrainingSetup,
     recipe: Recipe,
     loop: Loop,
     *,
-    blocks: Sequence[str],
-    target: CudaTarget | None,
     own_checkpointing: bool = False,
-    short: Shortening | None = None,
-    real_values: bool = False,
-    redirect_cuda: bool = False,
     on_missing_loss: Callable[[], object],
+    **options: Unpack[TraceOptions],
 ) -> RawTrace:
     """Run a loop for ``STEPS`` optimizer steps and record them.
 
@@ -82,13 +77,9 @@ def trace_loop(  # noqa: PLR0913 - as trace_recipe
             trained.batch,
             batch_size=recipe.batch_size,
             dims=trained.batch_dims,
-            blocks=blocks,
-            target=target,
             micro_steps=micro_steps,
             steps=STEPS,
-            short=short,
             copy_modules=loss.fake,
-            real_values=real_values,
-            redirect_cuda=redirect_cuda,
             collate=collator(loop),
+            **options,
         )

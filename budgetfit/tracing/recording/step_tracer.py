@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -55,6 +55,26 @@ if TYPE_CHECKING:
 MAX_ASSUMED_BATCH_SIZE = 3
 
 
+class TraceOptions(TypedDict):
+    """How a program is traced.
+
+    Attributes:
+        blocks: Module paths of the chain, in the shortened model if ``short``.
+        target: The GPU whose semantics are imitated; None for CPU semantics.
+        short: How to shorten the model.
+        real_values: Also run the forward on real tensors, for models whose control flow
+            depends on tensor values.
+        redirect_cuda: Redirect CUDA devices named by the program to the CPU, where the
+            fakes are.
+    """
+
+    blocks: Sequence[str]
+    target: CudaTarget | None
+    short: NotRequired[Shortening | None]
+    real_values: NotRequired[bool]
+    redirect_cuda: NotRequired[bool]
+
+
 def trace_step(  # noqa: PLR0913 - one value each, all needed
     model: nn.Module,
     program: StepProgram,
@@ -62,17 +82,13 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
     *,
     batch_size: int,
     dims: SampleDims = FIRST_DIM,
-    blocks: Sequence[str],
-    target: CudaTarget | None,
     micro_steps: int = 1,
     steps: int = 1,
     parallelism: Parallelism | None = None,
-    short: Shortening | None = None,
     copy_modules: Callable[[FakeTensorMode, nn.Module], Sequence[nn.Module]]
     | None = None,
-    real_values: bool = False,
-    redirect_cuda: bool = False,
     collate: Callable[[Any], Any] = lambda batch: batch,
+    **options: Unpack[TraceOptions],
 ) -> RawTrace:
     """Run ``steps`` optimizer steps of ``micro_steps`` micro-batches on fake tensors.
 
@@ -84,23 +100,20 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         batch: Any pytree of tensors.
         batch_size: Samples of each micro-batch.
         dims: The sample dimension of each tensor.
-        blocks: Module paths of the chain, in the shortened model if ``short``.
-        target: The GPU whose semantics are imitated; None for CPU semantics.
         micro_steps: Micro-batches of each step.
         steps: One is enough for a ``Run``: ``append_steady_step`` derives the second.
         parallelism: That of the program, which is traced as one of its ranks.
-        short: How to shorten the model.
         copy_modules: Given the fake mode and the fake model, makes fake copies of the
             other modules that the program runs; their tensors are weights as well.
-        real_values: Also run the forward on real tensors, for models whose control flow
-            depends on tensor values.
-        redirect_cuda: Redirect CUDA devices named by the program to the CPU, where the
-            fakes are.
         collate: Makes of a batch of that size what the program is given.
+        options: How it is traced.
     """
+    target, blocks = options["target"], options["blocks"]
+    short, real_values = options.get("short"), options.get("real_values", False)
     sized = collate(_resized(batch, batch_size, dims, real_values=real_values))
     kinds = map(type, model.modules())
-    redirects = redirect_cuda or triton_is_loaded()  # its code names CUDA
+    # Triton's code names CUDA.
+    redirects = options.get("redirect_cuda", False) or triton_is_loaded()
     with (
         python_state_preserved(),
         lru_caches_cleared(model),
