@@ -239,6 +239,8 @@ class TraceSession:
                     trace = self._extrapolator.trace(
                         program, TRACED_BATCH_SIZES, self.tracer
                     )
+                except NotAffineError:
+                    raise  # nor are those of the full model
                 except Exception as error:  # noqa: BLE001 - the full model may run
                     self.log.append(f"all blocks are evaluated: {error}")
                     trace = None
