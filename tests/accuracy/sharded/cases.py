@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from budgetfit import Parallelism, Recipe, Segment
+from tests.accuracy.loading.cases import CASES as LOADED
+from tests.accuracy.loading.cases import LENGTH, LoadingCase
 
 FILE: Final = Path(__file__).with_name("recordings.json")
 STEPS: Final = 4  # DDP builds its buckets in the second one
@@ -145,10 +147,15 @@ ZERO: Final = Parallelism(engine="deepspeed", gpus=8, param_dtype="bf16", zero_s
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedCase:
-    """One rank's training; ``checkpointed``: the first so many blocks."""
+    """One rank's training.
+
+    ``checkpointed``: the first so many blocks; ``loaded``: the name of a way to load a
+    model with adapters, which is trained in place of ``model``.
+    """
 
     parallelism: Parallelism
     model: str = "llama"
+    loaded: str = ""
     card: str = "a100-80gb"
     samples: int = 4
     accumulation: int = 1
@@ -157,9 +164,28 @@ class ShardedCase:
     checkpointed: int = 0
 
     @property
+    def loading(self) -> LoadingCase | None:
+        """How the model is loaded; None: one of ``MODELS`` is built."""
+        return LOADED[self.loaded] if self.loaded else None
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Module paths of the blocks."""
+        if self.loading is None:
+            return MODELS[self.model].blocks
+        return _numbered("base_model.model.model.layers", self.loading.layers)
+
+    def batch(self, device: str) -> dict[str, torch.Tensor]:
+        """The batch of a step."""
+        if self.loading is None:
+            return MODELS[self.model].batch(self.samples, device)
+        ids = torch.zeros(self.samples, LENGTH, dtype=torch.int64, device=device)
+        return {"input_ids": ids, "labels": ids.clone()}
+
+    @property
     def recipe(self) -> Recipe:
         """The recipe that is predicted."""
-        blocks = MODELS[self.model].blocks[: self.checkpointed]
+        blocks = self.blocks[: self.checkpointed]
         return Recipe(
             batch_size=self.samples,
             gradient_accumulation_steps=self.accumulation,
@@ -231,7 +257,35 @@ def _cases() -> dict[str, ShardedCase]:
         few = ("fsdp2", "fsdp2, kept after forward", "fsdp2, 7 ranks", "ddp")
         for name in few:
             cases[f"{model}, {name}"] = replace(settings[name], model=model)
-    return cases | _of_deepspeed()
+    return cases | _of_adapters(settings) | _of_deepspeed()
+
+
+def _of_adapters(settings: dict[str, ShardedCase]) -> dict[str, ShardedCase]:
+    """DDP with adapters, on bases that are quantised or not."""
+    plain, views = settings["ddp, PyTorch's buckets"], settings["ddp, views"]
+    cases = {
+        "lora, moved": {"ddp": plain},
+        "qlora": {
+            "ddp": plain,
+            "ddp, views": views,
+            "ddp, 2 ranks": settings["ddp, 2 ranks"],
+            "ddp, buckets of 5 MiB, views": settings["ddp, buckets of 5 MiB, views"],
+            "ddp, 2 micro-batches": settings["ddp, 2 micro-batches"],
+            "ddp, checkpointed": settings["ddp, checkpointed"],
+            "ddp, h100": replace(views, card="h100-80gb"),
+            "ddp, as-is": replace(views, precision="as-is"),
+        },
+        "qlora, flat": {"ddp": plain},
+        "qlora, wide": {"ddp": plain},
+        "qlora, all linear": {"ddp": plain},
+        "int8": {"ddp": plain, "ddp, views": views},
+        "int8, wide": {"ddp": plain},
+    }
+    return {
+        f"{loaded}: {name}": replace(case, loaded=loaded)
+        for loaded, cased in cases.items()
+        for name, case in cased.items()
+    }
 
 
 def _of_deepspeed() -> dict[str, ShardedCase]:

@@ -17,6 +17,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import nullcontext
 from typing import Any
 from unittest.mock import Mock
@@ -88,7 +89,7 @@ def wrap(case: ShardedCase, model: nn.Module) -> nn.Module:
         param_dtype=_DTYPES[given.param_dtype],
         reduce_dtype=_DTYPES[given.reduce_dtype],
     )
-    for name in MODELS[case.model].blocks:
+    for name in case.blocks:
         fully_shard(
             model.get_submodule(name),
             mesh=mesh,
@@ -140,14 +141,25 @@ def make_optimizer(case: ShardedCase, model: nn.Module) -> torch.optim.Optimizer
     return torch.optim.AdamW(model.parameters(), fused=fused or None)
 
 
+def make_model(case: ShardedCase) -> nn.Module:
+    """Build the model in host memory, or load it with adapters, as its users do."""
+    if case.loading is None:
+        return MODELS[case.model].build()
+    # bitsandbytes and peft are needed for these alone.
+    loading = importlib.import_module("tests.accuracy.loading.record")
+    with tempfile.TemporaryDirectory() as folder:
+        loading.save(case.loading, folder)
+        model: nn.Module = loading.load(case.loading, folder)
+    return model.train()
+
+
 def record(case: ShardedCase) -> Peaks:
     """Return the peaks of the setup and of each phase of each step."""
     distributed.init_process_group(
         "fake", store=FakeStore(), rank=0, world_size=case.parallelism.gpus
     )
-    small = MODELS[case.model]
-    model = small.build()
     recorder = Recorder()
+    model = make_model(case)
     if case.parallelism.engine == "ddp":
         model.cuda()
     # On the host where ``fully_shard`` moves the weights.
@@ -180,7 +192,7 @@ def train(
     is_last: bool,
 ) -> None:
     """One micro-batch; the batch lives to its end."""
-    loaded = batch = MODELS[case.model].batch(case.samples, "cuda")
+    loaded = batch = case.batch("cuda")
     # DeepSpeed leaves inputs as they are.
     if case.precision == "bf16" or case.parallelism.engine == "deepspeed":
         batch = {
@@ -233,8 +245,8 @@ def main() -> None:
             continue
         command = [sys.executable, "-m", __spec__.name, card, "--one", name]
         environment = dict(os.environ)
-        if CASES[name].parallelism.engine == "deepspeed":
-            # It compares numbers of its own by way of the device.
+        if CASES[name].parallelism.engine != "fsdp2":
+            # They read numbers of their own by way of the device.
             environment["NULLCUDA_ECHO"] = "1"
         done = subprocess.run(  # noqa: S603 - this file
             command, check=False, capture_output=True, text=True, env=environment

@@ -23,6 +23,8 @@ def test_every_case_is_recorded_in_all_its_phases() -> None:
         "llama, fsdp2, 2 x 4, 2 micro-batches",
         "qwen2, fsdp2, kept after forward",
         "bert, ddp",
+        "qlora: ddp, buckets of 5 MiB, views",
+        "int8: ddp",
         "bert, zero-1",
         "vit, zero-2",
         "llama, zero-3, overlapped, buckets of 2e6, 2 micro-batches",
