@@ -103,7 +103,7 @@ def _libraries(folder: str) -> dict[str, list[float]]:
     os.environ["ACCELERATE_USE_CPU"] = "true"
     rank = int(os.environ["RANK"])
     found = {}
-    plan = plan_of("ddp", gradient_accumulation_steps=1)
+    plan = plan_of("ddp", gradient_accumulation_steps=1, loss_chunks=3)
     own = samples(RANKS * 3)[rank::RANKS]
 
     model = tiny_model("llama")
@@ -121,7 +121,7 @@ def _libraries(folder: str) -> dict[str, list[float]]:
         losses.append(float(accelerator.reduce(loss.detach(), "mean")))
     found["accelerate"] = losses
 
-    plan = plan_of("plain ddp", gradient_accumulation_steps=1)
+    plan = plan_of("plain ddp", gradient_accumulation_steps=1, loss_chunks=3)
     model = tiny_model("llama")
     arguments = transformers.TrainingArguments(
         output_dir=folder,
@@ -162,7 +162,8 @@ def _libraries(folder: str) -> dict[str, list[float]]:
 
 
 def _lightning_losses(name: str, own: list[dict[str, torch.Tensor]]) -> list[float]:
-    plan = plan_of(name, gradient_accumulation_steps=1)
+    chunks = 3 if name == "fsdp2" else 1
+    plan = plan_of(name, gradient_accumulation_steps=1, loss_chunks=chunks)
     callback = plan.lightning_callback()
     module = _Module(plan, callback)
     lightning.Trainer(

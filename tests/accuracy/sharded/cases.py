@@ -162,6 +162,7 @@ class ShardedCase:
     precision: str = "bf16-mixed"
     optimizer: str = "adamw_torch_fused"
     checkpointed: int = 0
+    loss_chunks: int = 1
 
     @property
     def loading(self) -> LoadingCase | None:
@@ -192,6 +193,7 @@ class ShardedCase:
             precision=self.precision,
             optimizer=self.optimizer,
             segments=tuple(Segment((name,)) for name in blocks),
+            loss_chunks=self.loss_chunks,
             parallelism=self.parallelism,
         )
 
@@ -249,12 +251,26 @@ def _cases() -> dict[str, ShardedCase]:
         "ddp, checkpointed": replace(copied, checkpointed=4),
         "ddp, bf16 weights": replace(copied, precision="bf16"),
         "ddp, rtx-4090": replace(copied, card="rtx-4090"),
+        "ddp, 8 loss chunks": replace(copied, loss_chunks=8),
+        "ddp, 8 loss chunks, checkpointed, 2 micro-batches": replace(
+            copied, loss_chunks=8, checkpointed=4, accumulation=2
+        ),
+        "fsdp2, 8 loss chunks": replace(sharded, loss_chunks=8),
+        "fsdp2, 8 loss chunks, kept after forward": replace(
+            fsdp2(reshard_after_forward=False), loss_chunks=8
+        ),
+        "fsdp2, 8 loss chunks, autocast": replace(fsdp2(**no_policy), loss_chunks=8),
+        "fsdp2, 8 loss chunks, checkpointed, 2 micro-batches": replace(
+            sharded, loss_chunks=8, checkpointed=4, accumulation=2
+        ),
     }
     cases = {f"llama, {name}": case for name, case in settings.items()}
     for model in MODELS:
         if model == "llama":
             continue
-        few = ("fsdp2", "fsdp2, kept after forward", "fsdp2, 7 ranks", "ddp")
+        few = ["fsdp2", "fsdp2, kept after forward", "fsdp2, 7 ranks", "ddp"]
+        if model == "qwen2":  # whose head and embedding are one weight
+            few += ["fsdp2, 8 loss chunks", "ddp, 8 loss chunks"]
         for name in few:
             cases[f"{model}, {name}"] = replace(settings[name], model=model)
     return cases | _of_adapters(settings) | _of_deepspeed()

@@ -18,7 +18,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import Mock
 
@@ -31,7 +32,9 @@ from torch.nn.parallel import distributed as ddp_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from budgetfit.applying.checkpointing.apply_segments import apply_segments
+from budgetfit.applying.loss.chunked_loss import chunk_loss
 from budgetfit.applying.precision import apply_precision
+from budgetfit.applying.undo import Undo
 from budgetfit.core.precision import find_precision
 from tests.accuracy.provenance import answer_for_the_device, choose_cudnn, origin
 from tests.accuracy.sharded.cases import CASES, FILE, MODELS, STEPS, ShardedCase
@@ -167,6 +170,10 @@ def record(case: ShardedCase) -> Peaks:
     del undo
     # The null driver has no values to compare.
     apply_segments(model, case.recipe.segments, determinism_check="default")
+    chunks: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if case.loss_chunks > 1:
+        chunked = chunk_loss(model, case.loss_chunks, Undo())
+        chunks = chunked.training_forward
     wrapped = wrap(case, model)
     optimizer = (
         wrapped
@@ -177,7 +184,7 @@ def record(case: ShardedCase) -> Peaks:
         for micro in range(case.accumulation):
             is_last = micro == case.accumulation - 1
             recorder.begin("forward")
-            train(case, wrapped, optimizer, recorder, is_last=is_last)
+            train(case, wrapped, optimizer, recorder, chunks, is_last=is_last)
     recorder.begin("")
     distributed.destroy_process_group()
     return recorder.rows
@@ -188,6 +195,7 @@ def train(
     wrapped: nn.Module,
     optimizer: Any,  # noqa: ANN401 - or DeepSpeed's engine
     recorder: Recorder,
+    chunks: Callable[[], AbstractContextManager[Any]],
     *,
     is_last: bool,
 ) -> None:
@@ -211,7 +219,8 @@ def train(
     casts = case.precision == "bf16-mixed" and given.param_dtype is None
     with context:
         with torch.autocast("cuda", torch.bfloat16) if casts else nullcontext():
-            value = wrapped(**batch).loss
+            with chunks():
+                value = wrapped(**batch).loss
         reported = value.detach().clone()
         value = value / case.accumulation
         recorder.begin("backward")
