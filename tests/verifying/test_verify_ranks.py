@@ -30,7 +30,7 @@ def _verify() -> dict[str, Any]:
         before = {key: item.clone() for key, item in model.state_dict().items()}
         plan = plan_for(
             model,
-            mixed_segments(model) if name == "ddp" else None,
+            mixed_segments(model) if name in {"ddp", "fsdp2, chunks"} else None,
             parallelism=Parallelism(gpus=2, **settings),
             loss_chunks=3 if "chunks" in name else 1,
         )

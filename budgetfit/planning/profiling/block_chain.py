@@ -117,7 +117,8 @@ class BlockChain:
         self.option_kinds = option_kinds
         if settings.compile != "none":  # there are no ops whose outputs to save
             self.option_kinds -= {"selective"}
-        if settings.parallelism is not None:  # kept or recomputed
+        several = settings.parallelism
+        if several is not None and several.engine == "deepspeed":
             self.option_kinds = frozenset()
         self._unchunked = unchunked
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}

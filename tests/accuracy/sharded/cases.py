@@ -149,7 +149,7 @@ ZERO: Final = Parallelism(engine="deepspeed", gpus=8, param_dtype="bf16", zero_s
 class ShardedCase:
     """One rank's training.
 
-    ``checkpointed``: the first so many blocks; ``loaded``: the name of a way to load a
+    ``checkpointed``: the first so many blocks; ``treated``: or these; ``loaded``: the name of a way to load a
     model with adapters, which is trained in place of ``model``.
     """
 
@@ -162,6 +162,7 @@ class ShardedCase:
     precision: str = "bf16-mixed"
     optimizer: str = "adamw_torch_fused"
     checkpointed: int = 0
+    treated: tuple[Segment, ...] = ()
     loss_chunks: int = 1
 
     @property
@@ -192,7 +193,7 @@ class ShardedCase:
             gradient_accumulation_steps=self.accumulation,
             precision=self.precision,
             optimizer=self.optimizer,
-            segments=tuple(Segment((name,)) for name in blocks),
+            segments=self.treated or tuple(Segment((name,)) for name in blocks),
             loss_chunks=self.loss_chunks,
             parallelism=self.parallelism,
         )
@@ -264,6 +265,11 @@ def _cases() -> dict[str, ShardedCase]:
             sharded, loss_chunks=8, checkpointed=4, accumulation=2
         ),
     }
+    for treatment, treated in _treatments().items():
+        for name in ("ddp", "fsdp2", "fsdp2, kept after forward"):
+            settings[f"{name}, {treatment}"] = replace(settings[name], treated=treated)
+        two = settings["ddp, 2 micro-batches"]
+        settings[f"ddp, 2 micro-batches, {treatment}"] = replace(two, treated=treated)
     cases = {f"llama, {name}": case for name, case in settings.items()}
     for model in MODELS:
         if model == "llama":
@@ -274,6 +280,16 @@ def _cases() -> dict[str, ShardedCase]:
         for name in few:
             cases[f"{model}, {name}"] = replace(settings[name], model=model)
     return cases | _of_adapters(settings) | _of_deepspeed()
+
+
+def _treatments() -> dict[str, tuple[Segment, ...]]:
+    """Options of a block beside keeping and recomputing it."""
+    saved = ("aten.mm.default:0", "aten.mm.default:4")
+    return {
+        "selective": tuple(Segment((x,), "selective", saved_ops=saved) for x in _LAYERS),
+        "offloaded": tuple(Segment((x,), "offload") for x in _LAYERS),
+        "inputs on host": tuple(Segment((x,), input_on_host=True) for x in _LAYERS),
+    }
 
 
 def _of_adapters(settings: dict[str, ShardedCase]) -> dict[str, ShardedCase]:
