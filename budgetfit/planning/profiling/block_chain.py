@@ -79,7 +79,17 @@ class TrainingSettings:
         return max(1, self.effective_batch_size // batch_size)
 
     def recipe(self, batch_size: int, segments: tuple[Segment, ...] = ()) -> Recipe:
-        """Return these settings as a recipe."""
+        """Return these settings as a recipe.
+
+        Blocks whose weights are gathered one by one are recomputed one by one, also in
+        a segment of several.
+        """
+        if self.parallelism is not None and self.parallelism.gathers:
+            segments = tuple(
+                replace(segment, blocks=(name,), nested=False)
+                for segment in segments
+                for name in segment.blocks
+            )
         return Recipe(
             batch_size=batch_size,
             gradient_accumulation_steps=self.accumulation_at(batch_size),

@@ -149,8 +149,9 @@ ZERO: Final = Parallelism(engine="deepspeed", gpus=8, param_dtype="bf16", zero_s
 class ShardedCase:
     """One rank's training.
 
-    ``checkpointed``: the first so many blocks; ``treated``: or these; ``loaded``: the name of a way to load a
-    model with adapters, which is trained in place of ``model``.
+    ``checkpointed``: the first so many blocks; ``treated``: or these segments;
+    ``loaded``: the name of a way to load a model with adapters, which is trained in
+    place of ``model``.
     """
 
     parallelism: Parallelism
@@ -286,7 +287,9 @@ def _treatments() -> dict[str, tuple[Segment, ...]]:
     """Options of a block beside keeping and recomputing it."""
     saved = ("aten.mm.default:0", "aten.mm.default:4")
     return {
-        "selective": tuple(Segment((x,), "selective", saved_ops=saved) for x in _LAYERS),
+        "selective": tuple(
+            Segment((x,), "selective", saved_ops=saved) for x in _LAYERS
+        ),
         "offloaded": tuple(Segment((x,), "offload") for x in _LAYERS),
         "inputs on host": tuple(Segment((x,), input_on_host=True) for x in _LAYERS),
     }

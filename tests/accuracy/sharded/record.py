@@ -190,7 +190,7 @@ def record(case: ShardedCase) -> Peaks:
     return recorder.rows
 
 
-def train(
+def train(  # noqa: PLR0913 - one value each, all needed
     case: ShardedCase,
     wrapped: nn.Module,
     optimizer: Any,  # noqa: ANN401 - or DeepSpeed's engine
@@ -218,9 +218,9 @@ def train(
         context = wrapped.no_sync()
     casts = case.precision == "bf16-mixed" and given.param_dtype is None
     with context:
-        with torch.autocast("cuda", torch.bfloat16) if casts else nullcontext():
-            with chunks():
-                value = wrapped(**batch).loss
+        autocast: Any = torch.autocast("cuda", torch.bfloat16)
+        with autocast if casts else nullcontext(), chunks():
+            value = wrapped(**batch).loss
         reported = value.detach().clone()
         value = value / case.accumulation
         recorder.begin("backward")
