@@ -16,6 +16,7 @@ from budgetfit.inputs.arguments import ADAPTER_SETTINGS, Arguments
 from budgetfit.inputs.several_gpus import (
     CountedGpu,
     find_counted_gpu,
+    for_quantized,
     parallelisms,
     parse_link,
     samples_per_rank,
@@ -229,8 +230,10 @@ def _worth_planning(card: Card, here: ParsedArguments) -> Card:
     """Return it with the engines that may fit, and each GPU's share of the batch."""
     if not card.parallelisms:
         return card
-    ways = worth_tracing(card.parallelisms, here.workload.model, card.budget)
+    model = here.workload.model
     try:
+        ways = for_quantized(card.parallelisms, model)
+        ways = worth_tracing(ways, model, card.budget)
         here.given.check_for_several(here.lengths)
         share = samples_per_rank(card.effective_batch_size, ways[0].gpus)
     except InputError as error:

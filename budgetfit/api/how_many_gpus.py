@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from budgetfit.applying.quantized_layers.stored_weights import has_quantized_weights
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
@@ -197,7 +198,9 @@ class _Search:
         if ranks == 1:
             self.floor_bytes = _optimizer_step_bytes(here, least)
         fixed_bytes = least.needed_bytes - sharded_bytes
-        if self.given.engine == "ddp":
+        if has_quantized_weights(asked.workload.model):
+            self._stopped = "more GPUs would not help: each holds the quantised base"
+        elif self.given.engine == "ddp":
             self._stopped = "DDP keeps the whole model on each GPU: try engine='fsdp2'"
         elif ranks > 1 and fixed_bytes > least.limit_bytes:
             self._stopped = (

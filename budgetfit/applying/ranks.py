@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from budgetfit.applying.quantized_layers.stored_weights import quantized_tensors
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import nn
 
-    from budgetfit.core.parallelism import Parallelism
+    from budgetfit.core.parallelism import Engine, Parallelism
 
 # What torchrun sets, and ``init_process_group`` reads.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -91,18 +92,28 @@ class Ranks:
             distributed.all_gather_object(values, value, group=self._group)
         return values
 
-    def check_same_weights(self, model: nn.Module) -> None:
-        """Check that all ranks hold the same weights, of which each keeps a part.
+    def check_same_weights(self, model: nn.Module, engine: Engine) -> None:
+        """Check that all ranks hold the same weights, where rank 0 does not send them.
+
+        FSDP2 keeps a part of each rank's own. DDP sends quantised weights and not their
+        scales, which are no buffers; DeepSpeed sends all.
 
         Raises:
             InputError: If some elements differ.
         """
-        digests = self.gather(_digest(model))
+        if engine == "deepspeed":
+            return
+        tensors: Iterable[tuple[str, torch.Tensor]] = model.named_parameters()
+        why = "each would keep a part of another"
+        if engine == "ddp":
+            tensors = quantized_tensors(model)
+            why = "DDP sends packed weights without the scales of the"
+        digests = self.gather(_digest(tensors))
         other = [k for k, digest in enumerate(digests) if digest != digests[0]]
         if other:
             raise InputError(
                 f"Rank {other[0]} has other weights than rank 0 (as have "
-                f"{len(other) - 1} more): each would keep a part of another model. "
+                f"{len(other) - 1} more): {why} model. "
                 "Load the same checkpoint on all ranks, or call the same "
                 "torch.manual_seed before the model is made."
             )
@@ -171,12 +182,12 @@ def _device(*, on_cuda: bool) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _digest(model: nn.Module) -> str:
-    """Return a digest of some elements of each parameter."""
+def _digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Return a digest of some elements of each tensor."""
     digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        flat = parameter.detach().flatten()
+    for name, tensor in tensors:
+        flat = tensor.detach().flatten()
         sample = flat[:: max(1, len(flat) // _SAMPLED)].to("cpu", copy=True)
-        digest.update(f"{name} {tuple(parameter.shape)}".encode())
+        digest.update(f"{name} {tuple(tensor.shape)}".encode())
         digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

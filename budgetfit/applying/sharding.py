@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from budgetfit.applying.quantized_layers.stored_weights import scale_buffers
 from budgetfit.errors import InputError
 from budgetfit.utils.lazy_import import lazy_import
 
@@ -52,6 +53,7 @@ def wrap(
         The module to call: the model, or DDP around it.
     """
     if parallelism.engine == "ddp":
+        _ignore(model, scale_buffers(model))
         return torch.nn.parallel.DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
@@ -74,6 +76,13 @@ def wrap(
         fsdp.fully_shard(block, reshard_after_forward=reshard, **settings)
     wrapped: nn.Module = fsdp.fully_shard(model, **settings)
     return wrapped
+
+
+def _ignore(model: Any, names: set[str]) -> None:
+    """Have DDP neither send nor check these buffers."""
+    if names:
+        name = "_ddp_params_and_buffers_to_ignore"
+        setattr(model, name, names | set(getattr(model, name, ())))
 
 
 def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:

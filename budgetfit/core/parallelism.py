@@ -175,6 +175,11 @@ class Parallelism:
         return sharded + (self.shard is not None)
 
     @property
+    def gathers(self) -> bool:
+        """Whether each block's weights are there only while it runs itself."""
+        return self.engine == "fsdp2" or self.zero_stage == 3  # noqa: PLR2004 - a name
+
+    @property
     def overlaps(self) -> bool:
         """Whether DeepSpeed's collectives run beside its kernels."""
         default = self.zero_stage == 3  # noqa: PLR2004 - as DeepSpeed names it

@@ -192,7 +192,6 @@ class Recipe:
             ("optimizer_in_backward", False),
             ("longest_batch_first", False),
             ("compile", "none"),
-            ("loss_chunks", 1),
         ):
             if getattr(self, name) != default:
                 raise InputError(
@@ -211,6 +210,11 @@ class Recipe:
                 f"DeepSpeed is planned in {', '.join(wanted)}; got "
                 f"precision={self.precision!r:.80}. Use bf16-mixed, its bf16.enabled: "
                 "bf16 weights, and fp32 ones in the optimizer."
+            )
+        if self.loss_chunks > 1:
+            raise InputError(
+                "loss_chunks is planned for DDP and FSDP2, and not for DeepSpeed. "
+                'Leave it out, or use engine="fsdp2".'
             )
         offloads = any(each.mode == "offload" for each in self.segments)
         if parallelism.zero_stage == 3 and offloads:  # noqa: PLR2004 - a name

@@ -54,6 +54,7 @@ from budgetfit.inputs.plan_source import PlanSource
 from budgetfit.inputs.several_gpus import (
     AUTO,
     Gpus,
+    for_quantized,
     parallelisms,
     samples_per_rank,
     worth_tracing,
@@ -193,7 +194,9 @@ class Arguments:
             optimizer=name,
             lengths=lengths,
             fallback_precision=None if adapter else fallback_for(self.precision),
-            parallelisms=worth_tracing(engines, workload.model, budget),
+            parallelisms=worth_tracing(
+                for_quantized(engines, workload.model), workload.model, budget
+            ),
         )
 
     def _check_update_in_backward(self) -> None:
@@ -221,7 +224,6 @@ class Arguments:
             ("lengths", lengths is not None and lengths.vary),
             ("compile", self.compile != "none"),
             ("optimizer_in_backward", self.optimizer_in_backward),
-            ("quantization", self.quantization or self.method == "qlora"),
         ):
             if asked:
                 raise InputError(

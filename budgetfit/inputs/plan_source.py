@@ -81,7 +81,8 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
         hint = "Hand one in: budgetfit.apply(plan, model)."
         if plan.adapter is not None:
             hint = "Load one and hand it in, budgetfit.apply(plan, model):\n"
-            hint += loading_code(plan.adapter)
+            several = plan.recipe.parallelism is not None
+            hint += loading_code(plan.adapter, several=several)
         raise InputError(
             "This plan has no model with weights to train: it was loaded from disk or "
             f"made from a config. {hint}"

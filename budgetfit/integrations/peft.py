@@ -16,6 +16,7 @@ from budgetfit.integrations.quantization.traceable_layers import (
 )
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
 from budgetfit.integrations.source_code.model_loading import (
+    DEVICE_MAP,
     adapter_imports,
     adapter_lines,
     quantization_config,
@@ -151,15 +152,22 @@ def ensure_adapters(
     return adapted_model, restore
 
 
-def loading_code(adapter: Adapter) -> str:
-    """Return Python source that loads a model with the planned adapters."""
+def loading_code(adapter: Adapter, *, several: bool = False) -> str:
+    """Return Python source that loads a model with the planned adapters.
+
+    ``several``: on each of several ranks.
+    """
     names = ", ".join(name for home, name in adapter_imports(adapter) if home == "peft")
     config = quantization_config(adapter, 4)
     arguments = ["name", *([f"quantization_config={config}"] if config else [])]
+    if config and several:
+        arguments.append(DEVICE_MAP)
     loaded = call_source(
         "AutoModelForCausalLM.from_pretrained", arguments, 0, len("model = ")
     )
     lines = [f"from peft import {names}", f"model = {loaded}", *adapter_lines(adapter)]
+    if config and several:
+        lines.insert(0, "from accelerate import PartialState")
     return "\n".join(lines) + "\n"
 
 

@@ -349,10 +349,11 @@ def _host_warnings(session: PlanningSession, estimate: Estimate) -> tuple[str, .
     budget, limit = session.budget, ""
     if budget.host_ram_bytes is not None:
         limit = f" of {format_bytes(budget.host_ram_bytes)} {budget.host_ram_source}"
+    ranks = " for each of its ranks" if estimate.recipe.ranks > 1 else ""
     return (
         (
             f"{format_bytes(estimate.host_bytes)}{limit} wait in pinned host memory: "
-            "the machine needs as much RAM free, and the time rests on its bus"
+            f"the machine needs as much RAM free{ranks}, and the time rests on its bus"
         ),
     )
 

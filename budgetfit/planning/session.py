@@ -230,9 +230,12 @@ def _worth_tracing(
 
 
 def budget_of_rank(budget: Budget, parallelism: Parallelism) -> Budget:
-    """Return the budget with NCCL's memory set aside."""
+    """Return the budget with NCCL's memory set aside, and a share of the host's."""
     nccl = nccl_memory(parallelism.gpus, parallelism.communicators)
-    return replace(budget, nccl=nccl)
+    host = budget.host_ram_bytes
+    if host is not None:
+        host //= parallelism.gpus // parallelism.nodes
+    return replace(budget, nccl=nccl, host_ram_bytes=host)
 
 
 def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``

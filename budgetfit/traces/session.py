@@ -198,7 +198,7 @@ class TraceSession:
         trace = self._cached_steps(program, batch_size)
         if trace is None or program.evaluates:
             return trace
-        if program.parallelism is None:
+        if program.parallelism is None or program.parallelism.engine == "ddp":
             trace = with_loading(trace, self.workload.model)
         return trace if program.compile == "none" else with_emptied_cache(trace)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from budgetfit.applying.quantized_layers.stored_weights import has_quantized_weights
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.memory.replay_schedule import event_ranges
@@ -24,8 +25,7 @@ def cpu_timeline_if_possible(
     Some ops that real CPU and CUDA tensors support fail with fake CPU tensors (grouped
     matmul in fp32); gradients are still compared then.
     """
-    parameters = setup.model.parameters()
-    if any(hasattr(p, "bnb_quantized") or hasattr(p, "CB") for p in parameters):
+    if has_quantized_weights(setup.model):
         notes.append(
             "Live bytes were not compared: bitsandbytes computes quantised layers on a "
             "CPU otherwise than on a card."

@@ -46,6 +46,7 @@ def segments_for(name: str) -> tuple[Segment, ...]:
     blocks = blocks_of(model)
     return {
         "none": (),
+        "chunks": (),
         "mixed": mixed_segments(model),
         "one": (Segment(tuple(blocks)),),
         "host": tuple(Segment((each,), input_on_host=True) for each in blocks),
@@ -81,7 +82,7 @@ def train(
     parallelism: dict[str, Any] | None, treated: str
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of micro-batches, and weights after them; a rank has every second one."""
-    run = start(parallelism, treated)
+    run = start(parallelism, treated, loss_chunks=3 if treated == "chunks" else 1)
     own = batches(2 * RANKS * UPDATES)
     if parallelism is not None:
         own = own[torch.distributed.get_rank() :: RANKS]
@@ -105,13 +106,15 @@ def assert_same(found: tuple[Any, Any], expected: tuple[Any, Any]) -> None:
 def _train_all() -> dict[tuple[str, str], Any]:
     cases = [(name, "none") for name in SETTINGS]
     cases += [("ddp", "mixed"), ("fsdp2", "mixed"), ("fsdp2", "one"), ("fsdp2", "host")]
+    cases += [(name, "chunks") for name in ("ddp", "ddp, each batch", "fsdp2")]
+    cases += [(name, "chunks") for name in ("fsdp2, kept", "fsdp2, each batch")]
     return {case: train(SETTINGS[case[0]], case[1]) for case in cases}
 
 
 def test_ranks_train_as_one_process_with_all_their_samples() -> None:
     first, second = on_ranks(_train_all, RANKS)
     expected = {treated: one_process(treated) for treated in ("none", "mixed")}
-    assert len(first) == 9
+    assert len(first) == 14
     for case, found in first.items():
         # Recomputation changes nothing: the model has no dropout.
         assert_same(found, expected["mixed" if case[1] == "mixed" else "none"])

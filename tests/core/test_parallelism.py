@@ -96,3 +96,6 @@ def test_a_recipe_takes_no_other_object() -> None:
         Recipe(batch_size=1, parallelism="fsdp2")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="compile is not planned for several GPUs"):
         Recipe(batch_size=1, compile="blocks", parallelism=FSDP2)
+    zero = Parallelism(engine="deepspeed", gpus=8, zero_stage=2)
+    with pytest.raises(InputError, match="loss_chunks is planned for DDP and FSDP2"):
+        Recipe(batch_size=1, loss_chunks=2, parallelism=zero)

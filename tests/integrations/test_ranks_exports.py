@@ -17,15 +17,16 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor
 
 import budgetfit
-from budgetfit import InputError, Parallelism
+from budgetfit import InputError, Parallelism, Segment
 from budgetfit.integrations.exports import accelerate as accelerate_export
 from budgetfit.integrations.exports import axolotl as axolotl_export
 from budgetfit.integrations.exports import deepspeed as deepspeed_export
 from budgetfit.integrations.exports import lightning as lightning_export
 from budgetfit.integrations.exports import trainer as trainer_export
 from budgetfit.integrations.exports import trl as trl_export
+from budgetfit.planning.profiling.block_chain import TrainingSettings
 from tests.gloo_ranks import on_ranks
-from tests.integrations.tiny_training import plan_for, tiny_model
+from tests.integrations.tiny_training import mixed_segments, plan_for, tiny_model
 
 RANKS, STEPS = 2, 2
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -35,6 +36,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fsdp2": {"engine": "fsdp2"},
     "hsdp": {"engine": "fsdp2", "shard": 1, "sync_each_batch": True},
 }
+
+# Two blocks together, where no weights are gathered for one, and a block's product.
+SEGMENTS: dict[str, Any] = {"ddp, each": lambda of: of[:2], "hsdp": lambda of: of[1:2]}
 
 
 def samples(count: int) -> list[dict[str, torch.Tensor]]:
@@ -49,8 +53,10 @@ def samples(count: int) -> list[dict[str, torch.Tensor]]:
 def plan_of(name: str | None, **recipe: Any) -> budgetfit.Plan:
     """Two blocks recomputed, in two micro-batches of each rank or four of one."""
     several = Parallelism(gpus=RANKS, **SETTINGS[name]) if name else None
+    model = tiny_model("llama")
+    segments = SEGMENTS[name](mixed_segments(model)) if name in SEGMENTS else None
     recipe = {"gradient_accumulation_steps": 2 if name else 2 * RANKS, **recipe}
-    return plan_for(tiny_model("llama"), parallelism=several, **recipe)
+    return plan_for(model, segments, parallelism=several, **recipe)
 
 
 def one_process() -> list[float]:
@@ -103,7 +109,7 @@ def _libraries(folder: str) -> dict[str, list[float]]:
     os.environ["ACCELERATE_USE_CPU"] = "true"
     rank = int(os.environ["RANK"])
     found = {}
-    plan = plan_of("ddp", gradient_accumulation_steps=1)
+    plan = plan_of("ddp", gradient_accumulation_steps=1, loss_chunks=3)
     own = samples(RANKS * 3)[rank::RANKS]
 
     model = tiny_model("llama")
@@ -121,7 +127,7 @@ def _libraries(folder: str) -> dict[str, list[float]]:
         losses.append(float(accelerator.reduce(loss.detach(), "mean")))
     found["accelerate"] = losses
 
-    plan = plan_of("plain ddp", gradient_accumulation_steps=1)
+    plan = plan_of("plain ddp", gradient_accumulation_steps=1, loss_chunks=3)
     model = tiny_model("llama")
     arguments = transformers.TrainingArguments(
         output_dir=folder,
@@ -162,7 +168,8 @@ def _libraries(folder: str) -> dict[str, list[float]]:
 
 
 def _lightning_losses(name: str, own: list[dict[str, torch.Tensor]]) -> list[float]:
-    plan = plan_of(name, gradient_accumulation_steps=1)
+    chunks = 3 if name == "fsdp2" else 1
+    plan = plan_of(name, gradient_accumulation_steps=1, loss_chunks=chunks)
     callback = plan.lightning_callback()
     module = _Module(plan, callback)
     lightning.Trainer(
@@ -226,6 +233,25 @@ def test_libraries_train_on_ranks_as_planned(tmp_path: Path) -> None:
         for name in ("lightning, ddp", "lightning, fsdp2"):
             assert found[name] == pytest.approx(expected, abs=1e-6), name
         assert found["trainer"] == pytest.approx(expected, abs=1e-4)  # it rounds
+
+
+def test_a_script_has_no_checkpoint_over_blocks_that_are_gathered_one_by_one() -> None:
+    model = tiny_model("llama")
+    together = mixed_segments(model)[:1]
+    for several in (
+        Parallelism(engine="fsdp2", gpus=2),
+        Parallelism(engine="deepspeed", gpus=2, zero_stage=3),
+    ):
+        plan = plan_for(model, together, parallelism=several)
+        with pytest.raises(
+            InputError, match=r"layers.0 to model.layers.1 \(recomputed"
+        ):
+            plan.to_torch_script()
+        settings = TrainingSettings(
+            precision="fp32", optimizer="sgd", parallelism=several
+        )
+        alone = settings.recipe(1, together).segments
+        assert alone == tuple(Segment((name,)) for name in together[0].blocks)
 
 
 def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> None:

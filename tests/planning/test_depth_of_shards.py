@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from torch import nn
 
-from budgetfit import Parallelism, Recipe
+from budgetfit import Parallelism, Recipe, Segment
 from budgetfit.core.budget import Budget
 from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.gpus.table import find_gpu
 from budgetfit.inputs.several_gpus import parallelisms
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
-from budgetfit.planning.session import Request, open_sessions
+from budgetfit.planning.session import Request, budget_of_rank, open_sessions
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import Mebi
@@ -32,6 +32,19 @@ POLICY = Parallelism(engine="fsdp2", gpus=8, param_dtype="bf16", reduce_dtype="f
 AUTOCAST = Parallelism(engine="fsdp2", gpus=8)
 NCCL = nccl_memory(2, 1).high_bytes
 every = checkpoint_every_block
+
+
+def selective(blocks: tuple[str, ...]) -> tuple[Segment, ...]:
+    saved = ("aten.mm.default:0", "aten.mm.default:2")
+    return tuple(Segment((each,), "selective", saved_ops=saved) for each in blocks)
+
+
+def offloaded(blocks: tuple[str, ...]) -> tuple[Segment, ...]:
+    return tuple(Segment((each,), "offload") for each in blocks)
+
+
+def on_host(blocks: tuple[str, ...]) -> tuple[Segment, ...]:
+    return tuple(Segment((each,), input_on_host=True) for each in blocks)
 
 
 def sharded(**changes: Any) -> Parallelism:
@@ -66,6 +79,10 @@ CASES: dict[str, tuple[str, Any, int, str, str, Parallelism]] = {
     "half recomputed": ("mebi", eight, 2, "sgd", "bf16-mixed", POLICY),
     "every other": ("mebi", every_other, 1, "sgd", "bf16-mixed", POLICY),
     "segments": ("mebi", pairs, 2, "sgd", "bf16-mixed", POLICY),
+    "chunked loss": ("llama", every, 2, "sgd", "bf16-mixed", POLICY),
+    "selective": (*("llama", selective, 1, "sgd", "bf16-mixed"), POLICY),
+    "offloaded": ("llama", offloaded, 2, "sgd", "bf16-mixed", POLICY),
+    "inputs on host": ("llama", on_host, 1, "sgd", "bf16-mixed", AUTOCAST),
 }
 
 
@@ -80,6 +97,7 @@ def test_the_trace_from_a_shortened_model_is_the_whole_one(name: str) -> None:
         optimizer=optimizer,
         gradient_accumulation_steps=micro_batches,
         segments=segments(workload.blocks),
+        loss_chunks=3 if name == "chunked loss" else 1,
         parallelism=parallelism,
     )
     traces = TraceSession(workload)
@@ -109,6 +127,17 @@ def test_what_depends_on_the_number_of_blocks_is_traced_whole() -> None:
     made = traces.exact(recipe)
     assert "shortened" not in traces.log[-1]
     assert_same(made, TraceSession(workload, full_depth=True).exact(recipe))
+
+
+def test_the_ranks_of_a_machine_share_its_host_memory() -> None:
+    budget = Budget(
+        total_bytes=2**34, context_bytes=0, headroom_bytes=0, host_ram_bytes=2**30
+    )
+    for machines, share in ((1, 2**27), (4, 2**29)):
+        several = sharded(gpus=8, gpus_per_node=8 // machines)
+        assert budget_of_rank(budget, several).host_ram_bytes == share
+    unlimited = replace(budget, host_ram_bytes=None)
+    assert budget_of_rank(unlimited, POLICY).host_ram_bytes is None
 
 
 def test_ddp_is_traced_whole_and_only_where_one_gpu_holds_the_optimizer_step() -> None:

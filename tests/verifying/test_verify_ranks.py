@@ -17,6 +17,8 @@ from tests.zero_ranks import deepspeed_of_its_own
 SETTINGS: dict[str, dict[str, Any]] = {
     "ddp": {"engine": "ddp"},
     "fsdp2": {"engine": "fsdp2"},
+    "ddp, chunks": {"engine": "ddp"},
+    "fsdp2, chunks": {"engine": "fsdp2"},
     "policy": {"engine": "fsdp2", "param_dtype": "bf16", "reduce_dtype": "fp32"},
 }
 
@@ -28,8 +30,9 @@ def _verify() -> dict[str, Any]:
         before = {key: item.clone() for key, item in model.state_dict().items()}
         plan = plan_for(
             model,
-            mixed_segments(model) if name == "ddp" else None,
+            mixed_segments(model) if name in {"ddp", "fsdp2, chunks"} else None,
             parallelism=Parallelism(gpus=2, **settings),
+            loss_chunks=3 if "chunks" in name else 1,
         )
         ids = torch.arange(24).view(3, 8) + int(os.environ["RANK"])
         batch = {"input_ids": ids, "labels": ids.clone()}
@@ -57,7 +60,7 @@ def test_every_rank_is_measured_and_equals_the_prediction() -> None:
             for row in check.phases
         ]
         assert min(late) == 0
-        assert max(late) <= (0 if name == "ddp" else 0.15)
+        assert max(late) <= (0 if SETTINGS[name]["engine"] == "ddp" else 0.15)
         assert sum(map(bool, late)) <= 3
         assert check == second[name]
         assert "3 real steps on each of 2 ranks" in str(check)

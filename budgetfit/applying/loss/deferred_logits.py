@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -87,17 +87,20 @@ _POINTWISE = frozenset(
 _REFUSED_DUNDERS = ("__bool__", "__getitem__", "__iter__", "__len__", "__matmul__")
 
 
-@dataclass(frozen=True, eq=False)
 class DeferredLogits:
     """The head's input, and the ops to apply to the head's output.
+
+    No dataclass: FSDP2 looks into those of a model's output, and would take the hidden
+    states for a result of the model.
 
     Attributes:
         hidden: Hidden states, [..., positions, width].
         ops: Recorded ops, in order.
     """
 
-    hidden: torch.Tensor
-    ops: tuple[PointwiseOp, ...] = ()
+    def __init__(self, hidden: torch.Tensor, ops: tuple[PointwiseOp, ...] = ()) -> None:
+        self.hidden = hidden
+        self.ops = ops
 
     @property
     def device(self) -> torch.device:
@@ -129,7 +132,7 @@ class DeferredLogits:
             tuple(map(emptied, args)),
             {name: emptied(value) for name, value in kwargs.items()},
         )
-        return replace(own[0], ops=(*own[0].ops, op))
+        return DeferredLogits(own[0].hidden, (*own[0].ops, op))
 
     def __getattr__(self, name: str) -> Any:
         """Return a recording version of a pointwise tensor method."""

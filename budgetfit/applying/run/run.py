@@ -37,6 +37,7 @@ from budgetfit.applying.precision import (
     make_scaler,
     warn_if_emulated,
 )
+from budgetfit.applying.quantized_layers.stored_weights import refuse_sharding
 from budgetfit.applying.ranks import Ranks
 from budgetfit.applying.reduction import (
     drop_accumulated,
@@ -175,6 +176,7 @@ class Run:
             if recipe.parallelism is not None and not self._is_trace:
                 self.ranks = Ranks(recipe.parallelism, device)
                 device = self.ranks.device
+            refuse_sharding(model, recipe.parallelism)
             # These move the model, and change its parameters for good.
             shards = recipe.parallelism is not None and (
                 recipe.parallelism.engine != "ddp"
@@ -202,11 +204,10 @@ class Run:
             self._monitor = StepMonitor(model, self.device, plan, dims)
             self._apply_recipe(recipe)
             self._wrapped = None
-            # DeepSpeed sends rank 0's weights, and takes the optimizer with the model.
-            by_deepspeed = recipe.zero_stage is not None
-            if self.ranks is not None and shards and not by_deepspeed:
-                self.ranks.check_same_weights(model)
-            if recipe.parallelism is not None and not by_deepspeed:
+            if self.ranks is not None and recipe.parallelism is not None:
+                self.ranks.check_same_weights(model, recipe.parallelism.engine)
+            # DeepSpeed takes the optimizer with the model.
+            if recipe.parallelism is not None and recipe.zero_stage is None:
                 self._wrapped = wrap(model, blocks, recipe.parallelism, self.device)
                 self._undo.add(self._unwrap)
             self.scaler = make_scaler(self._precision, kind)

@@ -158,7 +158,7 @@ def _check_adapters(plan: Plan, module: nn.Module) -> None:
         raise InputError(
             f"The plan trains {plan.adapter.describe()}, and this model has no "
             f"adapters. Hand in the model that has them, for example:\n"
-            f"{loading_code(plan.adapter)}"
+            f"{loading_code(plan.adapter, several=plan.recipe.ranks > 1)}"
         )
 
 

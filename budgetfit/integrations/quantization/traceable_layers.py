@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, Nf4Linear
+from budgetfit.applying.quantized_layers.stored_weights import stored_tensors
 from budgetfit.integrations.quantization.quantize_linear import (
     DTYPES,
     library,
@@ -73,15 +74,7 @@ def quantized_meta_copy(model: nn.Module) -> nn.Module:
 
 def stored_bytes(weight: Any) -> dict[str, int]:
     """Return the bytes of each tensor of a real quantized weight."""
-    state = getattr(weight, "quant_state", None)
-    if state is not None:
-        tensors = {"weight": weight, "absmax": state.absmax, "code": state.code}
-        if state.nested:
-            tensors["nested_absmax"] = state.state2.absmax
-            tensors["nested_code"] = state.state2.code
-            tensors["offset"] = state.offset
-    else:
-        tensors = {"weight": weight, "SCB": weight.SCB}
+    tensors = stored_tensors(weight)
     return {name: value.untyped_storage().nbytes() for name, value in tensors.items()}
 
 

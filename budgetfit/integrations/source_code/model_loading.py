@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
 
 DIFFUSERS: Final = "diffusers."  # before the class in ``ModelSummary.class_name``
+# bitsandbytes quantises on the GPU, which for every rank would be the first.
+DEVICE_MAP: Final = 'device_map={"": PartialState().device}'
 _TASKS: Final = (
     ("ForSequenceClassification", "SEQ_CLS"),
     ("ForTokenClassification", "TOKEN_CLS"),
@@ -69,6 +71,7 @@ def load_model_text(plan: Plan) -> Loading:
     adapter = plan.adapter
     modules = {"torch"}
     names = [] if adapter is None else adapter_imports(adapter)
+    names += device_imports(plan)
     class_name = plan.model.class_name
     a_name = class_name.isidentifier() and not keyword.iskeyword(class_name)
     from_hub = a_name and not is_factory_text(text)
@@ -139,6 +142,13 @@ def adapter_imports(adapter: Adapter) -> list[tuple[str, str]]:
     if adapter.quantization is not None:
         names.append(("transformers", "BitsAndBytesConfig"))
     return names
+
+
+def device_imports(plan: Plan) -> list[tuple[str, str]]:
+    """Return the import of ``DEVICE_MAP``; nothing where it is not needed."""
+    adapter, several = plan.adapter, plan.recipe.parallelism
+    quantized = adapter is not None and adapter.quantization is not None
+    return [("accelerate", "PartialState")] if quantized and several else []
 
 
 def adapter_lines(
@@ -231,6 +241,8 @@ def _loading_arguments(plan: Plan) -> list[str]:
     if plan.adapter is not None and plan.adapter.quantization is not None:
         config = quantization_config(plan.adapter, 8)
         arguments.append(f"quantization_config={config}")
+        if device_imports(plan):
+            arguments.append(DEVICE_MAP)
     return arguments
 
 

@@ -68,6 +68,14 @@ def _refuse_what_is_not_exported(recipe: Recipe) -> None:
         for each in recipe.segments
         if each.mode == "offload" or each.input_on_host
     ]
+    several = recipe.parallelism
+    if several is not None and several.gathers:
+        on_host += [
+            f"{each.blocks[0]} to {each.blocks[-1]} (recomputed together, and "
+            f"{several.engine} gathers the weights of one block)"
+            for each in recipe.segments
+            if len(each.blocks) > 1
+        ]
     if recipe.loss_chunks > 1:
         on_host.append(f"the loss in {recipe.loss_chunks} chunks")
     if recipe.optimizer_in_backward:

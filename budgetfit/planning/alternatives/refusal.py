@@ -71,7 +71,9 @@ def suggestions(session: PlanningSession, least: Estimate) -> Iterator[Suggestio
 def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
     """Return the ``Suggestion`` of changed arguments that fit."""
     if "host_ram" in arguments:
-        arguments = {"host_ram": f"{-(-found.host_bytes // 2**30)}GiB"}
+        several = found.recipe.parallelism
+        sharing = 1 if several is None else several.gpus // several.nodes
+        arguments = {"host_ram": f"{-(-found.host_bytes * sharing // 2**30)}GiB"}
     keeps = {"checkpointing", "batch_size", "host_ram", "optimizer_in_backward"}
     return Suggestion(
         arguments=arguments,

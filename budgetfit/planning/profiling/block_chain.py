@@ -81,7 +81,17 @@ class TrainingSettings:
         return max(1, self.effective_batch_size // batch_size)
 
     def recipe(self, batch_size: int, segments: tuple[Segment, ...] = ()) -> Recipe:
-        """Return these settings as a recipe."""
+        """Return these settings as a recipe.
+
+        Blocks whose weights are gathered one by one are recomputed one by one, also in
+        a segment of several.
+        """
+        if self.parallelism is not None and self.parallelism.gathers:
+            segments = tuple(
+                replace(segment, blocks=(name,), nested=False)
+                for segment in segments
+                for name in segment.blocks
+            )
         return Recipe(
             batch_size=batch_size,
             gradient_accumulation_steps=self.accumulation_at(batch_size),
@@ -119,7 +129,8 @@ class BlockChain:
         self.option_kinds = option_kinds
         if settings.compile != "none":  # there are no ops whose outputs to save
             self.option_kinds -= {"selective"}
-        if settings.parallelism is not None:  # kept or recomputed
+        several = settings.parallelism
+        if several is not None and several.engine == "deepspeed":
             self.option_kinds = frozenset()
         self._unchunked = unchunked
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}

@@ -76,10 +76,11 @@ def with_more_loss_chunks(session: PlanningSession) -> list[PlanningSession]:
     Only the given one where the loss cannot be chunked, or must not be.
     """
     settings, workload = session.settings, session.workload
+    several = settings.parallelism
     free = session.request.checkpointing == "auto" and settings.loss_chunks == 1
     if (
         not free
-        or settings.parallelism is not None
+        or (several is not None and several.engine == "deepspeed")
         or not can_chunk_loss(workload.model, workload.loss)
     ):
         return [session]

@@ -63,13 +63,18 @@ def load(case: LoadingCase, folder: str) -> nn.Module:
     return moved
 
 
+def save(case: LoadingCase, folder: str) -> None:
+    """Save a checkpoint in several shards, and forget what that took."""
+    made = AutoModelForCausalLM.from_config(case.config)
+    made.save_pretrained(folder, max_shard_size=SHARD)
+    del made
+    _forget()
+
+
 def record(case: LoadingCase) -> dict[str, int]:
     """Return what is allocated and reserved after loading and over some steps."""
     with tempfile.TemporaryDirectory() as folder:
-        made = AutoModelForCausalLM.from_config(case.config)
-        made.save_pretrained(folder, max_shard_size=SHARD)
-        del made
-        _forget()
+        save(case, folder)
         model = load(case, folder)
     loaded = {
         "loaded_allocated_bytes": torch.cuda.memory_allocated(),

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from budgetfit import Parallelism, Recipe, Segment
+from tests.accuracy.loading.cases import CASES as LOADED
+from tests.accuracy.loading.cases import LENGTH, LoadingCase
 
 FILE: Final = Path(__file__).with_name("recordings.json")
 STEPS: Final = 4  # DDP builds its buckets in the second one
@@ -145,27 +147,55 @@ ZERO: Final = Parallelism(engine="deepspeed", gpus=8, param_dtype="bf16", zero_s
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedCase:
-    """One rank's training; ``checkpointed``: the first so many blocks."""
+    """One rank's training.
+
+    ``checkpointed``: the first so many blocks; ``treated``: or these segments;
+    ``loaded``: the name of a way to load a model with adapters, which is trained in
+    place of ``model``.
+    """
 
     parallelism: Parallelism
     model: str = "llama"
+    loaded: str = ""
     card: str = "a100-80gb"
     samples: int = 4
     accumulation: int = 1
     precision: str = "bf16-mixed"
     optimizer: str = "adamw_torch_fused"
     checkpointed: int = 0
+    treated: tuple[Segment, ...] = ()
+    loss_chunks: int = 1
+
+    @property
+    def loading(self) -> LoadingCase | None:
+        """How the model is loaded; None: one of ``MODELS`` is built."""
+        return LOADED[self.loaded] if self.loaded else None
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Module paths of the blocks."""
+        if self.loading is None:
+            return MODELS[self.model].blocks
+        return _numbered("base_model.model.model.layers", self.loading.layers)
+
+    def batch(self, device: str) -> dict[str, torch.Tensor]:
+        """The batch of a step."""
+        if self.loading is None:
+            return MODELS[self.model].batch(self.samples, device)
+        ids = torch.zeros(self.samples, LENGTH, dtype=torch.int64, device=device)
+        return {"input_ids": ids, "labels": ids.clone()}
 
     @property
     def recipe(self) -> Recipe:
         """The recipe that is predicted."""
-        blocks = MODELS[self.model].blocks[: self.checkpointed]
+        blocks = self.blocks[: self.checkpointed]
         return Recipe(
             batch_size=self.samples,
             gradient_accumulation_steps=self.accumulation,
             precision=self.precision,
             optimizer=self.optimizer,
-            segments=tuple(Segment((name,)) for name in blocks),
+            segments=self.treated or tuple(Segment((name,)) for name in blocks),
+            loss_chunks=self.loss_chunks,
             parallelism=self.parallelism,
         )
 
@@ -223,15 +253,74 @@ def _cases() -> dict[str, ShardedCase]:
         "ddp, checkpointed": replace(copied, checkpointed=4),
         "ddp, bf16 weights": replace(copied, precision="bf16"),
         "ddp, rtx-4090": replace(copied, card="rtx-4090"),
+        "ddp, 8 loss chunks": replace(copied, loss_chunks=8),
+        "ddp, 8 loss chunks, checkpointed, 2 micro-batches": replace(
+            copied, loss_chunks=8, checkpointed=4, accumulation=2
+        ),
+        "fsdp2, 8 loss chunks": replace(sharded, loss_chunks=8),
+        "fsdp2, 8 loss chunks, kept after forward": replace(
+            fsdp2(reshard_after_forward=False), loss_chunks=8
+        ),
+        "fsdp2, 8 loss chunks, autocast": replace(fsdp2(**no_policy), loss_chunks=8),
+        "fsdp2, 8 loss chunks, checkpointed, 2 micro-batches": replace(
+            sharded, loss_chunks=8, checkpointed=4, accumulation=2
+        ),
     }
+    for treatment, treated in _treatments().items():
+        for name in ("ddp", "fsdp2", "fsdp2, kept after forward"):
+            settings[f"{name}, {treatment}"] = replace(settings[name], treated=treated)
+        two = settings["ddp, 2 micro-batches"]
+        settings[f"ddp, 2 micro-batches, {treatment}"] = replace(two, treated=treated)
     cases = {f"llama, {name}": case for name, case in settings.items()}
     for model in MODELS:
         if model == "llama":
             continue
-        few = ("fsdp2", "fsdp2, kept after forward", "fsdp2, 7 ranks", "ddp")
+        few = ["fsdp2", "fsdp2, kept after forward", "fsdp2, 7 ranks", "ddp"]
+        if model == "qwen2":  # whose head and embedding are one weight
+            few += ["fsdp2, 8 loss chunks", "ddp, 8 loss chunks"]
         for name in few:
             cases[f"{model}, {name}"] = replace(settings[name], model=model)
-    return cases | _of_deepspeed()
+    return cases | _of_adapters(settings) | _of_deepspeed()
+
+
+def _treatments() -> dict[str, tuple[Segment, ...]]:
+    """Options of a block beside keeping and recomputing it."""
+    saved = ("aten.mm.default:0", "aten.mm.default:4")
+    return {
+        "selective": tuple(
+            Segment((x,), "selective", saved_ops=saved) for x in _LAYERS
+        ),
+        "offloaded": tuple(Segment((x,), "offload") for x in _LAYERS),
+        "inputs on host": tuple(Segment((x,), input_on_host=True) for x in _LAYERS),
+    }
+
+
+def _of_adapters(settings: dict[str, ShardedCase]) -> dict[str, ShardedCase]:
+    """DDP with adapters, on bases that are quantised or not."""
+    plain, views = settings["ddp, PyTorch's buckets"], settings["ddp, views"]
+    cases = {
+        "lora, moved": {"ddp": plain},
+        "qlora": {
+            "ddp": plain,
+            "ddp, views": views,
+            "ddp, 2 ranks": settings["ddp, 2 ranks"],
+            "ddp, buckets of 5 MiB, views": settings["ddp, buckets of 5 MiB, views"],
+            "ddp, 2 micro-batches": settings["ddp, 2 micro-batches"],
+            "ddp, checkpointed": settings["ddp, checkpointed"],
+            "ddp, h100": replace(views, card="h100-80gb"),
+            "ddp, as-is": replace(views, precision="as-is"),
+        },
+        "qlora, flat": {"ddp": plain},
+        "qlora, wide": {"ddp": plain},
+        "qlora, all linear": {"ddp": plain},
+        "int8": {"ddp": plain, "ddp, views": views},
+        "int8, wide": {"ddp": plain},
+    }
+    return {
+        f"{loaded}: {name}": replace(case, loaded=loaded)
+        for loaded, cased in cases.items()
+        for name, case in cased.items()
+    }
 
 
 def _of_deepspeed() -> dict[str, ShardedCase]:

@@ -17,7 +17,9 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import Mock
 
@@ -30,7 +32,9 @@ from torch.nn.parallel import distributed as ddp_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from budgetfit.applying.checkpointing.apply_segments import apply_segments
+from budgetfit.applying.loss.chunked_loss import chunk_loss
 from budgetfit.applying.precision import apply_precision
+from budgetfit.applying.undo import Undo
 from budgetfit.core.precision import find_precision
 from tests.accuracy.provenance import answer_for_the_device, choose_cudnn, origin
 from tests.accuracy.sharded.cases import CASES, FILE, MODELS, STEPS, ShardedCase
@@ -88,7 +92,7 @@ def wrap(case: ShardedCase, model: nn.Module) -> nn.Module:
         param_dtype=_DTYPES[given.param_dtype],
         reduce_dtype=_DTYPES[given.reduce_dtype],
     )
-    for name in MODELS[case.model].blocks:
+    for name in case.blocks:
         fully_shard(
             model.get_submodule(name),
             mesh=mesh,
@@ -140,14 +144,25 @@ def make_optimizer(case: ShardedCase, model: nn.Module) -> torch.optim.Optimizer
     return torch.optim.AdamW(model.parameters(), fused=fused or None)
 
 
+def make_model(case: ShardedCase) -> nn.Module:
+    """Build the model in host memory, or load it with adapters, as its users do."""
+    if case.loading is None:
+        return MODELS[case.model].build()
+    # bitsandbytes and peft are needed for these alone.
+    loading = importlib.import_module("tests.accuracy.loading.record")
+    with tempfile.TemporaryDirectory() as folder:
+        loading.save(case.loading, folder)
+        model: nn.Module = loading.load(case.loading, folder)
+    return model.train()
+
+
 def record(case: ShardedCase) -> Peaks:
     """Return the peaks of the setup and of each phase of each step."""
     distributed.init_process_group(
         "fake", store=FakeStore(), rank=0, world_size=case.parallelism.gpus
     )
-    small = MODELS[case.model]
-    model = small.build()
     recorder = Recorder()
+    model = make_model(case)
     if case.parallelism.engine == "ddp":
         model.cuda()
     # On the host where ``fully_shard`` moves the weights.
@@ -155,6 +170,10 @@ def record(case: ShardedCase) -> Peaks:
     del undo
     # The null driver has no values to compare.
     apply_segments(model, case.recipe.segments, determinism_check="default")
+    chunks: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if case.loss_chunks > 1:
+        chunked = chunk_loss(model, case.loss_chunks, Undo())
+        chunks = chunked.training_forward
     wrapped = wrap(case, model)
     optimizer = (
         wrapped
@@ -165,22 +184,23 @@ def record(case: ShardedCase) -> Peaks:
         for micro in range(case.accumulation):
             is_last = micro == case.accumulation - 1
             recorder.begin("forward")
-            train(case, wrapped, optimizer, recorder, is_last=is_last)
+            train(case, wrapped, optimizer, recorder, chunks, is_last=is_last)
     recorder.begin("")
     distributed.destroy_process_group()
     return recorder.rows
 
 
-def train(
+def train(  # noqa: PLR0913 - one value each, all needed
     case: ShardedCase,
     wrapped: nn.Module,
     optimizer: Any,  # noqa: ANN401 - or DeepSpeed's engine
     recorder: Recorder,
+    chunks: Callable[[], AbstractContextManager[Any]],
     *,
     is_last: bool,
 ) -> None:
     """One micro-batch; the batch lives to its end."""
-    loaded = batch = MODELS[case.model].batch(case.samples, "cuda")
+    loaded = batch = case.batch("cuda")
     # DeepSpeed leaves inputs as they are.
     if case.precision == "bf16" or case.parallelism.engine == "deepspeed":
         batch = {
@@ -198,7 +218,8 @@ def train(
         context = wrapped.no_sync()
     casts = case.precision == "bf16-mixed" and given.param_dtype is None
     with context:
-        with torch.autocast("cuda", torch.bfloat16) if casts else nullcontext():
+        autocast: Any = torch.autocast("cuda", torch.bfloat16)
+        with autocast if casts else nullcontext(), chunks():
             value = wrapped(**batch).loss
         reported = value.detach().clone()
         value = value / case.accumulation
@@ -233,8 +254,8 @@ def main() -> None:
             continue
         command = [sys.executable, "-m", __spec__.name, card, "--one", name]
         environment = dict(os.environ)
-        if CASES[name].parallelism.engine == "deepspeed":
-            # It compares numbers of its own by way of the device.
+        if CASES[name].parallelism.engine != "fsdp2":
+            # They read numbers of their own by way of the device.
             environment["NULLCUDA_ECHO"] = "1"
         done = subprocess.run(  # noqa: S603 - this file
             command, check=False, capture_output=True, text=True, env=environment

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -21,6 +22,7 @@ from budgetfit.inputs.arguments import Arguments
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.traces.session import TraceSession
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
+from tests.accuracy.nulldriver.outliers import no_outliers
 from tests.accuracy.sharded.cases import CASES, FILE, MODELS, STEPS, ShardedCase
 
 Peaks = list[tuple[str, int, int]]
@@ -72,20 +74,25 @@ def compare(name: str, recorded: list[list[object]]) -> Compared:
     """Predict a case that was recorded."""
     rows = [(str(phase), int(a), int(r)) for phase, a, r in recorded]  # type: ignore[call-overload]
     # The null driver has no cuDNN.
-    with null_driver_addresses(), torch.backends.cudnn.flags(enabled=False):
+    with (
+        null_driver_addresses(),
+        no_outliers() if "int8" in CASES[name].loaded else nullcontext(),
+        torch.backends.cudnn.flags(enabled=False),
+    ):
         return Compared(name, predict(CASES[name]), rows)
 
 
 def predict(case: ShardedCase) -> Peaks:
     """Return the peaks of the setup and of each phase of each step."""
-    small = MODELS[case.model]
+    loading = case.loading
     parsed = Arguments(
-        model=small.build(),
+        model=MODELS[case.model].build() if loading is None else loading.config,
         gpu=case.card,
-        batch=small.batch(case.samples, "cpu"),
+        batch=case.batch("cpu"),
         precision=case.precision,
+        **({} if loading is None else loading.asked),
     ).parsed()
-    assert parsed.workload.blocks == small.blocks, parsed.workload.blocks
+    assert parsed.workload.blocks == case.blocks, parsed.workload.blocks
     trace = TraceSession(parsed.workload).exact(case.recipe)
     timeline = replay(
         trace, case.samples, find_gpu(case.card), limit_bytes=UNLIMITED_BYTES
