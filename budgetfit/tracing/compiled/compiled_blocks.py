@@ -182,7 +182,6 @@ def _compiling(block: nn.Module) -> Iterator[None]:
         dynamo.config.patch(
             recompile_limit=_RECOMPILE_LIMIT,
             accumulated_recompile_limit=_RECOMPILE_LIMIT,
-            run_gc_after_compile=False,  # planning has turned it down for the while
         ),
     ):
         yield
