@@ -61,6 +61,7 @@ class TraceSession:
     ) -> None:
         self.tracer = Tracer(workload, progress or (lambda _: None))
         self._extrapolator = None if full_depth else DepthExtrapolator()
+        self._compiled_sizes = COMPILED_BATCH_SIZES[0]
         self._affine: dict[Program, StepTrace | None] = {}
         self._exact: dict[tuple[Program, int], StepTrace] = {}
         self._cache: tuple[TraceCache, str | None] | None = None
@@ -290,20 +291,28 @@ class TraceSession:
 
         Those of compiled code are only roughly: its reductions are split.
         """
-        sizes, uniform = TRACED_BATCH_SIZES, program.compile != "none"
-        if uniform:
-            sizes = COMPILED_BATCH_SIZES
-        try:
-            trace = self._trace_extrapolated(program, sizes, uniform=uniform)
-            if trace is not None:
-                return trace
-            first, second = (
-                self.tracer.trace(program, n, uniform=uniform) for n in sizes
-            )
-            return affine_trace(first, second, self.workload.blocks)
-        except NotAffineError as error:
-            self.log.append(f"every batch size is traced for itself: {error}")
-            return None
+        pairs = [TRACED_BATCH_SIZES]
+        if program.compile != "none":  # first those of the program before
+            pairs = sorted(COMPILED_BATCH_SIZES, key=self._compiled_sizes.__ne__)
+        for sizes in pairs:
+            try:
+                trace = self._trace_affine_at(program, sizes)
+            except NotAffineError as error:
+                self.log.append(str(error))
+                continue
+            if program.compile != "none":
+                self._compiled_sizes = sizes
+            return trace
+        self.log.append("every batch size is traced for itself")
+        return None
+
+    def _trace_affine_at(self, program: Program, sizes: tuple[int, int]) -> StepTrace:
+        uniform = program.compile != "none"
+        trace = self._trace_extrapolated(program, sizes, uniform=uniform)
+        if trace is not None:
+            return trace
+        first, second = (self.tracer.trace(program, n, uniform=uniform) for n in sizes)
+        return affine_trace(first, second, self.workload.blocks)
 
     def _trace_extrapolated(
         self,

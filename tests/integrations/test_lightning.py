@@ -157,6 +157,31 @@ def test_what_the_sanity_check_cached_is_freed_before_training(
     assert before[-3:] == ["validates", "validates", "empties"]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_what_compiling_cached_is_freed_before_the_first_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model, compile="blocks")
+    happened: list[str] = []
+    compile_with = torch.compile
+
+    class Notes(lightning.pytorch.Callback):
+        def on_train_start(self, *_: Any) -> None:
+            happened.clear()  # Lightning empties it, too
+
+        def on_before_optimizer_step(self, *_: Any) -> None:
+            happened.append("updates")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("empties"))
+    monkeypatch.setattr(
+        torch, "compile", lambda each, **_: compile_with(each, backend="eager")
+    )
+    trained(model, plan, plan.lightning_callback(), Notes())
+    assert happened == ["empties", *["updates"] * (MICRO_STEPS // ACCUMULATION)]
+    torch._dynamo.reset()  # noqa: SLF001 - what was compiled above
+
+
 @pytest.mark.parametrize(
     ("precision", "word"),
     [

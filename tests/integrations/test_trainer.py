@@ -111,7 +111,7 @@ def test_a_plan_with_torch_compile_is_compiled_in_the_trainer_and_undone(
     plan = plan_for(model, compile=compiled)
     expected = trained(tiny_model("llama"), arguments(plan, tmp_path))
     before = how_blocks_are_called(model)
-    forwards, made = [], []
+    forwards, made, happened = [], [], []
 
     def backend(graph: Any, _: object) -> Any:
         made.append(graph)
@@ -123,9 +123,17 @@ def test_a_plan_with_torch_compile_is_compiled_in_the_trainer_and_undone(
         forwards.append(forward)
         return compile_with(forward, dynamic=options["dynamic"], backend=backend)
 
+    class Notes(transformers.TrainerCallback):
+        def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+            happened.append("updates")
+
     monkeypatch.setattr(torch, "compile", counted)
-    losses = trained(model, arguments(plan, tmp_path), plan.trainer_callback())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("empties"))
+    callbacks = plan.trainer_callback(), Notes()
+    losses = trained(model, arguments(plan, tmp_path), *callbacks)
     assert losses == pytest.approx(expected, rel=1e-5)
+    emptied = ["empties"] * (1 if compiled == "blocks" else 2)
+    assert happened == [*emptied, *["updates"] * STEPS]  # two micro-batches in each
     assert len(forwards) == (4 if compiled == "blocks" else 1)
     assert len(made) == 1  # equal blocks share their code
     assert how_blocks_are_called(model) == before

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.session import TraceSession
+from budgetfit.traces.tracer import COMPILED_BATCH_SIZES
 from budgetfit.tracing.compiled import cuda_backend
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
 from budgetfit.tracing.compiled.cuda_backend import CHECKED_TORCH, check_supported
@@ -24,6 +26,7 @@ from budgetfit.tracing.compiled.fused_kernel import FusedKernel
 from budgetfit.tracing.compiled.generated_code import module_on_fakes
 from budgetfit.tracing.compiled.inductor_answers import answers_for_inductor
 from budgetfit.tracing.cuda.target import CudaTarget, installed_torch_version
+from budgetfit.tracing.recording.batch_scaling import NotAffineError
 from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -392,6 +395,59 @@ def call(args):
     assert made.device.type == "cpu"
     assert runs == [1]
     assert view.storage_offset() == 4  # from the view's own start
+
+
+def test_a_call_that_compiles_again_makes_outputs_alike_without_kernels() -> None:
+    code = """
+import torch
+ran = []
+def call(args):
+    kept, other = args
+    args.clear()
+    ran.append(1)
+    return torch.ones(2, 3).T, kept, None
+"""
+    module = module_on_fakes(code, lambda: True)
+    first, second = ([torch.ones(1), torch.ones(2)] for _ in range(2))
+    module.call([*first])
+    given = [*second]
+    made, kept, nothing = module.call(given)
+    assert (made.shape, made.stride()) == ((3, 2), (1, 3))
+    assert kept is second[0]
+    assert nothing is None
+    assert given == []  # the code frees its inputs
+    assert module.ran == [1]
+
+
+def test_what_is_imported_while_code_is_generated_stays_imported() -> None:
+    """A second class of one name fails inductor's checks of its schedulers."""
+    sys.modules.pop("colorsys", None)
+    with answers_for_inductor(
+        TARGET, uniform=False, partition=lambda *_: None, module=lambda _: None
+    ):
+        importlib.import_module("colorsys")
+    assert "colorsys" in sys.modules
+
+
+def test_batch_sizes_are_traced_in_pairs_until_one_is_affine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    traces = session()
+    tried: list[tuple[int, int]] = []
+    first, second, *_ = COMPILED_BATCH_SIZES
+
+    def trace_at(_: object, sizes: tuple[int, int]) -> object:
+        tried.append(sizes)
+        if sizes == first:
+            raise NotAffineError("other kernels")
+        return sizes
+
+    monkeypatch.setattr(traces, "_trace_affine_at", trace_at)
+    program = traces._program(recipe())
+    assert traces._trace_affine(program) == second
+    assert traces._trace_affine(program._replace(accumulates=True)) == second
+    assert tried == [first, second, second]
+    assert any("other kernels" in line for line in traces.log)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own deprecated functions

@@ -145,6 +145,11 @@ class _PlanHooks:
         """
         torch.cuda.empty_cache()  # no-op without CUDA
 
+    def on_after_backward(self, *_: object) -> None:
+        """Empty the cache after what compiled, before optimizer states fill it."""
+        if self._prepared is not None:
+            self._prepared.after_backward()
+
     def on_fit_end(self, *_: object) -> None:
         """Restore the model."""
         self._undo()

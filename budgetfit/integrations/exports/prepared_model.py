@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from budgetfit.core.plan import Plan
 
+# A model sets attributes in its first step, and is compiled once more.
+_COMPILING = {"none": 0, "blocks": 1, "model": 2}
 _FLAGS = ("gradient_checkpointing", "_gradient_checkpointing_func", "forward")
 
 
@@ -65,6 +67,7 @@ class PreparedModel:
     ) -> None:
         self.model = model
         self._plan = plan
+        self._compiling = _COMPILING[plan.recipe.compile]  # micro-batches to come
         policy = find_precision(plan.recipe.precision)
         with Undo() as self._undo:
             claim(model, self, self._undo)
@@ -92,6 +95,16 @@ class PreparedModel:
         self._take_back = self._applied()
         self._flags = instance_flags(self.model, _FLAGS)
         return True
+
+    def after_backward(self) -> None:
+        """Empty the allocator's cache if this micro-batch compiled, as ``Run`` does.
+
+        Kernels were timed in buffers that would stay in it. ``Run`` drops the results,
+        too; a trainer goes on with them.
+        """
+        if self._compiling:
+            self._compiling -= 1
+            torch.cuda.empty_cache()  # no-op without CUDA
 
     def undo(self) -> None:
         """Restore blocks, loss and dtypes of buffers.

@@ -86,7 +86,11 @@ class CompiledBlocks:
             """Compile until a call finds all of it compiled; return its runs."""
             for _ in range(_CALLS_THAT_COMPILE):
                 graphs, before = backend.graphs, backend.runs
-                with _compiling(block), self._noting_graphs(name):
+                with (
+                    _compiling(block),
+                    self._noting_graphs(name),
+                    backend.only_outputs(),
+                ):
                     compiled(*args, **kwargs)
                 if backend.graphs == graphs:
                     return backend.runs - before

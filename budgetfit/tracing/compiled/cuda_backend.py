@@ -6,6 +6,7 @@ schedules it for the GPU, and the Python code that it generates runs on fakes.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
@@ -20,7 +21,7 @@ from budgetfit.tracing.compiled.inductor_answers import CUDA, answers_for_induct
 from budgetfit.tracing.cuda.target import installed_torch_version
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from budgetfit.tracing.cuda.target import CudaTarget
 
@@ -72,6 +73,16 @@ class CudaBackend:
     def __init__(self, target: CudaTarget, *, uniform: bool) -> None:
         self._target, self._uniform = target, uniform
         self.graphs = self.runs = 0
+        self._only_outputs = False
+
+    @contextlib.contextmanager
+    def only_outputs(self) -> Iterator[None]:
+        """Let generated code that has run before return its outputs and do no more."""
+        self._only_outputs = True
+        try:
+            yield
+        finally:
+            self._only_outputs = False
 
     def __call__(
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]
@@ -106,8 +117,9 @@ class CudaBackend:
     def _module(self, code: str) -> Any:
         return module_on_fakes(code, self._count)
 
-    def _count(self) -> None:
+    def _count(self) -> bool:
         self.runs += 1
+        return self._only_outputs
 
 
 def move_graph(graph: torch.fx.GraphModule) -> None:

@@ -65,7 +65,11 @@ def answers_for_inductor(
             stack.enter_context(_guard_for_cuda())
             _folded_constants_on_host(stack)
         if "triton" not in sys.modules:
-            stack.enter_context(mock.patch.dict(sys.modules, _triton()))
+            # Not mock.patch.dict: all else that is imported meanwhile would be imported
+            # again each time, and its classes would be others.
+            for name, stand_in in _triton().items():
+                sys.modules[name] = stand_in
+                stack.callback(sys.modules.pop, name)
         _answer_for_device(target, patch)
         before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # none is made on the device
