@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.applying.quantized_layers.stored_weights import for_quantized
 from budgetfit.core.adapter import FULL, METHODS
 from budgetfit.core.plan import GpuComparison
 from budgetfit.core.precision import requested_precisions
@@ -16,7 +17,6 @@ from budgetfit.inputs.arguments import ADAPTER_SETTINGS, Arguments
 from budgetfit.inputs.several_gpus import (
     CountedGpu,
     find_counted_gpu,
-    for_quantized,
     parallelisms,
     parse_link,
     samples_per_rank,

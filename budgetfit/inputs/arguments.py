@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.data_parallel import refuse_planning_distributed
+from budgetfit.applying.quantized_layers.stored_weights import for_quantized
 from budgetfit.applying.torch_compile import compiled_modules, unwrap_compiled
 from budgetfit.applying.training_modes import mode_notes
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
@@ -54,7 +55,6 @@ from budgetfit.inputs.plan_source import PlanSource
 from budgetfit.inputs.several_gpus import (
     AUTO,
     Gpus,
-    for_quantized,
     parallelisms,
     samples_per_rank,
     worth_tracing,

@@ -5,10 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
-from budgetfit.applying.quantized_layers.stored_weights import (
-    has_quantized_weights,
-    refuse_sharding,
-)
 from budgetfit.core.parallelism import MOST_GPUS, Parallelism, ZeroStage, check_engine
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
@@ -179,22 +175,6 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
         for stage in stages
     ]
     return tuple(found)
-
-
-def for_quantized(
-    candidates: tuple[Parallelism, ...], model: nn.Module
-) -> tuple[Parallelism, ...]:
-    """Leave out those that would shard quantised weights.
-
-    Raises:
-        InputError: If there is no other.
-    """
-    if not candidates or not has_quantized_weights(model):
-        return candidates
-    whole = tuple(each for each in candidates if each.engine == "ddp")
-    if not whole:
-        refuse_sharding(model, candidates[0])
-    return whole
 
 
 def worth_tracing(

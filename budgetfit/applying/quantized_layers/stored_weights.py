@@ -46,6 +46,22 @@ def refuse_sharding(model: nn.Module, parallelism: Parallelism | None) -> None:
         )
 
 
+def for_quantized(
+    candidates: tuple[Parallelism, ...], model: nn.Module
+) -> tuple[Parallelism, ...]:
+    """Leave out those that would shard quantised weights.
+
+    Raises:
+        InputError: If there is no other.
+    """
+    if not candidates or not has_quantized_weights(model):
+        return candidates
+    whole = tuple(each for each in candidates if each.engine == "ddp")
+    if not whole:
+        refuse_sharding(model, candidates[0])
+    return whole
+
+
 def scale_buffers(model: nn.Module) -> set[str]:
     """Return the buffers of layers to trace that are no buffers in bitsandbytes'."""
     return {
