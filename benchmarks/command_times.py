@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.shared import ROOT, table
-from tests.situations.answer import ask, model_path
+from tests.situations.answer import DOES_NOT_FIT, FITS, ask, model_path
 
 COMMANDS: Final = tuple(
     (ROOT / "benchmarks" / "commands.txt").read_text(encoding="utf-8").splitlines()
@@ -64,6 +64,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as cache:
             runs = [ask(words, {"BUDGETFIT_CACHE": cache}) for _ in range(2)]
         first, again = runs
+        if first.code not in {FITS, DOES_NOT_FIT}:
+            sys.exit(f"{command}: exit code {first.code}\n{first.stderr}")
         cold.append(first.cpu_s)
         warm.append(again.cpu_s)
         row = [
