@@ -14,6 +14,7 @@ from scipy.optimize import linear_sum_assignment
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.nn import functional
 from torch.nn.utils import rnn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
 from budgetfit.tracing.cuda.target import CudaTarget
@@ -289,6 +290,26 @@ def test_a_large_mask_is_as_full_as_a_small_one() -> None:
     x = torch.empty(2, MAX_INTEGERS)
     assert x[(x > 0) & ~(x > 9)].shape == (2 * MAX_INTEGERS,)
     assert bool(torch.isfinite(x).all())
+
+
+@pytest.mark.parametrize("element", [True, False])
+@pytest.mark.parametrize("asked", [{}, {"dim": 1}, {"dim": [0, 1]}], ids=str)
+@pytest.mark.parametrize("ask", [torch.any, torch.all])
+def test_one_of_equal_elements_answers_for_all(
+    ask: Callable[..., torch.Tensor],
+    asked: dict[str, object],
+    element: bool,
+    values: KnownValues,
+) -> None:
+    fake = torch.empty(3, 4, dtype=torch.bool)
+    with _disable_current_modes():
+        real = torch.tensor(element).expand(3, 4)
+    values.record(fake, real)
+    answer = values.value(ask(fake, **asked))
+    with _disable_current_modes():
+        assert answer is not None
+        assert not any(answer.stride())  # not computed element by element
+        assert torch.equal(answer, ask(real, **asked))
 
 
 @pytest.mark.usefixtures("values")

@@ -57,6 +57,12 @@ DATA_DEPENDENT = frozenset(
     }
 )
 SCALARS = frozenset({aten._local_scalar_dense.default, aten.is_nonzero.default})
+# Of equal elements each answers for all, along any dimensions.
+QUANTIFIERS = frozenset(
+    getattr(op, overload)
+    for op in (aten.any, aten.all)
+    for overload in ("default", "dim", "dims")
+)
 # They accept boolean masks among their indices.
 TAKES_MASKS = frozenset({aten.index.Tensor, aten._unsafe_index.Tensor})
 LIKE = frozenset(op for op in CONSTANTS if "like" in str(op) or "new_" in str(op))

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from budgetfit.tracing.values.assumptions import FULL_MASK, NEGATIONS
 from budgetfit.tracing.values.concrete_execution import run_on_cpu
-from budgetfit.tracing.values.op_traits import LIKE, traits_of
+from budgetfit.tracing.values.op_traits import LIKE, QUANTIFIERS, traits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -152,6 +152,13 @@ class PropagatedValues:
             assert real is not None  # noqa: S101 - all inputs are known
             self.record(out, real, why)
             return
+        if func in QUANTIFIERS:
+            real = self.value(args[0])
+            if real is not None and _is_uniform(real):  # one element stands for all
+                with _disable_current_modes():
+                    answer = _one_of(real).ne(0).to(out.dtype).expand(out.shape)
+                self.record(out, answer, why)
+                return
         if traits_of(func).mutates:
             self._make_writable(args)
         real = self.compute(func, args, kwargs)
