@@ -59,7 +59,7 @@ demo: $(READY)
 # Processor seconds of tests, the cheapest first (tests/durations.py); the rest is the
 # collection. OMP_NUM_THREADS=1: the workers share the cores, not every op all of them.
 check: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal --within 90
+	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal --within 60
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist=worksteal --within 660
