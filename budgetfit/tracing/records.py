@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from budgetfit.core.step_trace import KernelScratch
+from budgetfit.tracing.op_costs import NO_COST, OpCost
 
 if TYPE_CHECKING:
     from budgetfit.tracing.call_cache import CallKey
-    from budgetfit.tracing.op_costs import OpCost
 
 MovedStorages = tuple[tuple[tuple[int, ...], int], ...]
 
@@ -62,11 +62,12 @@ class OpMemory(NamedTuple):
 
     Outputs that no step allocates come last; then the buffers that no step freed are
     freed. ``unverified``: the op's name, if its kernels have not been checked against
-    recordings.
+    recordings. ``cost``: what the op asks of the device besides.
     """
 
     steps: tuple[OpStep, ...] = ()
     unverified: str = ""
+    cost: OpCost = NO_COST
 
 
 @functools.cache
@@ -106,13 +107,3 @@ class OpSemantics(Protocol):
         call: CallKey | None = None,
     ) -> OpMemory:
         """Return what the op's kernels allocate; ``call``: the memo's key."""
-
-    def cost(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        call: CallKey | None = None,
-    ) -> OpCost:
-        """Return what the op asks of the device; ``call``: the memo's key."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from budgetfit.core.step_trace import CATEGORIES, RATES, KernelScratch
 from budgetfit.tracing.fake.model_copy import fake_mode
-from budgetfit.tracing.op_costs import OpCost, op_cost
+from budgetfit.tracing.op_costs import op_cost
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.records import Free, OpMemory, Output, Workspace
 
@@ -197,16 +197,14 @@ class Kernel:
     def run(self, run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return self.replaced() if self.replaced else run(func, args, kwargs)
 
-    def memory(self, func: Any, *_: Any) -> OpMemory:
+    def memory(self, func: Any, args: Any, kwargs: Any, out: Any, _: Any) -> OpMemory:
+        cost = op_cost(func, args, kwargs, out)
         if func is not torch.ops.aten.mm.default:
-            return OpMemory()
+            return OpMemory(cost=cost)
         before = [KernelScratch("before", (1,), part) for part in range(2)]
         workspace = Workspace(KernelScratch("workspace", (), 0))
         after = KernelScratch("after", (2,), 0)
-        return OpMemory((*before, Output(), workspace, after))
-
-    def cost(self, func: Any, args: Any, kwargs: Any, out: Any, _: Any) -> OpCost:
-        return op_cost(func, args, kwargs, out)
+        return OpMemory((*before, Output(), workspace, after), cost=cost)
 
 
 def test_scratch_surrounds_an_ops_outputs_and_goes_with_the_op() -> None:

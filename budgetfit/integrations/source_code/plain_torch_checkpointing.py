@@ -62,7 +62,7 @@ def segment_constants(recipe: Recipe) -> list[str]:
 
 
 def _refuse_what_is_not_exported(recipe: Recipe) -> None:
-    on_host = [
+    refused = [
         f"{' to '.join(dict.fromkeys((each.blocks[0], each.blocks[-1])))} "
         f"({'offload' if each.mode == 'offload' else 'input_on_host'})"
         for each in recipe.segments
@@ -70,19 +70,19 @@ def _refuse_what_is_not_exported(recipe: Recipe) -> None:
     ]
     several = recipe.parallelism
     if several is not None and several.gathers:
-        on_host += [
+        refused += [
             f"{each.blocks[0]} to {each.blocks[-1]} (recomputed together, and "
             f"{several.engine} gathers the weights of one block)"
             for each in recipe.segments
             if len(each.blocks) > 1
         ]
     if recipe.loss_chunks > 1:
-        on_host.append(f"the loss in {recipe.loss_chunks} chunks")
+        refused.append(f"the loss in {recipe.loss_chunks} chunks")
     if recipe.optimizer_in_backward:
-        on_host.append("an optimizer that steps in the backward pass")
-    if on_host:
+        refused.append("an optimizer that steps in the backward pass")
+    if refused:
         raise InputError(
-            f"A script cannot be exported for: {'; '.join(on_host)}. Train with "
+            f"A script cannot be exported for: {'; '.join(refused)}. Train with "
             "budgetfit.apply(plan, model) or export --to trainer, or plan anew "
             "without them."
         )

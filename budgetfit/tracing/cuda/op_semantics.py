@@ -30,7 +30,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     is_verified,
     kernel_steps,
 )
-from budgetfit.tracing.op_costs import OpCost, op_cost
+from budgetfit.tracing.op_costs import op_cost
 from budgetfit.tracing.records import OpMemory
 
 if TYPE_CHECKING:
@@ -104,7 +104,6 @@ class CallMemory(NamedTuple):
 
 
 _CALL_MEMORY: dict[CudaTarget, CallCache[CallMemory]] = defaultdict(CallCache)
-_COSTS: dict[CudaTarget, CallCache[OpCost]] = defaultdict(CallCache)
 
 
 class CudaOpSemantics:
@@ -121,7 +120,6 @@ class CudaOpSemantics:
         self.notes: set[str] = set()
         self._workspaces = CublasWorkspaces(target)
         self._call_memory = _CALL_MEMORY[target]
-        self._costs = _COSTS[target]
 
     def run(
         self,
@@ -181,22 +179,6 @@ class CudaOpSemantics:
         steps = self._workspaces.steps(known.products, thread)
         return known.memory._replace(steps=tuple(steps))
 
-    def cost(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-        call: CallKey | None = None,
-    ) -> OpCost:
-        """Return what the op asks of the GPU."""
-        known = None if call is None else self._costs.get(call)
-        if known is None:
-            known = op_cost(func, args, kwargs, out)
-            if call is not None:
-                self._costs.store(call, known)
-        return known
-
     def _memory_of(self, call: Call) -> CallMemory:
         steps = kernel_steps(call)
         unknown = [step for step in steps if isinstance(step, Unverified)]
@@ -208,6 +190,7 @@ class CudaOpSemantics:
             OpMemory(
                 tuple(s for s in steps if not isinstance(s, (Gemm, Unverified))),
                 unverified="" if verified else str(call.func),
+                cost=op_cost(call.func, call.args, call.kwargs, call.out),
             ),
         )
 

@@ -167,11 +167,10 @@ class StorageLog(TorchDispatchMode):
         touched: MovedStorages = ()
         if not self._in_modules:
             touched = _note_sources(self, first, func, args, kwargs, out)
-        cost = semantics.cost(func, args, kwargs, out, call)
-        if cost.kernels:
+        if memory.cost.kernels:
             layer, event = self.current_layer(), len(self.events)
             self.ops.append(
-                OpRecord(name, event, layer, cost, self.in_optimizer, touched)
+                OpRecord(name, event, layer, memory.cost, self.in_optimizer, touched)
             )
         return out
 
