@@ -30,6 +30,7 @@ from budgetfit.tracing.recording.batch_scaling import (
     affine_trace,
     exact_trace,
 )
+from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from budgetfit.gpus.table import Gpu
     from budgetfit.workload.workload import Workload
 
+# Needs torch.distributed, which not every build has.
+_GRADIENT_BUCKETS = "budgetfit.tracing.recording.distributed.gradient_buckets"
 MAX_TRACED_BATCH_SIZE = 2**16  # its integers are real tensors in host memory
 
 
@@ -220,6 +223,10 @@ class TraceSession:
             trace = self._trace_affine(program)
         else:
             trace = self._trace_exactly(program, batch_size)
+        ranks = program.parallelism
+        if trace is not None and ranks is not None and ranks.engine == "ddp":
+            buckets = lazy_import(_GRADIENT_BUCKETS)
+            trace = buckets.with_buckets(trace, ranks, self.workload.target)
         if trace is not None and not self.tracer.real_values:  # the key has no weights
             cache.store(key, trace)
         return trace
@@ -324,12 +331,11 @@ class TraceSession:
         """Trace a shortened model and extrapolate its depth; None if that fails.
 
         The full model may run where the shortened one fails, so it is traced instead.
-        DDP's and DeepSpeed's buckets hold gradients of several blocks: their sizes do
-        not repeat.
+        DeepSpeed's buffers hold gradients of several blocks: their sizes do not repeat.
         """
         parallelism = program.parallelism
-        in_buckets = parallelism is not None and parallelism.engine != "fsdp2"
-        if self._extrapolator is None or in_buckets or program.compile == "model":
+        by_deepspeed = parallelism is not None and parallelism.engine == "deepspeed"
+        if self._extrapolator is None or by_deepspeed or program.compile == "model":
             return None
         try:
             return self._extrapolator.trace(

@@ -14,6 +14,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 from torch import distributed, nn
+from torch.distributed import HashStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -163,6 +164,54 @@ def test_ddp_has_one_bucket_and_then_those_of_their_size(views: bool) -> None:
     }
     buckets = [sizes[n - 1] for n in alive_at_end & set(after.tolist())]
     assert sorted(buckets) == [MIB, 2 * MIB]
+
+
+class Layers(nn.Module):
+    """Weights and biases of several sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (300, 500, 700, 400)
+        self.layers = nn.ModuleList(map(nn.Linear, widths, widths[1:]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean()
+
+
+def test_ddp_reduces_the_buckets_that_its_own_reducer_makes() -> None:
+    """Each where its last gradient is there, and not all at the end."""
+    batch = torch.zeros(2, 300)
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    group = distributed.group.WORLD  # gloo's threads end after the reducer
+    try:
+        real = DistributedDataParallel(Layers(), bucket_cap_mb=1)
+        real._set_ddp_runtime_logging_sample_rate(1)
+        for _ in range(3):
+            real(batch).backward()
+        logged = real._get_ddp_logging_data()
+        del real
+    finally:
+        distributed.destroy_process_group()
+    del group
+    expected = [int(n) for n in str(logged["rebuilt_bucket_sizes"]).split(", ")]
+    assert len(expected) == 3
+
+    workload = Workload(model=Layers(), batch=batch, gpu=find_gpu(ADA), blocks=())
+    made = TraceSession(workload).exact(
+        Recipe(batch_size=2, parallelism=replace(DDP, bucket_cap_mb=1))
+    )
+    begin, end = next(
+        (p.start, p.end) for p in made.phases if (p.step, p.name) == (2, "backward")
+    )
+    ops = made.ops
+    inside = (ops.event > begin) & (ops.event <= end)
+    names = np.array(made.op_names)[ops.name]
+    reduces = inside & (names == "c10d.allreduce_.default") & (ops.bytes_fixed > 4)
+    assert ops.bytes_fixed[reduces].tolist() == expected
+    assert np.ptp(ops.event[reduces]) > 0
+    assert not [name for name in names if name.startswith("ddp.")]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

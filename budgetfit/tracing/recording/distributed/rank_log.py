@@ -113,6 +113,10 @@ class RankLog(StorageLog):
         """Attribute what is allocated from here on outside modules to no layer."""
         self._sharded_layer = -1
 
+    def leave_modules(self) -> None:
+        """Attribute what follows in this phase to the layers of its tensors."""
+        self._in_modules = False
+
     def start_phase(self, phase: str) -> None:
         """Enter a phase of the step; sharding is over."""
         self.end_moves()
