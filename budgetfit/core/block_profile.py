@@ -122,6 +122,8 @@ class ChainProfile:
         optimizer_ns: Time of one optimizer step, in nanoseconds.
         blocks: In execution order.
         host_limit_bytes: Limit on the pinned host memory of all blocks; None: no limit.
+        shortest_ns: What a micro-batch takes at least, for the network.
+        waiting_ns: What each waits for the network however long its kernels take.
     """
 
     batch_size: int
@@ -131,6 +133,18 @@ class ChainProfile:
     optimizer_ns: int
     blocks: tuple[BlockProfile, ...]
     host_limit_bytes: int | None = None
+    shortest_ns: int = 0
+    waiting_ns: int = 0
+
+    def step_ns(self, micro_batch_ns: int, micro_batches: int) -> int:
+        """Return the time of an optimizer step, a lower bound where GPUs exchange data.
+
+        Args:
+            micro_batch_ns: Of the kernels of one micro-batch.
+            micro_batches: Of the step.
+        """
+        each_ns = max(micro_batch_ns + self.waiting_ns, self.shortest_ns)
+        return each_ns * micro_batches + self.optimizer_ns
 
     def block_input_bytes(self, index: int) -> int:
         """Return the bytes of a block's input: its predecessor's output."""

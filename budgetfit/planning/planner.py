@@ -35,6 +35,7 @@ from budgetfit.planning.search.compiled_model import search_compiled_model
 from budgetfit.planning.search.curves import lazy_curves
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
 from budgetfit.planning.search.evaluations_between import with_evaluations
+from budgetfit.planning.search.kept_weights import keeping_weights_can_gain
 from budgetfit.planning.search.last_batch import (
     warnings_after_last_batch,
     with_room_for_last_batch,
@@ -182,8 +183,13 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:
     Raises:
         DoesNotFitError: If even the lowest peak does not fit.
     """
-    hopeful = [session for session in sessions if session.optimizer_step_fits]
-    found = [search_with_loss_chunks(session) for session in hopeful]
+    hopeful: list[PlanningSession] = []
+    found: list[SearchResult] = []
+    for session in sessions:
+        may_be_better = all(keeping_weights_can_gain(session, each) for each in found)
+        if may_be_better and session.optimizer_step_fits:
+            hopeful.append(session)
+            found.append(search_with_loss_chunks(session))
     rated = [
         (row.session.rank(row.estimate), number)
         for number, row in enumerate(found)

@@ -231,7 +231,7 @@ class _Search:
 
     def _ns_per_sample(self, chain: ChainProfile, micro_batch_ns: int) -> Fraction:
         micro_batches = self._micro_batches(chain.batch_size)
-        step_ns = micro_batch_ns * micro_batches + chain.optimizer_ns
+        step_ns = chain.step_ns(micro_batch_ns, micro_batches)
         return Fraction(step_ns, chain.batch_size * micro_batches)
 
 

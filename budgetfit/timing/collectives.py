@@ -21,10 +21,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from budgetfit.gpus.interconnect import Link, find_link
 from budgetfit.timing.kernel_times import phase_ops
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.step_trace import Phase, StepTrace
     from budgetfit.gpus.table import Gpu
@@ -149,10 +153,16 @@ def _wait_ns(  # noqa: PLR0913, PLR0917 - those of ``network_time``, and a micro
         queues.waits = by_deepspeed and (
             phase.name == "optimizer" or not parallelism.overlaps
         )
-        for op in phase_ops(trace, phase).tolist():
+        ops = phase_ops(trace, phase)
+        done_ns = np.concatenate([[0.0], np.cumsum(times_ns[ops])])
+        alone += float(done_ns[-1])
+        before = 0
+        for place in np.flatnonzero(_exchanges(trace)[ops]).tolist():
+            op = ops[place]
             name = trace.op_names[trace.ops.name[op]]
+            queues.now += float(done_ns[place] - done_ns[before])
+            before = place + 1
             taken = float(times_ns[op])
-            alone += taken
             if name.startswith("c10d."):
                 # The payload of a collective does not depend on the batch size.
                 payload = float(trace.ops.bytes_fixed[op])
@@ -160,7 +170,17 @@ def _wait_ns(  # noqa: PLR0913, PLR0917 - those of ``network_time``, and a micro
                 queues.collective(name, factor * links.time_ns(name, payload))
             else:
                 queues.kernel(name, taken)
+        queues.now += float(done_ns[-1] - done_ns[before])
     return queues.end() - alone
+
+
+def _exchanges(trace: StepTrace) -> NDArray[np.bool_]:
+    """Return which ops are collectives, or wait for one."""
+    names = [
+        name.startswith("c10d.") or name in {COPY_IN, COPY_OUT}
+        for name in trace.op_names
+    ]
+    return np.array(names, bool)[trace.ops.name]
 
 
 @dataclass(slots=True)

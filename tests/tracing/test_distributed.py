@@ -186,11 +186,11 @@ def test_ddp_reduces_the_buckets_that_its_own_reducer_makes() -> None:
     distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     group = distributed.group.WORLD  # gloo's threads end after the reducer
     try:
-        real = DistributedDataParallel(Layers(), bucket_cap_mb=1)
-        real._set_ddp_runtime_logging_sample_rate(1)
+        real: Any = DistributedDataParallel(Layers(), bucket_cap_mb=1)
+        real._set_ddp_runtime_logging_sample_rate(1)  # noqa: SLF001 - no public name
         for _ in range(3):
             real(batch).backward()
-        logged = real._get_ddp_logging_data()
+        logged = real._get_ddp_logging_data()  # noqa: SLF001 - nor here
         del real
     finally:
         distributed.destroy_process_group()

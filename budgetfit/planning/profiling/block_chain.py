@@ -35,6 +35,7 @@ from budgetfit.planning.profiling.selective_op_sets import (
 from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
+from budgetfit.timing.collectives import network_time
 from budgetfit.timing.kernel_times import interval_ns, op_times, step_time_ns
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 # The ratio of an op's output bytes to its time hardly depends on the batch size once
 # kernels are busy, so that op sets are chosen at one size.
 REFERENCE_BATCH_SIZE = 8
+VERY_LONG = 1000  # times as long: kernels that all collectives can run beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,6 +376,7 @@ class BlockChain:
         # The options are traced with accumulation, for smaller batches.
         has_options = recomputed is not None and bool(self.option_kinds)
         alike = has_options and self.is_whole(batch_size)
+        shortest_ns, waiting_ns = self._network_ns(batch_size)
         profile = chain_profile(
             kept,
             recomputed,
@@ -389,10 +392,34 @@ class BlockChain:
             settings=self.settings.allocator,
             exact_blocks=exact_blocks,
         )
+        profile = replace(profile, shortest_ns=shortest_ns, waiting_ns=waiting_ns)
         if not alike:
             return profile
         other = self.accumulating().profile_at(batch_size, exact_blocks=exact_blocks)
         return with_options_of(profile, other)
+
+    def _network_ns(self, batch_size: int) -> tuple[int, int]:
+        """Return ``shortest_ns`` and ``waiting_ns`` of a ``ChainProfile``.
+
+        A micro-batch is never shorter than with everything kept. With kernels that last
+        very long, it waits for the collectives that none of them run beside.
+        """
+        parallelism = self.settings.parallelism
+        if parallelism is None:
+            return 0, 0
+        kept, recipe = self.all_kept(batch_size), self.settings.recipe(batch_size, ())
+        count = recipe.gradient_accumulation_steps
+        times_ns = self._op_times_ns(OptionTrace(kept, ()), batch_size)
+        waits_ns = [
+            network_time(
+                kept, times_ns * factor, parallelism, self.traces.workload.gpu, count
+            ).expected_ns
+            / count
+            for factor in (1, VERY_LONG)
+        ]
+        time = step_time_ns(kept, times_ns)
+        kernels_ns = time.forward_ns + time.backward_ns
+        return int(kernels_ns + waits_ns[0]), int(waits_ns[1])
 
     def _op_times_ns(self, option_trace: OptionTrace, batch_size: int) -> Nanoseconds:
         return self._op_times(option_trace, batch_size).times_ns

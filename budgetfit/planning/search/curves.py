@@ -198,7 +198,7 @@ def _step_ns(
     chain: ChainProfile, segments: tuple[Segment, ...], estimate: Estimate
 ) -> float:
     micro_batches = estimate.recipe.gradient_accumulation_steps
-    return chain_time_ns(chain, segments) * micro_batches + chain.optimizer_ns
+    return chain.step_ns(chain_time_ns(chain, segments), micro_batches)
 
 
 def _batch_sizes(
@@ -212,6 +212,7 @@ def _batch_sizes(
     solve = fastest_plan if asked == "auto" else solver_for(session)
     profile_at = session.block_chain.profiles_within(limit_bytes, exact_blocks=False)
     own, effective = estimate.recipe.batch_size, session.settings.effective_batch_size
+    ranks = estimate.recipe.ranks
 
     def may_fit(size: int) -> bool:
         problem = Problem(chain=profile_at(size), limit_bytes=limit_bytes)
@@ -239,7 +240,7 @@ def _batch_sizes(
             batch_size=each.batch_size,
             gradient_accumulation_steps=each.gradient_accumulation_steps,
             peak_bytes=each.peak_bytes + scale.more_bytes,
-            samples_per_s=NS_PER_S / float(each.ns_per_sample) / scale.time,
+            samples_per_s=ranks * NS_PER_S / float(each.ns_per_sample) / scale.time,
             segments=each.solution.segments or (),
         )
         for each in found.considered

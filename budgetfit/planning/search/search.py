@@ -131,8 +131,9 @@ def can_gain(
 
 
 def solver_ns(estimate: Estimate) -> float:
-    """Return the time per sample as the solver counts it: before any calibration."""
-    return 1e9 / (estimate.samples_per_s * estimate.time_factor)
+    """Return the time per sample of a rank as the solver counts it: not calibrated."""
+    kernels_ms = (estimate.step_ms - estimate.network_ms) / estimate.time_factor
+    return (kernels_ms + estimate.network_ms) * 1e6 / estimate.recipe.samples_per_rank
 
 
 def _within_limits(
@@ -285,10 +286,14 @@ class _Limits:
         """
         limit_bytes = session.budget.usable_bytes
         first = proposals.roughly(limit_bytes).best
-        reserve = session.block_chain.reserve_bytes(first.batch_size) if first else 0
         # The next proposals are likely to reserve as much as the known ones.
-        reserves = (each.reserved_bytes - each.allocated_bytes for each in known)
-        now = limit_bytes - max((reserve, *reserves))
+        reserves = [each.reserved_bytes - each.allocated_bytes for each in known]
+        now = limit_bytes - max(0, *reserves) if reserves else limit_bytes
+        for size in (first.batch_size, session.smallest_batch) if first else ():
+            reserve = max((session.block_chain.reserve_bytes(size), *reserves))
+            now = limit_bytes - reserve
+            if proposals.roughly(now).best:  # else a smaller batch may reserve less
+                break
         return cls(limit_bytes=limit_bytes, now=now, refused=limit_bytes + 1)
 
     def moved(

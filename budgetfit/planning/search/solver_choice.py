@@ -175,7 +175,7 @@ def optimality_gap(session: PlanningSession, recipe: Recipe) -> float | None:
         return None
     micro_steps = recipe.gradient_accumulation_steps
     taken, least = (
-        time_ns * micro_steps + chain.optimizer_ns
+        chain.step_ns(time_ns, micro_steps)
         for time_ns in (chain_time_ns(chain, recipe.segments), lower_ns)
     )
     return max(0.0, 1 - least / taken) if taken else None

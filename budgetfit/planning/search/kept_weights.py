@@ -1,0 +1,88 @@
+"""FSDP2 with weights that are kept after the forward: whether it may be faster.
+
+It gathers each block's weights once per micro-batch and not twice, and holds those of
+all blocks until their backward. So the traces of weights that are freed tell what it
+can be at best: their times without the second gathers, with so much less memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from budgetfit.core.precision import find_precision
+from budgetfit.planning.search.search import SearchResult, can_gain
+from budgetfit.timing.collectives import COPY_OUT
+from budgetfit.timing.kernel_times import op_times
+
+if TYPE_CHECKING:
+    from budgetfit.core.block_profile import ChainProfile
+    from budgetfit.planning.session import PlanningSession
+
+MIN_GAIN: Final = 0.01  # another way to shard has to gain this much
+_LEAST_BYTES: Final = 2  # of a gathered weight
+
+
+def keeping_weights_can_gain(session: PlanningSession, freed: SearchResult) -> bool:
+    """Whether a session that keeps weights may find something faster.
+
+    Args:
+        session: Of any settings: True where it does not keep weights.
+        freed: What was found before; True where its settings differ in more.
+    """
+    settings, before = session.settings, freed.session.settings
+    ways, other, estimate = settings.parallelism, before.parallelism, freed.estimate
+    if ways is None or other is None or estimate is None:
+        return True
+    kept = replace(other, reshard_after_forward=False)
+    if other.reshard_after_forward is False or (ways, settings.precision) != (
+        kept,
+        before.precision,
+    ):
+        return True
+    held_bytes = _held_bytes(session)
+
+    def with_weights(chain: ChainProfile) -> ChainProfile:
+        return replace(
+            chain,
+            static_bytes=chain.static_bytes + held_bytes,
+            optimizer_bytes=max(0, chain.optimizer_bytes - held_bytes),
+        )
+
+    saved = (estimate.network_ms + _gathering_ms(freed)) / estimate.step_ms
+    gain = 1 - (1 - MIN_GAIN) / (1 - min(saved, 0.99))
+    return can_gain(freed.session, estimate, gain, with_weights)
+
+
+def _held_bytes(session: PlanningSession) -> int:
+    """Return the least that the kept weights take beyond those that are freed.
+
+    Of two blocks at a time the weights are gathered in any case.
+    """
+    model, blocks = session.workload.model, session.workload.blocks
+    sizes = sorted(
+        sum(each.numel() for each in model.get_submodule(name).parameters())
+        for name in blocks
+    )
+    return _LEAST_BYTES * sum(sizes[:-2])
+
+
+def _gathering_ms(freed: SearchResult) -> float:
+    """Return what the copies of gathered weights take in the backwards of a step."""
+    session, estimate = freed.session, freed.estimate
+    assert estimate is not None  # noqa: S101 - asked for only then
+    recipe = estimate.recipe
+    trace = session.traces.exact(recipe)
+    times = op_times(
+        trace,
+        recipe.batch_size,
+        session.workload.gpu,
+        tf32=find_precision(recipe.precision).tf32,
+    )
+    phase = next(each for each in reversed(trace.phases) if each.name == "backward")
+    inside = (trace.ops.event > phase.start) & (trace.ops.event <= phase.end)
+    copies = np.array([name == COPY_OUT for name in trace.op_names], bool)
+    taken_ns = times.times_ns[inside & copies[trace.ops.name]].sum()
+    return float(taken_ns) * recipe.gradient_accumulation_steps / 1e6
