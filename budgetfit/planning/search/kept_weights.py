@@ -36,11 +36,10 @@ def keeping_weights_can_gain(session: PlanningSession, freed: SearchResult) -> b
     ways, other, estimate = settings.parallelism, before.parallelism, freed.estimate
     if ways is None or other is None or estimate is None:
         return True
+    if other.engine != "fsdp2" or not other.reshard_after_forward:
+        return True
     kept = replace(other, reshard_after_forward=False)
-    if other.reshard_after_forward is False or (ways, settings.precision) != (
-        kept,
-        before.precision,
-    ):
+    if (ways, settings.precision) != (kept, before.precision):
         return True
     held_bytes = _held_bytes(session)
 
