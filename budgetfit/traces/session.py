@@ -15,6 +15,7 @@ from budgetfit.traces.cache.key import (
     why_not_cacheable,
     workload_key,
 )
+from budgetfit.traces.ddp_buckets import with_ddp_buckets
 from budgetfit.traces.depth_extrapolator import DepthExtrapolator
 from budgetfit.traces.emptied_cache import with_emptied_cache
 from budgetfit.traces.quantized_loading import with_loading
@@ -30,7 +31,6 @@ from budgetfit.tracing.recording.batch_scaling import (
     affine_trace,
     exact_trace,
 )
-from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from budgetfit.gpus.table import Gpu
     from budgetfit.workload.workload import Workload
 
-# Needs torch.distributed, which not every build has.
-_GRADIENT_BUCKETS = "budgetfit.tracing.recording.distributed.gradient_buckets"
 MAX_TRACED_BATCH_SIZE = 2**16  # its integers are real tensors in host memory
 
 
@@ -223,11 +221,10 @@ class TraceSession:
             trace = self._trace_affine(program)
         else:
             trace = self._trace_exactly(program, batch_size)
-        ranks = program.parallelism
-        if trace is not None and ranks is not None and ranks.engine == "ddp":
-            buckets = lazy_import(_GRADIENT_BUCKETS)
-            trace = buckets.with_buckets(trace, ranks, self.workload.target)
-        if trace is not None and not self.tracer.real_values:  # the key has no weights
+        if trace is None:
+            return None
+        trace = with_ddp_buckets(trace, program.parallelism, self.workload.target)
+        if not self.tracer.real_values:  # the key has no weights
             cache.store(key, trace)
         return trace
 

@@ -8,6 +8,7 @@ from budgetfit.applying.quantized_layers.stored_weights import has_quantized_wei
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.memory.replay_schedule import event_ranges
+from budgetfit.traces.ddp_buckets import with_ddp_buckets
 from budgetfit.traces.trace_program import trace_recipe
 from budgetfit.tracing.recording.batch_scaling import exact_trace
 
@@ -46,7 +47,8 @@ def cpu_timeline(plan: Plan, setup: TrainingSetup) -> MemoryTimeline:
     """Trace the plan's step with CPU semantics and return its live bytes."""
     blocks = plan.model.blocks
     raw = trace_recipe(setup, plan.recipe, blocks=blocks, target=None)
-    return live_timeline(exact_trace(raw, blocks))
+    trace = exact_trace(raw, blocks)
+    return live_timeline(with_ddp_buckets(trace, plan.recipe.parallelism, None))
 
 
 def live_timeline(trace: StepTrace) -> MemoryTimeline:

@@ -6,7 +6,7 @@ an op ``ddp.reduce`` where a gradient goes into its bucket. The reducer is C++. 
 allocates one bucket of each dtype, and at the start of the second step it frees them
 and allocates buckets of ``bucket_cap_mb`` MiB; for that it reads tensors, which fakes
 have not. Here it keeps the first, logged without a size, and the log has
-``ddp.rebuild``. ``budgetfit.traces.gradient_buckets`` puts the real buckets there.
+``ddp.rebuild``. ``gradient_buckets`` puts the real ones there.
 
 Sources: ``torch/nn/parallel/distributed.py`` and
 ``torch/csrc/distributed/c10d/reducer.cpp``, ``rebuild_buckets``, of torch 2.13.

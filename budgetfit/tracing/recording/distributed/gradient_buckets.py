@@ -105,7 +105,7 @@ class _Changes:
 def with_buckets(
     trace: StepTrace, parallelism: Parallelism, target: CudaTarget | None
 ) -> StepTrace:
-    """Return the trace with DDP's buckets; that of another engine as it is.
+    """Return the trace with DDP's buckets.
 
     Args:
         trace: At full depth.
@@ -113,8 +113,6 @@ def with_buckets(
         target: The GPU whose semantics are imitated.
     """
     entries = _entries(trace)
-    if not entries:
-        return trace
     changes = _Changes(len(trace.fixed_bytes))
     first: list[_Entry] = []  # the first buckets, one of each dtype
     reduced: list[_Entry] = []  # the gradients in them
@@ -222,7 +220,7 @@ def _broadcast(
 
 def _allocated_before(trace: StepTrace, entries: list[_Entry]) -> list[int]:
     """Return the storages of as many allocations, which the entries follow."""
-    end = entries[0].event
+    end = entries[0].event if entries else 0
     return [int(event) - 1 for event in trace.events[end - len(entries) : end]]
 
 

@@ -1,0 +1,31 @@
+"""DDP's buckets, which hold gradients of several blocks, in a trace of all blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from budgetfit.utils.lazy_import import lazy_import
+
+if TYPE_CHECKING:
+    from budgetfit.core.parallelism import Parallelism
+    from budgetfit.core.step_trace import StepTrace
+    from budgetfit.tracing.cuda.target import CudaTarget
+
+# Needs torch.distributed, which not every build has.
+_BUCKETS = "budgetfit.tracing.recording.distributed.gradient_buckets"
+
+
+def with_ddp_buckets(
+    trace: StepTrace, parallelism: Parallelism | None, target: CudaTarget | None
+) -> StepTrace:
+    """Return a trace at full depth with DDP's buckets; without DDP as it is.
+
+    Args:
+        trace: Of one rank.
+        parallelism: That it was traced with.
+        target: The GPU whose semantics are imitated; None for CPU semantics.
+    """
+    if parallelism is None or parallelism.engine != "ddp":
+        return trace
+    made: StepTrace = lazy_import(_BUCKETS).with_buckets(trace, parallelism, target)
+    return made
