@@ -2,13 +2,15 @@
 
     make bench                                      all, and docs/performance.md
     python -m benchmarks.run six_blocks checkmate   some, printed only
+    python -m benchmarks.run six_blocks --write     and their part of the page
 
 Each is a program of its own and can be run alone. Their output is the page: nothing is
-copied by hand.
+copied by hand, and each part says where and with what it ran.
 """
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from benchmarks.shared import ROOT
 from docs.answers import write
 
 PAGE: Final = ROOT / "docs" / "performance.md"
+WRITE: Final = "--write"
 
 
 class Benchmark(NamedTuple):
@@ -97,32 +100,52 @@ def section(benchmark: Benchmark, output: str) -> str:
     """Return a benchmark's part of the page."""
     if benchmark.plain:
         output = f"```text\n{output}\n```"
-    return f"## {benchmark.title}\n\n{introduction(benchmark)}\n\n{output}\n"
+    where = f"Machine: {machine()}."
+    parts = (f"## {benchmark.title}", introduction(benchmark), where, output)
+    return "\n\n".join(parts) + "\n"
 
 
-def main(names: list[str]) -> int:
-    """Run what was named, or everything and write the page."""
+def page_of(parts: dict[str, str]) -> str:
+    """Return the page of these sections, by their titles.
+
+    Those of no benchmark are left out.
+    """
+    head = (
+        "# Performance\n\n"
+        "`make bench` prints this page and writes it. Predicted times are sums "
+        "of kernels; no GPU was used. How far they are from measured ones is in "
+        "[step times](times.md); of memory: [published](published.md).\n"
+    )
+    found = [parts[each.title] for each in BENCHMARKS if each.title in parts]
+    return "\n".join([head, *found])
+
+
+def sections_of(page: str) -> dict[str, str]:
+    """Return the sections of a page by their titles."""
+    _, *parts = re.split(r"^## ", page, flags=re.MULTILINE)
+    return {part.split("\n", 1)[0]: f"## {part.rstrip()}\n" for part in parts}
+
+
+def main(arguments: list[str]) -> int:
+    """Run what was named, or everything; write the page, or their part of it."""
+    names = [name for name in arguments if name != WRITE]
     known = {each.name: each for each in BENCHMARKS}
     unknown = [name for name in names if name not in known]
     if unknown:
         print(f"{unknown[0]!r} is no benchmark. They are: {', '.join(known)}.")
         return 2
-    sections = []
+    writes = not names or WRITE in arguments
+    parts = sections_of(PAGE.read_text(encoding="utf-8")) if names and writes else {}
     with tempfile.TemporaryDirectory() as traces:
         for benchmark in [known[name] for name in names] or BENCHMARKS:
             started = time.perf_counter()
             print(f"\n## {benchmark.title}\n", flush=True)
-            sections.append(section(benchmark, output_of(benchmark, traces)))
+            parts[benchmark.title] = section(benchmark, output_of(benchmark, traces))
             print(f"\n({benchmark.name}: {time.perf_counter() - started:.0f} s)")
-    if not names:
-        head = (
-            "# Performance\n\n"
-            "`make bench` prints this page and writes it. Predicted times are sums "
-            "of kernels; no GPU was used. How far they are from measured ones is in "
-            "[step times](times.md); of memory: [published](published.md).\n\n"
-            f"Machine: {machine()}.\n"
-        )
-        write(PAGE, "\n".join([head, *sections]))
+            if names and writes:  # a long run is not lost
+                write(PAGE, page_of(parts))
+    if writes:
+        write(PAGE, page_of(parts))
         print(f"\nWritten to {PAGE.relative_to(ROOT)}")
     return 0
 

@@ -2,7 +2,16 @@ import importlib
 
 import pytest
 
-from benchmarks.run import BENCHMARKS, Benchmark, introduction, main
+from benchmarks.run import (
+    BENCHMARKS,
+    PAGE,
+    Benchmark,
+    introduction,
+    main,
+    page_of,
+    section,
+    sections_of,
+)
 from benchmarks.shared import ROOT, config, table
 from budgetfit.integrations.model_sources.model_source import resolve_model
 
@@ -51,3 +60,16 @@ def test_a_table_is_padded_markdown_with_numbers_to_the_right() -> None:
 def test_an_unknown_benchmark_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["everything"]) == 2
     assert "'everything' is no benchmark" in capsys.readouterr().out
+
+
+def test_a_part_of_the_page_is_replaced_and_the_others_stay() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    parts = sections_of(page)
+    assert sections_of(page_of(parts)) == parts
+    changed = Benchmark("six_blocks", "Against all 64 subsets of six blocks")
+    parts[changed.title] = section(changed, "none")
+    again = page_of(parts)
+    assert again.count(f"## {changed.title}") == 1
+    assert again.count("\n## ") == len(parts)
+    others = sections_of(page).items() - sections_of(again).items()
+    assert [title for title, _ in others] == [changed.title]
