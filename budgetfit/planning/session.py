@@ -121,6 +121,12 @@ class PlanningSession:
         chain = BlockChain(self.traces, replace(self.settings, **settings))
         return replace(self, block_chain=chain)
 
+    def with_parallelism(self, parallelism: Parallelism) -> PlanningSession:
+        """Return the session with other settings of the same ranks, without traces."""
+        traces = TraceSession(self.workload, self.traces.tracer.progress)
+        settings = replace(self.settings, parallelism=parallelism)
+        return replace(self, block_chain=BlockChain(traces, settings))
+
     def on_gpu(self, gpu: Gpu, budget: Budget) -> PlanningSession:
         """Return the session on another GPU of the same compute capability."""
         if self.settings.parallelism is not None:
@@ -174,10 +180,15 @@ def open_sessions(
         TraceError: If the model cannot be traced.
     """
     asked = settings.get("parallelisms") or (None,)
-    found = [
-        session
-        for parallelism in _worth_tracing(workload, budget, asked, settings)
-        for session in _sessions_of(
+    found: list[PlanningSession] = []
+    for parallelism in _worth_tracing(workload, budget, asked, settings):
+        # Weights that are kept run where those that are freed do.
+        found += [
+            each.with_parallelism(parallelism)
+            for each in found
+            if parallelism is not None
+            and parallelism == keeping_weights(each.settings.parallelism)
+        ] or _sessions_of(
             workload,
             budget,
             request,
@@ -186,11 +197,19 @@ def open_sessions(
             settings,
             at_smallest=at_smallest,
         )
-    ]
     if request.checkpointing == "as-is":
         own = found[0].workload.own_checkpointing()
         found = [each.asking(checkpointing=own) for each in found]
     return found
+
+
+def keeping_weights(parallelism: Parallelism | None) -> Parallelism | None:
+    """Return FSDP2 that frees weights after the forward as one that keeps them."""
+    if parallelism is None or parallelism.engine != "fsdp2":
+        return None
+    if not parallelism.reshard_after_forward:
+        return None
+    return replace(parallelism, reshard_after_forward=False)
 
 
 def _worth_tracing(

@@ -14,6 +14,7 @@ import numpy as np
 
 from budgetfit.core.precision import find_precision
 from budgetfit.planning.search.search import SearchResult, can_gain
+from budgetfit.planning.session import keeping_weights
 from budgetfit.timing.collectives import COPY_OUT
 from budgetfit.timing.kernel_times import op_times
 
@@ -33,13 +34,9 @@ def keeping_weights_can_gain(session: PlanningSession, freed: SearchResult) -> b
         freed: What was found before; True where its settings differ in more.
     """
     settings, before = session.settings, freed.session.settings
-    ways, other, estimate = settings.parallelism, before.parallelism, freed.estimate
-    if ways is None or other is None or estimate is None:
-        return True
-    if other.engine != "fsdp2" or not other.reshard_after_forward:
-        return True
-    kept = replace(other, reshard_after_forward=False)
-    if (ways, settings.precision) != (kept, before.precision):
+    kept, estimate = keeping_weights(before.parallelism), freed.estimate
+    alike = settings.precision == before.precision and settings.parallelism == kept
+    if kept is None or estimate is None or not alike:
         return True
     held_bytes = _held_bytes(session)
 
