@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from budgetfit.core.validation import check_batch, check_positive_int
 from budgetfit.errors import InputError
-from budgetfit.inputs.several_gpus import parallelisms
 from budgetfit.planning.alternatives.longest_length import (
     FIRST_LENGTH,
     longest_plan,
@@ -42,11 +41,6 @@ def plan_longest(plan: Callable[[Arguments], Plan], given: Arguments) -> Plan:
         raise InputError(
             "objective='length' looks at many lengths, and compile='model' takes a "
             "minute for each. Use compile='blocks' or 'none'."
-        )
-    if parallelisms(given.gpus, given.engine):
-        raise InputError(
-            "objective='length' is not planned for several GPUs yet. Leave it out, or "
-            "use gpus=1."
         )
     check_batch(given.batch_size, given.effective_batch_size)
     longest = given.max_length

@@ -69,6 +69,15 @@ def test_the_longest_context_is_found_with_few_traces(tmp_path: Any) -> None:  #
     assert Plan.load(tmp_path / "plan.json").longest_length == length
 
 
+def test_several_gpus_are_asked_alike() -> None:
+    asked = {**ASKED, "vram": "2300MiB", "gpus": 2, "engine": "ddp"}  # NCCL's 1600
+    plan = budgetfit.plan(llama(), objective="length", max_length=300, **asked)
+    assert plan.longest_length == 300
+    assert plan.recipe.parallelism is not None
+    longer = budgetfit.plan(llama(), max_length=300, batch_size=1, **asked)
+    assert longer.recipe == plan.recipe
+
+
 def test_a_given_batch_size_and_a_longest_length_of_interest_are_kept() -> None:
     plan = budgetfit.plan(
         llama(), objective="length", batch_size=2, max_length=300, **ASKED

@@ -106,7 +106,6 @@ def test_an_effective_batch_is_divided_among_ranks() -> None:
         ({"optimizer_in_backward": True}, "optimizer_in_backward="),
         ({"effective_batch_size": 7}, "no multiple of 2 ranks"),
         ({"engine": "tp"}, "Tensor, context, pipeline"),
-        ({"objective": "length"}, "'length' is not planned for several GPUs"),
         ({"link": "pcie-9"}, "Nearest: pcie, pcie-5, pcie-4"),
         ({"link": "infiniband"}, "connects machines, and all GPUs are in one"),
     ],
