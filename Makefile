@@ -7,8 +7,8 @@
 #   make lint             linters only
 #   make accuracy         predictions against the recordings, as a table
 #   make accuracy-record  record again without a GPU (Linux x86-64, gcc, 6 GB of disk)
-#   make zoo              which models work, half an hour; writes docs/zoo.md
-#   make bench            speed, and the plan against what others do; about a quarter of an hour
+#   make zoo              which models work, an hour; writes docs/zoo.md
+#   make bench            speed, and the plan against what others do; over an hour
 #   make docs             the site, in site/; stops at a warning
 #
 # PYTHON=python3.12 chooses the interpreter; JOBS=2 the number of test processes.

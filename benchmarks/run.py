@@ -134,17 +134,17 @@ def main(arguments: list[str]) -> int:
     if unknown:
         print(f"{unknown[0]!r} is no benchmark. They are: {', '.join(known)}.")
         return 2
-    writes = not names or WRITE in arguments
-    parts = sections_of(PAGE.read_text(encoding="utf-8")) if names and writes else {}
+    parts: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as traces:
         for benchmark in [known[name] for name in names] or BENCHMARKS:
             started = time.perf_counter()
             print(f"\n## {benchmark.title}\n", flush=True)
             parts[benchmark.title] = section(benchmark, output_of(benchmark, traces))
             print(f"\n({benchmark.name}: {time.perf_counter() - started:.0f} s)")
-            if names and writes:  # a long run is not lost
-                write(PAGE, page_of(parts))
-    if writes:
+            if WRITE in arguments:  # as others may have left the page meanwhile
+                before = sections_of(PAGE.read_text(encoding="utf-8"))
+                write(PAGE, page_of(before | parts))
+    if not names:
         write(PAGE, page_of(parts))
         print(f"\nWritten to {PAGE.relative_to(ROOT)}")
     return 0

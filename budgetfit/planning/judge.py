@@ -68,7 +68,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     fits = budget.holds(reserved_bytes, host_bytes) if budget else None
     measured = time_factor(gpu, recipe.precision)
     ratio = measured.ratio if measured is not None else 1.0
-    times = _op_times(trace, recipe, gpu)
+    times = times_of_ops(trace, recipe, gpu)
     time = step_time_ns(trace, times.times_ns)
     predicted_ms = time.total_ns(recipe.gradient_accumulation_steps) / 1e6 * ratio
     expected = step_time_range(trace, times, gpu)
@@ -129,10 +129,11 @@ def _network(
 
 def step_time(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> StepTime:
     """Return the times of one micro-batch and of the optimizer step."""
-    return step_time_ns(trace, _op_times(trace, recipe, gpu).times_ns)
+    return step_time_ns(trace, times_of_ops(trace, recipe, gpu).times_ns)
 
 
-def _op_times(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> OpTimes:
+def times_of_ops(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> OpTimes:
+    """Return what each op of a recipe's trace takes."""
     return op_times(
         trace,
         recipe.batch_size,

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from budgetfit import Parallelism, Recipe, Segment
@@ -120,6 +122,41 @@ def test_the_trace_from_a_shortened_model_is_the_whole_one(name: str) -> None:
     assert "in a shortened model with" in traces.log[-1]
     assert made.stream.any() == (parallelism.engine == "fsdp2")
     assert_same(made, TraceSession(workload, full_depth=True).exact(recipe))
+
+
+class Normed(nn.Module):
+    """A block with batch norm, whose buffers DDP sends before each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.conv(x))
+        return x + y.relu()
+
+
+def test_buffers_that_ddp_sends_are_those_of_all_blocks() -> None:
+    batch = torch.zeros(2, 16, 16, 16)
+    workload = Workload(
+        model=nn.Sequential(*(Normed() for _ in range(12))), batch=batch, gpu=ADA
+    ).with_found_blocks()
+    recipe = Recipe(
+        batch_size=2,
+        precision="fp32",
+        optimizer="sgd",
+        gradient_accumulation_steps=2,
+        parallelism=DDP,
+    )
+    traces = TraceSession(workload)
+    made = traces.exact(recipe)
+    assert "in a shortened model with" in traces.log[-1]
+    assert_same(made, TraceSession(workload, full_depth=True).exact(recipe))
+    # Mean and variance of 16 channels, and a counter of batches.
+    sent = np.array(made.op_names)[made.ops.name] == "c10d.broadcast_.default"
+    last = made.ops.bytes_fixed[sent][-2:].sum()
+    assert last == 12 * (2 * 16 * 4 + 8)
 
 
 def test_a_trace_for_all_batch_sizes_is_the_same_too() -> None:

@@ -100,6 +100,29 @@ def test_the_limit_grows_by_the_unused_bytes_above_two_per_cent() -> None:
         assert made.now == 900 * MIB + unused * again
 
 
+@pytest.mark.parametrize(("found_within", "left"), [(400, 500), (600, 200), (900, 200)])
+def test_where_a_large_batch_reserves_too_much_a_small_ones_room_is_left(
+    found_within: int, left: int
+) -> None:
+    """The first limit leaves what is reserved beyond live bytes, by batch size."""
+    reserves = {8: 500 * MIB, 1: 200 * MIB}
+    fake: Any = SimpleNamespace(
+        budget=SimpleNamespace(usable_bytes=USABLE),
+        smallest_batch=1,
+        block_chain=SimpleNamespace(reserve_bytes=reserves.__getitem__),
+    )
+
+    class Proposals:
+        def roughly(self, limit_bytes: int) -> SimpleNamespace:
+            large = replace(candidate(0), batch_size=8)
+            fits = limit_bytes >= found_within * MIB
+            return SimpleNamespace(best=large if fits else None)
+
+    proposals: Any = Proposals()
+    made = search._Limits.of(fake, proposals, ())  # noqa: SLF001
+    assert made.now == USABLE - left * MIB
+
+
 def test_where_all_proposals_were_refused_the_lowest_peak_is_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,6 @@
 """Models of the zoo are traced, planned, applied and verified.
 
-All of them take half an hour (``make zoo``); here runs one of twenty of each
+All of them take an hour (``make zoo``); here runs one of twenty of each
 family, and what is known not to work.
 """
 

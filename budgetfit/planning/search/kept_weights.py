@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from budgetfit.core.precision import find_precision
+from budgetfit.planning.judge import times_of_ops
 from budgetfit.planning.search.search import SearchResult, can_gain
 from budgetfit.planning.session import keeping_weights
 from budgetfit.timing.collectives import COPY_OUT
-from budgetfit.timing.kernel_times import op_times
+from budgetfit.timing.kernel_times import phase_ops
 
 if TYPE_CHECKING:
     from budgetfit.core.block_profile import ChainProfile
@@ -71,14 +71,9 @@ def _gathering_ms(freed: SearchResult) -> float:
     assert estimate is not None  # noqa: S101 - asked for only then
     recipe = estimate.recipe
     trace = session.traces.exact(recipe)
-    times = op_times(
-        trace,
-        recipe.batch_size,
-        session.workload.gpu,
-        tf32=find_precision(recipe.precision).tf32,
-    )
+    times = times_of_ops(trace, recipe, session.workload.gpu)
     phase = next(each for each in reversed(trace.phases) if each.name == "backward")
-    inside = (trace.ops.event > phase.start) & (trace.ops.event <= phase.end)
+    ops = phase_ops(trace, phase)
     copies = np.array([name == COPY_OUT for name in trace.op_names], bool)
-    taken_ns = times.times_ns[inside & copies[trace.ops.name]].sum()
+    taken_ns = times.times_ns[ops[copies[trace.ops.name[ops]]]].sum()
     return float(taken_ns) * recipe.gradient_accumulation_steps / 1e6

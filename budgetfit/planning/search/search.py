@@ -287,11 +287,12 @@ class _Limits:
         limit_bytes = session.budget.usable_bytes
         first = proposals.roughly(limit_bytes).best
         # The next proposals are likely to reserve as much as the known ones.
-        reserves = [each.reserved_bytes - each.allocated_bytes for each in known]
-        now = limit_bytes - max(0, *reserves) if reserves else limit_bytes
-        for size in (first.batch_size, session.smallest_batch) if first else ():
-            reserve = max((session.block_chain.reserve_bytes(size), *reserves))
-            now = limit_bytes - reserve
+        reserves = (each.reserved_bytes - each.allocated_bytes for each in known)
+        least = max((0, *reserves))
+        now = limit_bytes - least
+        sizes = (first.batch_size, session.smallest_batch) if first else ()
+        for size in dict.fromkeys(sizes):
+            now = limit_bytes - max(session.block_chain.reserve_bytes(size), least)
             if proposals.roughly(now).best:  # else a smaller batch may reserve less
                 break
         return cls(limit_bytes=limit_bytes, now=now, refused=limit_bytes + 1)

@@ -330,4 +330,6 @@ def _ops(trace: StepTrace, changes: _Changes, entries: list[_Entry]) -> dict[str
     kept = np.ones(len(ops.event), bool)
     kept[[each.op for each in entries if each.op not in changes.collectives]] = False
     table = OpTable(*(getattr(ops, each.name)[kept] for each in fields(OpTable)))
-    return {"ops": table, "op_names": tuple(names)}
+    used, index = np.unique(table.name, return_inverse=True)
+    table = replace(table, name=index.astype(table.name.dtype))
+    return {"ops": table, "op_names": tuple(names[number] for number in used.tolist())}
