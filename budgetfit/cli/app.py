@@ -72,6 +72,7 @@ from budgetfit.cli.unsupported_options import Group
 from budgetfit.core.loop import KINDS, Loop
 from budgetfit.core.validation import check_samples
 from budgetfit.errors import InputError
+from budgetfit.utils.garbage_collection import collect_less_often
 
 # Targets of `export --to`, and the modules whose `export_text` writes them.
 EXPORTS: Final = {
@@ -108,6 +109,7 @@ def main() -> None:
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
     ignore_odd_width()
+    collect_less_often()
     try:
         with answers_are_kept(), quiet_libraries():
             app()

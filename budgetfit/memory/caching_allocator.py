@@ -94,7 +94,7 @@ class CachingAllocator:
         self._pools: dict[int, tuple[list[int], list[int]]] = {
             stream: ([], []) for stream in (0, *streams.values())
         }
-        self._starts: dict[int, int] = {}  # free blocks' sizes by start address
+        self._starts: dict[int, int] = {}  # free blocks by start address
         self._ends: dict[int, int] = {}  # and by end address
         self._in_use: dict[int, int] = {}
         self._segments: dict[int, int] = {}  # sizes by start address
@@ -136,13 +136,15 @@ class CachingAllocator:
             (key & _ADDRESSES, key >> _ADDRESS_BITS, storage)
             for storage, key in self._in_use.items()
         )
-        free = ((address, size, 0) for address, size in self._starts.items())
+        free = (
+            (address, key >> _ADDRESS_BITS, 0) for address, key in self._starts.items()
+        )
         return [
             MappedBlock(*block, starts_segment=block[0] in self._segments)
             for block in sorted((*used, *free))
         ]
 
-    def _deltas(self, events: list[int], sizes: list[int]) -> list[int]:
+    def _deltas(self, events: list[int], sizes: list[int]) -> list[int]:  # noqa: PLR0915 - one loop
         """Return the change of allocated bytes at each event.
 
         One long loop on purpose: most of a replay's time is spent here, and with frees
@@ -150,8 +152,9 @@ class CachingAllocator:
         """
         streams, free_blocks, in_use = self._streams, self._free_blocks, self._in_use
         starts, ends, (small, large) = self._starts, self._ends, self._pools[0]
+        bits, addresses, most_small = _ADDRESS_BITS, _ADDRESSES, SMALL_REQUEST_BYTES
         deltas: list[int] = []
-        add = deltas.append
+        add, taken = deltas.append, in_use.pop
         for event in events:
             if event > 0:
                 size = sizes[event - 1]
@@ -162,34 +165,36 @@ class CachingAllocator:
                     free_blocks(event, size)
                     if streams
                     else small
-                    if size <= SMALL_REQUEST_BYTES
+                    if size <= most_small
                     else large
                 )
-                index = bisect_left(keys, size << _ADDRESS_BITS)
+                index = bisect_left(keys, size << bits)
                 if index < len(keys):
                     key = keys.pop(index)
-                    found, address = key >> _ADDRESS_BITS, key & _ADDRESSES
-                    del starts[address], ends[address + found]
+                    found, address = key >> bits, key & addresses
+                    del starts[address]
                 else:
                     found = segment_bytes(size, self.large_segment_bytes)
                     if not self._has_room(found):
                         self.failed_event = event
                         return deltas
                     address = self._new_segment(found)
+                    key = ends[address + found] = found << bits | address
                 remainder = found - size
                 # Small blocks are always split, large ones if more than 1 MiB is left.
-                if remainder and (
-                    remainder > SMALL_REQUEST_BYTES or size <= SMALL_REQUEST_BYTES
-                ):
-                    start = address + size
-                    starts[start] = ends[start + remainder] = remainder
-                    insort(keys, remainder << _ADDRESS_BITS | start)
+                if remainder and (remainder > most_small or size <= most_small):
+                    key, start = size << bits | address, address + size
+                    rest = remainder << bits | start
+                    starts[start] = ends[start + remainder] = rest
+                    insort(keys, rest)
                     found = size
-                in_use[event] = found << _ADDRESS_BITS | address
+                else:
+                    del ends[address + found]
+                in_use[event] = key
                 add(found)
             else:
-                key = in_use.pop(-event, 0)
-                found, address = key >> _ADDRESS_BITS, key & _ADDRESSES
+                key = taken(-event, 0)
+                found = key >> bits
                 add(-found)
                 if not found:
                     self._free_nothing(event)
@@ -198,22 +203,24 @@ class CachingAllocator:
                     free_blocks(-event, found)
                     if streams
                     else small
-                    if found <= SMALL_REQUEST_BYTES
+                    if found <= most_small
                     else large
                 )
+                address = key & addresses
                 end = address + found
                 if address in ends:
                     below = ends.pop(address)
-                    address -= below
-                    del keys[bisect_left(keys, below << _ADDRESS_BITS | address)]
+                    address = below & addresses
+                    del keys[bisect_left(keys, below)]
                     del starts[address]
+                    key = end - address << bits | address
                 if end in starts:
                     above = starts.pop(end)
-                    del keys[bisect_left(keys, above << _ADDRESS_BITS | end)]
-                    end += above
-                    del ends[end]
-                starts[address] = ends[end] = end - address
-                insort(keys, end - address << _ADDRESS_BITS | address)
+                    del keys[bisect_left(keys, above)]
+                    end += above >> bits
+                    key = end - address << bits | address
+                starts[address] = ends[end] = key
+                insort(keys, key)
         return deltas
 
     def _free_blocks(self, event: int, size: int) -> list[int]:

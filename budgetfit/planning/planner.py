@@ -56,9 +56,9 @@ from budgetfit.planning.search.varying_lengths import (
     with_lengths,
 )
 from budgetfit.planning.session import budget_of_rank, open_sessions
-from budgetfit.traces.gc_freeze import freeze_gc
 from budgetfit.traces.session import TraceSession
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.garbage_collection import freeze_gc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

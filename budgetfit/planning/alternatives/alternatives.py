@@ -26,9 +26,9 @@ from budgetfit.planning.search.policies import (
     ordinal,
 )
 from budgetfit.planning.search.search import search
-from budgetfit.traces.gc_freeze import freeze_gc
 from budgetfit.traces.swap_modules import modules_in
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
+from budgetfit.utils.garbage_collection import freeze_gc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

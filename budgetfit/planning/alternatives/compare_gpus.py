@@ -17,7 +17,7 @@ from budgetfit.planning.search.baselines import best_with_policy
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.session import open_sessions
-from budgetfit.traces.gc_freeze import freeze_gc
+from budgetfit.utils.garbage_collection import freeze_gc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

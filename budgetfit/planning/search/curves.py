@@ -30,8 +30,8 @@ from budgetfit.solvers.batch_size import choose_batch_size
 from budgetfit.solvers.batch_size_grid import fitting_batch_sizes
 from budgetfit.solvers.chain_dp import pareto_front
 from budgetfit.solvers.problem import Problem
-from budgetfit.traces.gc_freeze import freeze_gc
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
+from budgetfit.utils.garbage_collection import freeze_gc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

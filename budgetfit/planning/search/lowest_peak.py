@@ -24,8 +24,8 @@ from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.host_limit import host_holds
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import every_uniform_length
-from budgetfit.traces.gc_freeze import freeze_gc
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
+from budgetfit.utils.garbage_collection import freeze_gc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

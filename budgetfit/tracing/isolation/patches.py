@@ -255,7 +255,7 @@ PATCHES: Final = (
     ),
     Patch(
         "garbage collection",
-        "tracing/isolation/python_state.py, traces/gc_freeze.py",
+        "tracing/isolation/python_state.py, utils/garbage_collection.py",
         "it would free tensors in the middle of a trace, and takes long",
         "off during a trace",
     ),

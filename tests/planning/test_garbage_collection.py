@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from budgetfit.traces.gc_freeze import NEW_OBJECTS, freeze_gc
+from budgetfit.utils.garbage_collection import NEW_OBJECTS, freeze_gc
 
 
 @pytest.fixture(autouse=True)
