@@ -65,7 +65,7 @@ CASES: Final = (
 )
 
 
-def one_plan(case: Case, *, warm: bool) -> dict[str, object]:
+def one_plan(case: Case, *, warm: bool, with_table: bool) -> dict[str, object]:
     """Plan in this process and say how long it took and what was decided."""
     quiet()
     for name in ("bert", "llama", "vit"):
@@ -89,7 +89,7 @@ def one_plan(case: Case, *, warm: bool) -> dict[str, object]:
         )
         answer_s = time.perf_counter() - started
         answer_cpu_s = time.process_time() - started_cpu
-        rows = len(made.alternatives)
+        rows = len(made.alternatives) if with_table else 0
         table_s = time.perf_counter() - started
     recipe = made.recipe
     return {
@@ -103,17 +103,23 @@ def one_plan(case: Case, *, warm: bool) -> dict[str, object]:
     }
 
 
-def in_own_process(number: int, cache: str, tree: Path = ROOT) -> dict[str, object]:
-    """Make one plan on two cores, in a process of its own, by the code in ``tree``."""
+def in_own_process(
+    number: int, cache: str, tree: Path | None = None
+) -> dict[str, object]:
+    """Make one plan on two cores, in a process of its own.
+
+    ``tree``: whose code makes it, without a table; None: this one's, with a table.
+    """
     cores = sorted(os.sched_getaffinity(0))[:CORES]
+    words = ["--case", str(number), *(() if tree is None else ("--answer-only",))]
     done = subprocess.run(  # noqa: S603 - this very program
-        [sys.executable, "-W", "ignore", str(Path(__file__)), "--case", str(number)],
-        cwd=tree,
+        [sys.executable, "-W", "ignore", str(Path(__file__)), *words],
+        cwd=tree or ROOT,
         env={
             **os.environ,
             CACHE: cache,
             "OMP_NUM_THREADS": str(CORES),
-            "PYTHONPATH": str(tree),
+            "PYTHONPATH": str(tree or ROOT),
         },
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
         check=True,
@@ -185,10 +191,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--against", metavar="REVISION", help="of this repository")
     parser.add_argument("--case", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--answer-only", action="store_true", help=argparse.SUPPRESS)
     wanted = parser.parse_args()
     if wanted.case is not None:
         warm = os.environ.get(CACHE, "off") != "off"
-        print(json.dumps(one_plan(CASES[wanted.case], warm=warm)))
+        table_too = not wanted.answer_only
+        made = one_plan(CASES[wanted.case], warm=warm, with_table=table_too)
+        print(json.dumps(made))
         return 0
     if wanted.against:
         print(compared(wanted.against))
