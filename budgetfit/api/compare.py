@@ -15,10 +15,12 @@ from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.hourly_prices import hourly_prices
 from budgetfit.inputs.arguments import ADAPTER_SETTINGS, Arguments
 from budgetfit.inputs.several_gpus import (
+    AUTO,
     CountedGpu,
     find_counted_gpu,
     parallelisms,
     parse_link,
+    refuse_engine_of_one,
     samples_per_rank,
     worth_tracing,
 )
@@ -136,6 +138,8 @@ def _cards(asked: Arguments, counted: Sequence[CountedGpu]) -> list[Card]:
     """
     nodes = max(each.nodes if each.gpus > 1 else 0 for each in counted)
     link = parse_link(asked.link, nodes)
+    if not nodes:
+        refuse_engine_of_one(asked.engine)
     cards = []
     for gpu, per_node, count in counted:
         target = find_target_gpu(None, gpu.name, asked.allocator)
@@ -211,14 +215,14 @@ def _rows(
     rows: dict[int, GpuComparison] = {}
     for group in groups.values():
         first = group[0]
-        alone = replace(asked, gpu=cards[first].gpu.name, link=None)
-        here = alone.parsed(precisions[first])
+        alone = replace(asked, gpu=cards[first].gpu.name, engine=AUTO, link=None)
+        here = alone.parsed(None if asked.precision == "auto" else precisions[first])
         summaries.append(here.workload.summary())
         made = compare_gpus(
             here.workload,
             [_worth_planning(cards[number], here) for number in group],
             here.request,
-            precision=asked.precision,
+            precision="as-is" if here.precisions == ("as-is",) else asked.precision,
             optimizer=here.optimizer,
             progress=asked.progress,
         )

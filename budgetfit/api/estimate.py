@@ -46,9 +46,11 @@ def estimate_recipe(
     if recipe.parallelism is not None:
         asked.given.check_for_several(asked.lengths)
     if recipe.parallelism is not None and loop != RUN:
+        others = {"ema": loop.ema, "max_grad_norm": loop.max_grad_norm is not None}
+        named = next((name for name, is_set in others.items() if is_set), "loop")
         raise InputError(
-            f"Several GPUs are planned with budgetfit.Run around the steps, not with "
-            f"{loop.kind!r}. Leave loop= out."
+            f"{named}= is not planned for several GPUs: there budgetfit.Run is around "
+            f"the steps. Leave {named}= out."
         )
     made = make_estimate(
         asked.workload,

@@ -170,7 +170,8 @@ class _Search:
             count == 1 or (nodes == 1 and is_between_nodes(check_link(link)))
         ):
             link = None
-        return replace(self.given, gpus=gpus, link=link)
+        engine = AUTO if count == 1 else self.given.engine
+        return replace(self.given, gpus=gpus, engine=engine, link=link)
 
     def is_too_much(self, here: Arguments) -> bool:
         """Whether not even the lowest peak fits; says so, and what is known by it."""

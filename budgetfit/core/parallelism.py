@@ -24,7 +24,10 @@ _SETTINGS: Final = {
     ),
     "deepspeed": ("zero_stage", "bucket_elements", "overlap_comm", "param_dtype"),
 }
-_USE: Final = 'Use engine="fsdp2", or "ddp" where the model fits on each GPU.'
+_USE: Final = (
+    'Use engine="fsdp2", engine="ddp" where the model fits on each GPU, or '
+    'engine="deepspeed".'
+)
 _NOT_PLANNED: Final = {
     **dict.fromkeys(
         ("tp", "tensor", "cp", "context", "sp", "pp", "pipeline", "ep", "expert"),
@@ -202,8 +205,12 @@ class Parallelism:
 
     @property
     def torchrun(self) -> str:
-        """The command that starts a script, which follows it, on these GPUs."""
-        several = f"--nnodes {self.nodes} " if self.nodes > 1 else ""
+        """The command that starts a script, which follows it, on these GPUs.
+
+        It is run on each machine; ``HOST`` is the name of one of them.
+        """
+        meet = "--rdzv-backend c10d --rdzv-endpoint HOST:29400"
+        several = f"--nnodes {self.nodes} {meet} " if self.nodes > 1 else ""
         return f"torchrun {several}--nproc-per-node {self.gpus // self.nodes}"
 
     @property

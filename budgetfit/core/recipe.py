@@ -209,7 +209,8 @@ class Recipe:
             raise InputError(
                 f"DeepSpeed is planned in {', '.join(wanted)}; got "
                 f"precision={self.precision!r:.80}. Use bf16-mixed, its bf16.enabled: "
-                "bf16 weights, and fp32 ones in the optimizer."
+                "bf16 weights, and fp32 ones in the optimizer; or fp32 on cards "
+                'without bf16; or engine="ddp", or engine="fsdp2".'
             )
         if self.loss_chunks > 1:
             raise InputError(

@@ -30,6 +30,7 @@ _SIZE: Final = re.compile(
     r"\s*(?P<number>[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})"
     r"\s*(?P<unit>[A-Za-z]+)\s*"
 )
+MOST_BYTES: Final = 1 << 50  # sums of sizes stay far below what an int64 holds
 # In "24Gb" the small b after a capital is how bits are written.
 _LOOKS_LIKE_BITS: Final = re.compile(r"[A-Z]i?b|b")
 
@@ -48,7 +49,8 @@ def parse_bytes(text: str | SupportsIndex) -> int:
         Bytes, above zero.
 
     Raises:
-        InputError: No number, no unit, an unknown unit, or not above zero.
+        InputError: No number, no unit, an unknown unit, not above zero, or more than
+            ``MOST_BYTES``.
 
     >>> parse_bytes("24GB")
     24000000000
@@ -58,6 +60,11 @@ def parse_bytes(text: str | SupportsIndex) -> int:
     size_bytes = _text_bytes(text) if isinstance(text, str) else _integer_bytes(text)
     if size_bytes < 1:
         raise _not_a_size(text)
+    if size_bytes > MOST_BYTES:
+        raise InputError(
+            f"{text!r} is more memory than any machine has: 1024 TiB are the most that "
+            'is planned for. Write for example "24GB".'
+        )
     return size_bytes
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from budgetfit.applying.data_parallel import refuse_planning_distributed
 from budgetfit.applying.quantized_layers.stored_weights import for_quantized
@@ -56,6 +57,7 @@ from budgetfit.inputs.several_gpus import (
     AUTO,
     Gpus,
     parallelisms,
+    refuse_engine_of_one,
     samples_per_rank,
     worth_tracing,
 )
@@ -87,6 +89,15 @@ Lengths = Iterable[int] | Mapping[int, int]
 EAGER_NOTE: Final = (
     "the model is under torch.compile, and bytes and times are those of eager mode; "
     "compile='blocks' plans with torch.compile for each block"
+)
+# Whoever trains in float64 means to: never cast unless asked.
+KEPT_IN_DOUBLE: Final = (
+    "the weights are float64 and are trained so (as-is); another precision, such as "
+    "bf16-mixed, casts them and the batch to float32, which is many times faster"
+)
+CAST_FROM_DOUBLE: Final = (
+    "the weights are float64 and this precision casts them and the batch; as-is trains "
+    "them as they are"
 )
 ADAPTER_SETTINGS: Final = (
     *("lora_r", "lora_alpha", "lora_dropout", "target_modules"),
@@ -161,6 +172,8 @@ class Arguments:
         """
         check_objective(self.objective)
         engines = parallelisms(self.gpus, self.engine)
+        if not engines:
+            refuse_engine_of_one(self.engine)
         ranks = engines[0].gpus if engines else 1
         check_batch(self.batch_size, samples_per_rank(self.effective_batch_size, ranks))
         self._check_update_in_backward()
@@ -168,6 +181,7 @@ class Arguments:
         target = find_target_gpu(self.vram, self.gpu, self.allocator)
         target = target.connected(self.link, engines[0].nodes if engines else nodes)
         budget = target.budget(self.headroom, self.host_ram)
+        is_auto = precisions is None and self.precision == "auto"
         if precisions is None:
             precisions = requested_precisions(self.precision, target.gpu)
         adapter = self.adapter_on(target.gpu, precisions)
@@ -184,6 +198,13 @@ class Arguments:
         workload, source = _read_model(
             self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
         )
+        fallback = None if adapter else fallback_for(self.precision)
+        if _trains_in_double(workload.model):
+            note = KEPT_IN_DOUBLE if is_auto else CAST_FROM_DOUBLE
+            if is_auto or set(precisions) != {"as-is"}:
+                workload = replace(workload, notes=(*workload.notes, note))
+            if is_auto:
+                precisions, fallback = ["as-is"], None
         return ParsedArguments(
             given=self,
             workload=workload,
@@ -193,7 +214,7 @@ class Arguments:
             precisions=tuple(precisions),
             optimizer=name,
             lengths=lengths,
-            fallback_precision=None if adapter else fallback_for(self.precision),
+            fallback_precision=fallback,
             parallelisms=worth_tracing(
                 for_quantized(engines, workload.model), workload.model, budget
             ),
@@ -348,6 +369,14 @@ class ParsedArguments:
         return replace(self, workload=self.workload.at_length(length)).least()
 
 
+def _trains_in_double(model: nn.Module) -> bool:
+    """Whether any weight that is trained is float64."""
+    return any(
+        each.requires_grad and each.dtype == torch.float64
+        for each in model.parameters()
+    )
+
+
 def _read_model(
     asked: Arguments,
     target: TargetGpu,
@@ -373,6 +402,7 @@ def _read_model(
     resolved = resolve_model(model, trust_remote_code=asked.trust_remote_code)
     resolved = base_of_adapter(resolved, adapter)
     live = resolved.model
+    _refuse_lazy_parameters(live, resolved.name)
     refuse_planning_distributed(live)
     adapter, stored_notes = adapter_as_stored(resolved, adapter, given=is_live)
     traced, adapter_notes = model_to_trace(live, adapter)
@@ -417,6 +447,15 @@ def _read_model(
         lengths=lengths,
     )
     return workload.with_found_blocks(), source
+
+
+def _refuse_lazy_parameters(model: nn.Module, name: str) -> None:
+    for path, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InputError(
+                f"{path} of {name} has no shape yet: lazy modules get theirs from the "
+                "first batch. Call the model once, model(inputs), and plan then."
+            )
 
 
 def _example_batch(

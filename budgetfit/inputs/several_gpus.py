@@ -177,6 +177,19 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
     return tuple(found)
 
 
+def refuse_engine_of_one(engine: str) -> None:
+    """Refuse an engine that was named for one GPU.
+
+    Raises:
+        InputError: If it was.
+    """
+    if engine != AUTO:
+        raise InputError(
+            f"engine={engine!r} is for several GPUs, and this is one. Say how many, "
+            "for example gpus=2, or leave engine= out."
+        )
+
+
 def worth_tracing(
     candidates: tuple[Parallelism, ...], model: nn.Module, budget: Budget
 ) -> tuple[Parallelism, ...]:

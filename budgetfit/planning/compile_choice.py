@@ -59,6 +59,6 @@ def _reason(error: Exception) -> str:
 def _figures(plan: Plan) -> str:
     estimate = plan.comparable
     return (
-        f"{estimate.samples_per_s:.3g} samples/s, "
+        f"{estimate.samples_per_s:,.2f} samples/s, "
         f"{format_bytes(estimate.reserved_bytes)} reserved"
     )

@@ -160,19 +160,21 @@ def _traced(
 
     With accumulation, except where that cannot be traced: that of sparse gradients.
     """
+    whole = settings.get("effective_batch_size")
     accumulation = planned_accumulation(
-        settings.get("effective_batch_size"),
-        optimizer_in_backward=settings.get("optimizer_in_backward", False),
+        whole, optimizer_in_backward=settings.get("optimizer_in_backward", False)
     )
+    one = whole is not None and whole == request.batch_size
     try:
         return open_sessions(
             workload, budget, request, accumulation=accumulation, **settings
         )
     except TraceError as error:
-        if accumulation is None:
+        if accumulation is None and not one:
             raise
+        plain: SessionSettings = {**settings, "effective_batch_size": None}
         try:
-            return open_sessions(workload, budget, request, **settings)
+            return open_sessions(workload, budget, request, **plain)
         except TraceError:
             raise error from None
 

@@ -256,13 +256,21 @@ def _next(plan: Plan, saved_as: str | None) -> list[RenderableType]:
     if saved_as:
         texts = [
             f"{verify} {saved_as}   # real GPU steps against these numbers",
-            f"budgetfit export {saved_as} --to torch > train.py",
+            f"budgetfit export {saved_as} --to {_script(plan)} > train.py",
         ]
     settings = plan.budget.allocator
     if settings.text:
         texts.insert(0, f"export {VARIABLE}={settings.shell_text}   # before training")
     commands = [Text(f"  {text}", no_wrap=True, overflow="ignore") for text in texts]
     return [Text("NEXT", "bold"), *commands]
+
+
+def _script(plan: Plan) -> str:
+    """The export that can write a plan's program: torch's API alone, if it suffices."""
+    recipe = plan.recipe
+    on_host = any(e.mode == "offload" or e.input_on_host for e in recipe.segments)
+    more = plan.adapter or on_host or recipe.loss_chunks > 1
+    return "trainer" if more and not recipe.optimizer_in_backward else "torch"
 
 
 def _origin(plan: Plan) -> str:

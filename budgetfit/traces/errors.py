@@ -23,7 +23,8 @@ _ADVICE: Final = {
     ("sparse gradients", "SparseTensorImpl"): (
         "An embedding with sparse=True makes sparse gradients. Set sparse=False: its "
         "gradient is then as large as its weight; or use an optimizer that takes them, "
-        "such as torch.optim.SparseAdam for it alone."
+        "such as torch.optim.SparseAdam for it alone, in one micro-batch per update: "
+        "their accumulation is not planned."
     ),
     ("FlexAttention",): (
         "Flex attention is not planned. Plan with another: a transformers model with "

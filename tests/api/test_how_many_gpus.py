@@ -73,7 +73,7 @@ def test_the_fewest_that_fit_are_taken_and_the_others_are_said() -> None:
 
 def test_one_is_taken_where_it_fits() -> None:
     auto = planned(gpu="a100-80gb", gpus="auto")
-    plain = planned(gpu="a100-80gb")
+    plain = planned(gpu="a100-80gb", engine="auto")
     assert auto.recipe == plain.recipe
     assert auto.estimate == plain.estimate
     assert auto.provenance["gpus_tried"][0][0] == "1"

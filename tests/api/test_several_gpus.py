@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import budgetfit
-from budgetfit import InputError, Recipe
+from budgetfit import InputError, Loop, Recipe
+from budgetfit.api.compare import compare
 from budgetfit.api.estimate import estimate_settings
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Plan
@@ -115,6 +116,14 @@ def test_refused_before_anything_is_traced(given: dict[str, Any], says: str) -> 
         budgetfit.plan(Mebi(), "1GB", gpus=2, **given)
 
 
+@pytest.mark.parametrize("gpus", [{}, {"gpus": 1}])
+def test_an_engine_for_one_gpu_is_refused(gpus: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="engine='ddp' is for several GPUs"):
+        budgetfit.plan(Mebi(), "1GB", engine="ddp", **gpus)
+    with pytest.raises(InputError, match="engine='zero2' is for several GPUs"):
+        compare(Mebi(), ["rtx-4090", "t4"], engine="zero2")
+
+
 def planned(**given: Any) -> Plan:
     return budgetfit.plan(
         Mebi(), "3GB", batch=EXAMPLES["mebi"].batch, precision="fp32", **given
@@ -171,8 +180,13 @@ def test_a_link_changes_the_time_alone() -> None:
 def test_what_is_around_the_steps_is_run_alone() -> None:
     recipe = Recipe(batch_size=2, parallelism=parallelisms(2, "ddp")[0])
     given = {"gpu": "t4", "batch": EXAMPLES["mebi"].batch}
-    with pytest.raises(InputError, match=r"budgetfit\.Run around the steps"):
-        budgetfit.estimate(Mebi(), recipe, loop="plain", **given)
+    for name, loop in (
+        ("loop", "plain"),
+        ("ema", Loop(ema=True)),
+        ("max_grad_norm", Loop(kind="run", max_grad_norm=1.0)),
+    ):
+        with pytest.raises(InputError, match=rf"budgetfit\.Run .* Leave {name}= out"):
+            budgetfit.estimate(Mebi(), recipe, loop=loop, **given)
 
 
 def test_a_plan_for_deepspeed_is_read_as_it_was_saved() -> None:

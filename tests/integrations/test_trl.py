@@ -5,7 +5,7 @@
 import dataclasses
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import transformers
 from torch import nn
 
+from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from tests.integrations.tiny_training import (
@@ -34,6 +35,7 @@ from tests.processes import python
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 
+from budgetfit.integrations.exports import axolotl  # noqa: E402
 from budgetfit.integrations.exports import trl as trl_module  # noqa: E402
 
 QUIET: dict[str, Any] = {
@@ -181,7 +183,7 @@ def test_the_exported_text_makes_a_dpo_trainer_that_trains(
 
 def test_pairs_need_an_even_number_of_planned_samples() -> None:
     plan = plan_for(tiny_model("llama"), batch_size=3)
-    with pytest.raises(InputError, match="--batch-size 4"):
+    with pytest.raises(InputError, match="--batch-size 2"):
         trl_module.dpo_text(plan, "plan.json")
     pictures = dataclasses.replace(
         plan_for(tiny_model("llama"), batch_size=2),
@@ -191,6 +193,34 @@ def test_pairs_need_an_even_number_of_planned_samples() -> None:
     )
     with pytest.raises(InputError, match="pixel_values 3x8x8"):
         trl_module.dpo_text(pictures, "plan.json")
+
+
+@pytest.mark.parametrize(
+    "class_name", ["BertForMaskedLM", "T5ForConditionalGeneration"]
+)
+@pytest.mark.parametrize(
+    "export",
+    [trl_module.export_text, trl_module.dpo_text, axolotl.export_text],
+    ids=["sft", "dpo", "axolotl"],
+)
+def test_only_causal_language_models_are_written(
+    export: Callable[[Plan, str], str], class_name: str
+) -> None:
+    plan = plan_for(tiny_model("llama"), batch_size=2)
+    model = dataclasses.replace(plan.model, class_name=class_name)
+    with pytest.raises(InputError, match=f"{class_name}. Use --to trainer"):
+        export(dataclasses.replace(plan, model=model), "plan.json")
+
+
+@pytest.mark.parametrize(
+    "class_name",
+    ["", "MyOwnModel", "BertLMHeadModel", "Gemma3ForConditionalGeneration"],
+)
+def test_others_that_may_continue_texts_are_written(class_name: str) -> None:
+    plan = plan_for(tiny_model("llama"), batch_size=2)
+    model = dataclasses.replace(plan.model, class_name=class_name)
+    text = trl_module.export_text(dataclasses.replace(plan, model=model), "plan.json")
+    assert "SFTTrainer" in text
 
 
 @pytest.mark.parametrize("name", ["_SFT", "_DPO"])

@@ -29,6 +29,8 @@ for number, (options, words) in enumerate(
         ({"vram": 0}, SIZE),
         ({"vram": 24}, "24 B leave nothing to plan with"),
         ({"vram": "24"}, SIZE),
+        ({"vram": 2**70}, "is more memory than any machine has"),
+        ({"host_ram": "99999999999GB"}, "is more memory than any machine has"),
         ({"vram": float("nan")}, SIZE),
         (
             {"vram": "rtx-4090", "gpu": None},
@@ -192,3 +194,10 @@ def planned_under_other_settings_of_torch() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert made.estimate.allocated_bytes == plan_of().estimate.allocated_bytes
+
+
+@refused("weight of Sequential has no shape yet.*Call the model once", InputError)
+def lazy_module() -> None:
+    """nn.LazyLinear that has not seen a batch."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(8))
+    budgetfit.plan(model, vram="2GB", batch=torch.zeros(4, 4))

@@ -217,10 +217,17 @@ def sparse_gradients() -> None:
     _words_plan("adamw_torch")
 
 
-@refused("sparse=True.*Set sparse=False", TraceError)
+@refused("sparse=True.*Set sparse=False.*one micro-batch per update", TraceError)
 def sparse_gradients_accumulated() -> None:
     """nn.Embedding(sparse=True) with SGD and several micro-batches for an update."""
     _words_plan(_plain_sgd, effective_batch_size=8)
+
+
+@right()
+def sparse_gradients_of_one_micro_batch() -> None:
+    """nn.Embedding(sparse=True) with SGD, its one micro-batch named twice."""
+    plan = _words_plan(_plain_sgd, batch_size=4, effective_batch_size=4)
+    assert plan.recipe.gradient_accumulation_steps == 1
 
 
 @right()

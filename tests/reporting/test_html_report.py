@@ -10,12 +10,14 @@ import pytest
 
 from budgetfit.core.block_report import BlockRow
 from budgetfit.core.memory_timeline import TimelinePoint
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import ACCUMULATING, Alternative, Plan
 from budgetfit.core.plan_curves import LazyCurves
 from budgetfit.errors import InputError
 from budgetfit.reporting.formatting import rate_text
 from budgetfit.reporting.html.colors import COLORS
 from budgetfit.reporting.html.report import comparison_page, figure_file, plan_page
+from budgetfit.reporting.html.summary import answers
 from budgetfit.utils.format_bytes import format_bytes
 from tests.reporting.parsed_page import Element, parsed
 from tests.reporting.sample_plans import (
@@ -47,6 +49,14 @@ MOST_BYTES = 1_500_000
 def with_curves(plan: Plan) -> Plan:
     curves = sample_curves(plan)
     return plan.changed(lazy_curves=LazyCurves(lambda: curves))
+
+
+def test_the_report_says_how_many_gpus() -> None:
+    several = Parallelism(engine="ddp", gpus=2)
+    recipe = dataclasses.replace(sample_plan().recipe, parallelism=several)
+    found = sample_plan(recipe=recipe, estimate=sample_estimate(recipe))
+    assert ("GPUs", several.describe()) in answers(found)[0].facts
+    assert all(name != "GPUs" for name, _ in answers(sample_plan())[0].facts)
 
 
 @pytest.fixture(scope="module")

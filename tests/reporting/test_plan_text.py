@@ -2,12 +2,15 @@
 
 import dataclasses
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from budgetfit.core.adapter import Adapter
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Alternative, LazyAlternatives, Plan
+from budgetfit.core.recipe import Segment
 from budgetfit.gpus.cuda_context import CudaContext, measured_context
 from budgetfit.gpus.table import find_gpu, generic_gpu
 from budgetfit.reporting.render import plan_text, print_plan, render, show
@@ -36,6 +39,29 @@ def test_the_answer_comes_before_the_reasons() -> None:
     text = sample_plan().details()
     order = ["RECOMMENDED", "WHERE IT GOES", "ALTERNATIVES", "WATCH OUT", "NEXT"]
     assert sorted(order, key=text.index) == order
+
+
+@pytest.mark.parametrize(
+    ("changes", "export"),
+    [
+        ({}, "torch"),
+        ({"loss_chunks": 8}, "trainer"),
+        ({"segments": (Segment(("layers.0",), "offload"),)}, "trainer"),
+        ({"optimizer_in_backward": True, "gradient_accumulation_steps": 1}, "torch"),
+    ],
+)
+def test_next_names_an_export_that_can_be_written(
+    changes: dict[str, Any], export: str
+) -> None:
+    recipe = sample_recipe(**changes)
+    plan = sample_plan(recipe=recipe, estimate=sample_estimate(recipe))
+    text = render(plan_text(plan, saved_as="plan.json"))
+    assert f"budgetfit export plan.json --to {export} > train.py" in text
+
+
+def test_next_names_a_library_that_has_adapters() -> None:
+    plan = sample_plan(adapter=Adapter(method="lora"))
+    assert "--to trainer > train.py" in render(plan_text(plan, saved_as="plan.json"))
 
 
 def test_the_first_text_compares_with_what_is_usual_and_evaluates_nothing() -> None:

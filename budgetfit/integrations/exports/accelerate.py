@@ -71,6 +71,8 @@ def _several(plan: Plan) -> dict[str, Any]:
         "num_machines": parallelism.nodes,
         "num_processes": parallelism.gpus,
     }
+    if parallelism.nodes > 1:
+        found |= {"main_process_ip": "HOST", "main_process_port": 29500}
     if parallelism.engine == "fsdp2":
         settings = fsdp_settings(plan, parallelism, "accelerate")
         found["distributed_type"] = "FSDP"
@@ -121,8 +123,15 @@ def export_text(plan: Plan, plan_file: str) -> str:
             *names,
         ],
     )
+    several = plan.recipe.parallelism
+    machines = (
+        ["On each machine, with its machine_rank and the first one's name for HOST:"]
+        if several is not None and several.nodes > 1
+        else []
+    )
     script = [
         "",
+        *machines,
         "accelerate launch --config_file accelerate.yaml train.py",
         "",
         "In train.py, before accelerator.prepare(...):",

@@ -59,7 +59,7 @@ def _of_ranks(plan: Plan) -> list[str]:
             "Not predicted: what DeepSpeed allocates for itself (flat buffers, buckets)"
         ]
     return [
-        launch_line(parallelism),
+        launch_line(parallelism, "the program that reads this", "train.py"),
         "In each micro-batch: loss = engine(...); engine.backward(loss); engine.step()",
     ]
 

@@ -13,11 +13,6 @@ if TYPE_CHECKING:
     from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.plan import Plan
 
-_ELSE = (
-    "Use --to torch, a script for torchrun, or train with budgetfit.apply(plan, model)"
-    " under torchrun"
-)
-
 
 def refuse_several_gpus(plan: Plan, program: str) -> None:
     """Refuse a plan for several GPUs, for a program that this cannot be written for.
@@ -29,8 +24,17 @@ def refuse_several_gpus(plan: Plan, program: str) -> None:
     if parallelism is not None:
         raise InputError(
             f"The plan is for {parallelism.engine} on {parallelism.gpus} GPUs, which "
-            f"is not written for {program}. {_ELSE}."
+            f"is not written for {program}. Use {_else(plan)}."
         )
+
+
+def _else(plan: Plan) -> str:
+    """Return what to use instead; torch alone has no adapters."""
+    script = "trainer or accelerate" if plan.adapter else "torch"
+    return (
+        f"--to {script}, a script for torchrun, or train with "
+        "budgetfit.apply(plan, model) under torchrun"
+    )
 
 
 def zero_settings(plan: Plan) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def copied_gradients(plan: Plan) -> list[str]:
     if needed > usable:
         raise InputError(
             f"{found}, {format_bytes(needed)} reserved in all, and "
-            f"{format_bytes(usable)} are usable. {_ELSE}."
+            f"{format_bytes(usable)} are usable. Use {_else(plan)}."
         )
     return [f"{found}."]
 
@@ -91,7 +95,7 @@ def fsdp_settings(plan: Plan, parallelism: Parallelism, program: str) -> dict[st
         if is_used:
             raise InputError(
                 f"{program} has no setting for {name}={getattr(parallelism, name)} of "
-                f"fully_shard. {_ELSE}."
+                f"fully_shard. Use {_else(plan)}."
             )
     return {
         "version": 2,

@@ -6,6 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports.language_models import (
+    refuse_unless_language_model,
+)
 from budgetfit.integrations.exports.ranks import refuse_several_gpus
 from budgetfit.integrations.exports.trainer_arguments import planned_arguments
 from budgetfit.integrations.exports.trainer_script import ScriptParts, program_text
@@ -64,9 +67,11 @@ def export_text(plan: Plan, plan_file: str) -> str:
     """Return a Python script with an SFTTrainer; does not import TRL.
 
     Raises:
-        InputError: If the trainer has no such optimizer, or for several GPUs.
+        InputError: If it is no causal language model, the trainer has no such
+            optimizer, or for several GPUs.
     """
     refuse_several_gpus(plan, "TRL")
+    refuse_unless_language_model(plan, "SFTTrainer")
     return program_text(plan, plan_file, _SFT)
 
 
@@ -74,21 +79,22 @@ def dpo_text(plan: Plan, plan_file: str) -> str:
     """Return a Python script with a DPOTrainer; does not import TRL.
 
     Raises:
-        InputError: If a micro-batch has an odd number of samples, or other tensors than
+        InputError: If a micro-batch has an odd number of samples, or images beside
             text, or as ``export_text``.
     """
     refuse_several_gpus(plan, "TRL")
+    refuse_unless_language_model(plan, "DPOTrainer")
+    if "pixel_values" in plan.model.batch:
+        raise InputError(
+            "Only plans of texts can be exported for DPO, and a sample of this one is "
+            f"{sample_text(plan.model.batch)}. Use --to trainer instead."
+        )
     size = plan.recipe.batch_size
     if size % 2:
         raise InputError(
             "A sample of DPO is a pair, two sequences of the planned length, and the "
             f"plan's micro-batch of {size} cannot be halved. Plan again with an even "
-            f"one: --batch-size {size + 1}."
-        )
-    if "input_ids" not in plan.model.batch or "pixel_values" in plan.model.batch:
-        raise InputError(
-            "Only plans of texts can be exported for DPO, and a sample of this one is "
-            f"{sample_text(plan.model.batch)}. Use --to trainer instead."
+            f"one: --batch-size {max(2, size - 1)}."
         )
     return program_text(plan, plan_file, _DPO)
 

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports.language_models import (
+    refuse_unless_language_model,
+)
 from budgetfit.integrations.exports.ranks import refuse_several_gpus
 from budgetfit.integrations.source_code.python_source import (
     escape_line,
@@ -20,7 +23,7 @@ from budgetfit.integrations.source_code.python_source import (
     refuse_compile,
     refuse_optimizer_in_backward,
 )
-from budgetfit.reporting.formatting import blocks_text, rate_text, sample_text
+from budgetfit.reporting.formatting import blocks_text, rate_text
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -54,9 +57,10 @@ def config_text(
         remarks: Returns what else the program cannot express.
 
     Raises:
-        InputError: If the program cannot train these samples or this optimizer.
+        InputError: If the program cannot train this model or this optimizer.
     """
-    _refuse_non_text_plan(plan, program)
+    refuse_unless_language_model(plan, program)
+    _refuse_optimizer_function(plan, program)
     refuse_optimizer_in_backward(plan, program)
     refuse_several_gpus(plan, program)
     refuse_compile(plan, program)
@@ -148,13 +152,8 @@ def _numbers(estimate: Estimate) -> str:
     return f"{memory} reserved and {rate_text(estimate.samples_per_s)} samples/s"
 
 
-def _refuse_non_text_plan(plan: Plan, program: str) -> None:
-    """Refuse samples without tokens and optimizers without a transformers name."""
-    if "input_ids" not in plan.model.batch:
-        raise InputError(
-            f"{program} trains models of language, and a sample of this plan is "
-            f"{sample_text(plan.model.batch)}. Use --to trainer or --to torch instead."
-        )
+def _refuse_optimizer_function(plan: Plan, program: str) -> None:
+    """Refuse optimizers without a transformers name."""
     if "." in plan.recipe.optimizer:
         raise InputError(
             f"{program} takes transformers' optimizer names, and the plan was made "

@@ -65,10 +65,10 @@ def torch_script(plan: Plan) -> str:
         InputError: If the plan offloads, chunks the loss, or trains adapters.
     """
     if plan.adapter is not None:
+        other = "--to trainer" + ("" if plan.recipe.parallelism else " or --to sft")
         raise InputError(
             f"A script of torch alone cannot train {plan.adapter.describe()}: peft "
-            "makes it. Export --to trainer or --to sft, or train with "
-            "budgetfit.apply(plan, model)."
+            f"makes it. Export {other}, or train with budgetfit.apply(plan, model)."
         )
     model = _model(plan)
     sections = [

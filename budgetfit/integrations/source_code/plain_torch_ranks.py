@@ -50,9 +50,12 @@ def ranks_constants(recipe: Recipe, blocks: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def launch_line(parallelism: Parallelism) -> str:
+def launch_line(
+    parallelism: Parallelism, what: str = "it", file: str = "THIS_FILE"
+) -> str:
     """Return the command that starts a script, for its docstring."""
-    return f"Start it with: {parallelism.torchrun} THIS_FILE"
+    where = " (on each machine; HOST is one of them)" if parallelism.nodes > 1 else ""
+    return f"Start {what} with: {parallelism.torchrun} {file}{where}"
 
 
 def main_lines(parallelism: Parallelism | None) -> dict[str, str]:

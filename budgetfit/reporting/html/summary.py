@@ -47,6 +47,8 @@ def _settings(plan: Plan) -> Answer:
         ("optimizer", recipe.optimizer),
         ("checkpointing", blocks_text(recipe, plan.model.blocks)),
     ]
+    if recipe.parallelism is not None:
+        facts.insert(0, ("GPUs", recipe.parallelism.describe()))
     if recipe.compile == "blocks":
         facts.append(("torch.compile", "the forward of each block"))
     if recipe.loss_chunks > 1:
