@@ -126,7 +126,8 @@ def plan(  # noqa: PLR0913 - public API
             rate over them is that of the plan.
         loss: ``loss(outputs, batch) -> scalar``, or ``file.py:function``; the model's
             own if left out, or the error of a diffusion model's prediction.
-        precision: ``auto`` (16-bit autocast; fp32 if the model cannot run in it),
+        precision: ``auto`` (16-bit autocast; fp32 if the model cannot run in it;
+            ``as-is`` where its weights are float64),
             ``fp32``, ``tf32``, ``fp16-mixed``, ``bf16-mixed``, ``bf16``, ``as-is``, or
             a list of them to compare.
         optimizer: transformers' ``optim`` name or a function of the parameters.
