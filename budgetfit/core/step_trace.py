@@ -207,6 +207,8 @@ class StepTrace:
         op_names: Names of ops such as ``aten.mm.default``; ``ops.name`` indexes them.
         unverified_ops: Ops that allocated memory without a verified rule.
         notes: What the trace could not represent.
+        gives_containers: Whether a block was given a dict, list or object, which it
+            could change.
     """
 
     batch_sizes: tuple[int, ...]
@@ -229,6 +231,7 @@ class StepTrace:
     unverified_ops: tuple[UnverifiedOp, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
     stream: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
+    gives_containers: bool = False
 
     def side_streams(self) -> dict[int, int]:
         """Return the streams of storages not on the default one, as events number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from typing import Final
 
@@ -55,6 +56,12 @@ _ADVICE: Final = {
     ),
 }
 
+# Of Python's own containers: "list index out of range", "pop from empty list", "pop
+# from an empty deque", "deque index out of range"; the rest is said of tensors.
+_PYTHON_INDEX: Final = re.compile(
+    r"^(list|tuple|string|bytes|bytearray|deque|range object|array|pop)\b"
+)
+
 
 def trace_error(model: nn.Module, error: Exception) -> TraceError:
     """Return a ``TraceError`` with module path and op for any exception of a trace."""
@@ -103,7 +110,7 @@ def _advice_on(error: Exception) -> str:
     for words, advice in _ADVICE.items():
         if any(word in str(error) for word in words):
             return advice
-    if isinstance(error, IndexError):
+    if isinstance(error, IndexError) and not _PYTHON_INDEX.search(str(error)):
         return (
             "Batches of 2 and 3 samples are cut from the given one: indices that point "
             "into other samples' rows (edges of a graph) then point outside. Pass a "

@@ -168,6 +168,11 @@ class TraceSession:
                 self._exact[key] = affine
         return self._exact[key]
 
+    def blocks_with_changed_containers(self, recipe: Recipe) -> frozenset[str]:
+        """Return the blocks that are given a container that the forward changes."""
+        program = self._program(recipe)
+        return self.tracer.blocks_with_changed_containers(program, recipe.batch_size)
+
     def evaluation(self, precision: str, loop: Loop = RUN) -> StepTrace:
         """Return the trace of an evaluation loop, affine in the batch size.
 

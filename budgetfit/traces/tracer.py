@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -20,6 +21,7 @@ from budgetfit.traces.trace_program import (
 )
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
+from budgetfit.tracing.recording.changed_containers import ChangedContainers
 from budgetfit.tracing.values.concrete_execution import (
     MAX_WEIGHTS_BYTES,
     weights_bytes,
@@ -213,6 +215,31 @@ class Tracer:
             f"recomputed: {len(raw.log.events)} events{part}"
         )
         return raw
+
+    def blocks_with_changed_containers(
+        self, program: Program, batch_size: int
+    ) -> frozenset[str]:
+        """Return the blocks that are given a container that the forward changes.
+
+        The full model runs, in a program that was traced before.
+        """
+        containers = ChangedContainers()
+        self.progress(f"finding blocks that change containers, batch {batch_size}")
+        # What ran before may fail in full depth; blocks that ran until then were seen.
+        with contextlib.suppress(Exception):
+            trace_recipe(
+                self.workload,
+                program.recipe(batch_size, program.segments),
+                own_checkpointing=program.own_checkpointing,
+                loop=program.loop,
+                compiled=self._compiled_blocks(program, uniform=False),
+                blocks=self.workload.blocks,
+                target=self._target(program),
+                real_values=self.real_values,
+                redirect_cuda=self.redirect_cuda,
+                containers=containers,
+            )
+        return frozenset(containers.blocks)
 
     def has_run(
         self, program: Program, batch_size: int, short: Shortening | None

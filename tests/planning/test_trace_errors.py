@@ -24,6 +24,8 @@ ADVICE: dict[str, tuple[Exception, str]] = {
         IndexError("index 7 is out of bounds for dimension 0 with size 4"),
         "Pass a batch whose tensors have one row per sample",
     ),
+    "an empty list": (IndexError("pop from empty list"), "Pass an example batch"),
+    "a short list": (IndexError("list index out of range"), "Pass an example batch"),
     "flex attention": (
         NotImplementedError("FlexAttention does not support backward on CPU."),
         'Plan with another: .* set_attn_implementation\\("eager"\\)',

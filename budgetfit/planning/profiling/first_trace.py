@@ -113,8 +113,9 @@ def with_checkpointable_blocks(
 ) -> TraceSession:
     """Return traces of the blocks that run exactly once per forward, in that order.
 
-    Blocks that never run, or several times (shared layers), cannot be checkpointed. The
-    search needs this trace anyway.
+    Blocks that never run, or several times (shared layers), cannot be checkpointed, nor
+    those that are given a container that changes: when they ran again they would find
+    what it has become. The search needs this trace anyway.
 
     Args:
         traces: Of the workload.
@@ -130,7 +131,11 @@ def with_checkpointable_blocks(
     _check_scales(trace, workload)
     ran = trace.blocks
     once = tuple(name for name in ran if ran.count(name) == 1)
-    if once == workload.blocks:
+    changing: frozenset[str] = frozenset()
+    if trace.gives_containers:
+        recipe = settings.recipe(only_at or TRACED_BATCH_SIZES[0])
+        changing = traces.blocks_with_changed_containers(recipe).intersection(once)
+    if once == workload.blocks and not changing:
         return without_inplace_blocks(traces, settings, only_at=only_at)
     notes = workload.notes
     left_out = len(workload.blocks) - len(once)
@@ -142,8 +147,18 @@ def with_checkpointable_blocks(
                 "per forward and are always kept"
             ),
         )
+    if changing:
+        notes = (
+            *notes,
+            (
+                f"{len(changing)} of {len(workload.blocks)} blocks change a container "
+                "that they are given (a dict, list or object), or it changes after "
+                "they ran, and are always kept"
+            ),
+        )
+    kept = tuple(name for name in once if name not in changing)
     traces = TraceSession(
-        replace(workload, blocks=once, notes=notes), traces.tracer.progress
+        replace(workload, blocks=kept, notes=notes), traces.tracer.progress
     )
     return without_inplace_blocks(traces, settings, only_at=only_at)
 

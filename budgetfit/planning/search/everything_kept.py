@@ -120,7 +120,9 @@ def _with_missing_bytes(
     if missing > freed:
         return replace(chain, static_bytes=chain.static_bytes + shown_bytes)
     last = chain.blocks[-1]
-    longer = replace(last, forward_ns=last.forward_ns + round(missing * ns_per_byte))
+    # Where no block can be recomputed, freeing a byte takes infinitely long.
+    extra_ns = round(missing * ns_per_byte) if missing else 0
+    longer = replace(last, forward_ns=last.forward_ns + extra_ns)
     return replace(
         chain,
         static_bytes=chain.static_bytes - max(0, peak_bytes - shown_bytes),

@@ -94,7 +94,10 @@ def read_trace(path: Path, key: str) -> StepTrace:
         UnverifiedOp(name, tuple(storages))
         for name, storages in plain.pop("unverified_ops")
     )
-    content: dict[str, Any] = {name: tuple(items) for name, items in plain.items()}
+    content: dict[str, Any] = {
+        name: tuple(items) if isinstance(items, list) else items
+        for name, items in plain.items()
+    }
     content |= arrays
     return StepTrace(
         scratch=scratch,

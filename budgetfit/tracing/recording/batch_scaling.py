@@ -109,6 +109,7 @@ def _build(
         random_blocks=tuple(blocks[index] for index in sorted(first.random_blocks)),
         notes=tuple(first.notes),
         stream=stream,
+        gives_containers=first.gives_containers,
     )
 
 

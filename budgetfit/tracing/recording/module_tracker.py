@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from budgetfit.tracing.recording.changed_containers import has_container
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -46,6 +48,7 @@ class ModuleTracker:
         layers: Module paths; the log stores indices into them.
         runs: The forward runs of blocks in this micro-batch, in execution order.
         backward: (run, event) at each change of the block whose backward runs.
+        gives_containers: Whether a block was given a dict, list or object.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class ModuleTracker:
         self.layers: list[str] = []
         self.runs: list[BlockForward] = []
         self.backward: list[tuple[int, int]] = []
+        self.gives_containers = False
         self._log = log
         self._stack: list[int] = []
         self._forward = False
@@ -211,6 +215,8 @@ def _hook(
         if block is not None:
             value = first_tensor(args)
             tracker.start_block(block, first_tensor(kwargs) if value is None else value)
+            if not tracker.gives_containers:
+                tracker.gives_containers = has_container(args, kwargs)
         tracker.enter(layer)
 
     def after(_: nn.Module, _args: Any, output: Any) -> None:

@@ -68,6 +68,7 @@ class RawTrace:
     passes: list[BlockPass] = field(default_factory=list)
     random_blocks: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    gives_containers: bool = False
     gradients: GradientLog | None = None
 
     def copy(self) -> RawTrace:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from budgetfit.core.parallelism import Parallelism
     from budgetfit.tracing.cuda.target import CudaTarget
     from budgetfit.tracing.fake.shortened_model import Shortening
+    from budgetfit.tracing.recording.changed_containers import ChangedContainers
     from budgetfit.tracing.records import OpSemantics, RunOp
 
 
@@ -66,6 +67,8 @@ class TraceOptions(TypedDict):
             depends on tensor values.
         redirect_cuda: Redirect CUDA devices named by the program to the CPU, where the
             fakes are.
+        containers: Watches the containers that blocks are given; the trace then says
+            nothing about memory.
     """
 
     blocks: Sequence[str]
@@ -73,6 +76,7 @@ class TraceOptions(TypedDict):
     short: NotRequired[Shortening | None]
     real_values: NotRequired[bool]
     redirect_cuda: NotRequired[bool]
+    containers: NotRequired[ChangedContainers]
 
 
 def trace_step(  # noqa: PLR0913 - one value each, all needed
@@ -133,6 +137,8 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         log.take_key = results.take_key
         tracker = ModuleTracker(fake, blocks, log)
         values.where = tracker.current_path
+        if "containers" in options:
+            options["containers"].watch(fake, blocks)
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
         recorder = StepRecorder(fake, log, tracker, values, semantics, raw)
         with (
@@ -160,6 +166,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         _recategorize_forward_temporaries(raw)
         raw.notes = sorted(semantics.notes) if semantics is not None else []
         raw.notes += values.note_lines()
+        raw.gives_containers = tracker.gives_containers
         tracker.remove_hooks()
     return raw
 
