@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import budgetfit
+from budgetfit.tracing.recording.changed_containers import has_container
 
 CHANGE = "change a container that they are given"
 BLOCKS = 4
@@ -252,3 +254,28 @@ def test_a_plan_from_cached_traces_says_the_same(
     first, second = (planned(CHANGING["a counter"]()) for _ in range(2))
     assert first.warnings == second.warnings
     assert second.model.blocks == ()
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: int = 0
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [
+        ({}, True),
+        ((1, [torch.zeros(1)]), True),
+        (SimpleNamespace(), True),
+        (Slotted(), True),
+        ((torch.zeros(1), None, "text", torch.float32, torch.Size([1])), False),
+        (nn.Linear(1, 1), False),
+    ],
+)
+def test_what_a_block_could_change(value: object, is_one: bool) -> None:
+    assert has_container((value,), {}) == has_container((), {"x": value}) == is_one
+
+
+def test_generation_caches_are_none_of_them() -> None:
+    utils = pytest.importorskip("transformers.cache_utils")
+    assert not has_container((), {"past_key_values": utils.DynamicCache()})
