@@ -84,7 +84,7 @@ class DepthExtrapolator:
             trace_at = partial(tracer.trace, program, uniform=uniform)
             return self._trace(program, runs, batch_sizes, tracer, trace_at)
         except NotRepeatedError as error:
-            if not self._is_validated(program):  # else only this program fails
+            if not self.is_validated(program):  # else only this program fails
                 self._failed[kind] = str(error)
             raise
 
@@ -104,7 +104,7 @@ class DepthExtrapolator:
         kept = len(workload.blocks) - left_out
         most = (
             MAX_KEPT_FRACTION_OF_VALIDATED
-            if self._is_validated(program)
+            if self.is_validated(program)
             else MAX_KEPT_FRACTION
         )
         return runs if kept <= most * len(workload.blocks) else ()
@@ -125,7 +125,7 @@ class DepthExtrapolator:
         extra = [len(run.periods) - KEPT_PERIODS for run in runs]
         first = trace_at(batch_sizes[0], short)
         if len(batch_sizes) > 1 and (
-            not self._is_validated(program)
+            not self.is_validated(program)
             or tracer.has_run(program, batch_sizes[1], longer)
         ):
             try:
@@ -139,13 +139,13 @@ class DepthExtrapolator:
                 self._validated.add(_kind(program))
                 return extrapolate(fitted, layouts, extra).trace
         others = [trace_at(size, short) for size in batch_sizes[1:]]
-        if not self._is_validated(program):
+        if not self.is_validated(program):
             deeper = trace_at(first.batch_size, longer)
             validate(owned_trace(short, first), owned_trace(longer, deeper), layouts)
             self._validated.add(_kind(program))
         return extrapolate(owned_trace(short, first, *others), layouts, extra).trace
 
-    def _is_validated(self, program: Program) -> bool:
+    def is_validated(self, program: Program) -> bool:
         """Whether its kind is validated, itself or with gradient accumulation."""
         kinds = {_kind(program), _kind(program._replace(accumulates=True))}
         return not self._validated.isdisjoint(kinds)

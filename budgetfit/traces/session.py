@@ -171,7 +171,13 @@ class TraceSession:
     def blocks_with_changed_containers(self, recipe: Recipe) -> frozenset[str]:
         """Return the blocks that are given a container that the forward changes."""
         program = self._program(recipe)
-        return self.tracer.blocks_with_changed_containers(program, recipe.batch_size)
+        find = self.tracer.blocks_with_changed_containers
+        repeats = self._extrapolator
+        if repeats is not None and repeats.is_validated(program):
+            short = repeats.shortening(self.workload, program)
+            if short is not None and not find(program, recipe.batch_size, short):
+                return frozenset()  # nor do those left out, which are equal
+        return find(program, recipe.batch_size)
 
     def evaluation(self, precision: str, loop: Loop = RUN) -> StepTrace:
         """Return the trace of an evaluation loop, affine in the batch size.

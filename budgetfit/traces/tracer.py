@@ -217,23 +217,26 @@ class Tracer:
         return raw
 
     def blocks_with_changed_containers(
-        self, program: Program, batch_size: int
+        self, program: Program, batch_size: int, short: Shortening | None = None
     ) -> frozenset[str]:
         """Return the blocks that are given a container that the forward changes.
 
-        The full model runs, in a program that was traced before.
+        The full or a shortened model runs, in a program that was traced before. Blocks
+        of a shortened one are in its paths.
         """
+        blocks = self.workload.blocks if short is None else short.short_blocks
         containers = ChangedContainers()
         self.progress(f"finding blocks that change containers, batch {batch_size}")
         # What ran before may fail in full depth; blocks that ran until then were seen.
         with contextlib.suppress(Exception):
             trace_recipe(
                 self.workload,
-                program.recipe(batch_size, program.segments),
+                program.recipe(batch_size, ()),
                 own_checkpointing=program.own_checkpointing,
                 loop=program.loop,
                 compiled=self._compiled_blocks(program, uniform=False),
-                blocks=self.workload.blocks,
+                blocks=blocks,
+                short=short,
                 target=self._target(program),
                 real_values=self.real_values,
                 redirect_cuda=self.redirect_cuda,
