@@ -33,8 +33,11 @@ def plan_in_loop(
     """Return a plan with the memory that its recipe takes in another loop.
 
     As it is, where that cannot be found out: the library is not installed, the saved
-    plan does not say which model it is for, or the loop cannot train so by itself.
+    plan does not say which model it is for, or the loop cannot train so by itself. A
+    plan for several GPUs is as it is, too: loops are traced on one, with whole weights.
     """
+    if plan.recipe.parallelism is not None:
+        return plan
     try:
         found = _estimate(plan, Loop(kind=kind), progress)
     except (BudgetfitError, OSError):
