@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.api.estimate import estimate_recipe
 from budgetfit.core.precision import requested_precisions
-from budgetfit.inputs.arguments import Arguments
-from budgetfit.inputs.plan_source import (
-    check_batch_shapes,
-    check_plan,
-    planned_arguments,
-)
+from budgetfit.inputs.plan_source import check_plan
+from budgetfit.inputs.planned_again import parse_again
+from budgetfit.planning.search.varying_lengths import with_lengths
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
-from budgetfit.workload.model_check import check_same_model
+from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
+    from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate, Plan
+    from budgetfit.workload.workload import Workload
 
 
 @neutral_torch_state()
@@ -53,31 +53,49 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
         progress: Called with a line of text for each longer piece of work.
 
     Returns:
-        The estimate, at the longest planned samples; ``fits`` is the answer.
+        The estimate, at the longest planned samples, and over all planned lengths or
+        image sizes; ``fits`` is the answer.
 
     Raises:
         InputError: The model, batch or loss is not known, or the card cannot run it.
         TraceError: The model cannot run on fake tensors.
     """
     check_plan(plan)
-    asked = planned_arguments(plan, model, batch=batch, loss=loss)
-    if gpu is None and vram is None:
-        budget = plan.budget
-        known = plan.gpu.total_source != "given"
-        gpu, vram = (plan.gpu.name if known else None), budget.total_bytes
-        headroom = budget.headroom_bytes if headroom is None else headroom
-    several = plan.recipe.parallelism
-    parsed = Arguments(
-        **asked,
+    parsed = parse_again(
+        plan,
+        model,
         gpu=gpu,
         vram=vram,
         headroom=headroom,
-        allocator=plan.budget.allocator.text or None,
-        link=plan.gpu.interconnect or None,
+        batch=batch,
+        loss=loss,
         trust_remote_code=trust_remote_code,
         progress=progress,
-    ).parsed([plan.recipe.precision], 0 if several is None else several.nodes)
+    )
     requested_precisions(plan.recipe.precision, parsed.target.gpu)
-    check_same_model(plan, parsed.workload.model)
-    check_batch_shapes(plan, parsed.workload.batch, parsed.workload.batch_dims)
-    return estimate_recipe(parsed, plan.recipe)
+    return at_least_planned(
+        plan, estimate_recipe(parsed, plan.recipe), parsed.workload, parsed.budget
+    )
+
+
+def at_least_planned(
+    plan: Plan, found: Estimate, workload: Workload, budget: Budget
+) -> Estimate:
+    """Return an estimate of the largest batch alone with what the sizes reserved.
+
+    The plan's own figure is the least where its file does not say the sizes, and so
+    they are not replayed; else the estimate as it is.
+    """
+    over = plan.varying_lengths
+    if over is None or workload.lengths is not None:
+        return found
+    least = plan.estimate.reserved_bytes
+    reserved = max(least, found.reserved_bytes)
+    fits = budget.holds(reserved, found.host_bytes)
+    note = (
+        f"only the largest batch was replayed, not other sizes ({over.span}), which "
+        f"this plan's file does not say: not less than the {format_bytes(least)} that "
+        "were planned for them"
+    )
+    over = replace(over, reserved_bytes=reserved, fits=fits)
+    return replace(with_lengths(found, over), notes=(*found.notes, note))

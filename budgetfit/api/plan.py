@@ -216,14 +216,17 @@ def _plan(given: Arguments) -> Plan:
 
 
 def _recorded(asked: ParsedArguments) -> dict[str, object]:
-    """Return the arguments that a saved plan records for ``verify``."""
+    """Return the arguments that a saved plan records for ``verify`` and ``check``."""
     given, lengths = asked.given, asked.lengths
     loss, size = given.loss or asked.source.loss, given.image_size
     length = given.max_length
+    samples: dict[str, object] = {}  # as JSON has them: keys are texts
     if isinstance(lengths, ImageSizeSummary):
         size = lengths.planned
+        samples["image_sizes"] = {format_image_size(n): k for n, k in lengths.counts}
     elif lengths is not None:
         length = lengths.planned
+        samples["lengths"] = {str(n): k for n, k in lengths.counts}
     return {
         "model": given.model if isinstance(given.model, str) else None,
         "vram": given.vram,
@@ -232,6 +235,7 @@ def _recorded(asked: ParsedArguments) -> dict[str, object]:
         "image_size": None if size is None else format_image_size(size),
         "frames": given.frames,
         "text_only": given.text_only,
+        **samples,
         "loss": qualified_name(loss) if callable(loss) else loss,
         **({"gpus": given.gpus} if asked.parallelisms else {}),
     }

@@ -29,9 +29,11 @@ class ImageSizeSummary:
 
     Attributes:
         counts: ((height, width), images), by pixels.
+        padded_to: Batches that are drawn are padded to a multiple of it.
     """
 
     counts: tuple[tuple[Size, int], ...]
+    padded_to: int = 1
     # Strides and patches cut what is left of a side: some sizes may be far off.
     checked_at: ClassVar[tuple[float, ...]] = (1 / 3, 2 / 3)
     most_error: ClassVar[float] = 0.01
@@ -98,7 +100,10 @@ class ImageSizeSummary:
         random, shape = np.random.default_rng(seed), (updates, micro_batches, together)
         places = random.choice(len(sizes), shape, p=shares / shares.sum())
         drawn = sizes[places].max(axis=2).tolist()
-        return [tuple((height, width) for height, width in row) for row in drawn]
+        return [
+            tuple(self.padded((height, width), self.padded_to) for height, width in row)
+            for row in drawn
+        ]
 
     def span(self) -> str:
         """Describe the sizes: "images of 480x480 to 800x1333 pixels"."""

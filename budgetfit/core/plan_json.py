@@ -7,6 +7,7 @@ pydantic checks the types of fields. This module checks what JSON lets through
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
@@ -39,11 +40,18 @@ _ASKED: Final[dict[str, tuple[type, ...]]] = {
     "image_size": (str,),
     "frames": (int,),
     "text_only": (bool,),
+    "lengths": (dict,),
+    "image_sizes": (dict,),
     "loss": (str,),
     "gpus": (int, str),
 }
 
 
+# Sizes of samples, and how many there are of each.
+_SIZES: Final = {
+    "lengths": re.compile(r"[1-9]\d{0,8}"),
+    "image_sizes": re.compile(r"[1-9]\d{0,8}x[1-9]\d{0,8}"),
+}
 _ANEW: Final = "Save it again: budgetfit plan MODEL --vram 24GB --save plan.json"
 
 
@@ -256,6 +264,14 @@ def _estimate_faults(where: str, estimate: Estimate) -> Iterator[tuple[str, str]
         yield f"{where}.timeline.peak", f"there are {count} points, counted from 0"
 
 
+def _are_counts(value: dict[Any, Any], size: re.Pattern[str]) -> bool:
+    """Whether keys are sizes, and values numbers of samples; at least one."""
+    return bool(value) and all(
+        size.fullmatch(key) and type(count) is int and count > 0
+        for key, count in value.items()
+    )
+
+
 def _provenance_faults(provenance: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Check what reports show, and the arguments that ``verify`` uses again."""
     asked = provenance.get("asked")
@@ -267,6 +283,10 @@ def _provenance_faults(provenance: dict[str, Any]) -> Iterator[tuple[str, str]]:
         value = asked.get(name)
         if value is not None and type(value) not in kinds:  # True is not a number here
             yield f"provenance.asked.{name}", f"{value!r:.60} was not asked"
+    for name, size in _SIZES.items():
+        value = asked.get(name)
+        if isinstance(value, dict) and not _are_counts(value, size):
+            yield f"provenance.asked.{name}", "a number of samples by size is expected"
     length = provenance.get("longest_length")
     if length is not None and (type(length) is not int or length < 1):
         yield "provenance.longest_length", "a whole number is expected"

@@ -27,10 +27,12 @@ class LengthSummary:
         counts: (length in tokens, samples), by length.
         max_length: Samples are truncated to it, and some batches may be padded to it;
             None: none are truncated.
+        padded_to: Batches that are drawn are padded to a multiple of it.
     """
 
     counts: tuple[tuple[int, int], ...]
     max_length: int | None = None
+    padded_to: int = 1
     # Where between the ends the bytes that follow from other lengths are checked, and
     # how far off all of them together may be.
     checked_at: ClassVar[tuple[float, ...]] = (1 / 3,)
@@ -114,8 +116,8 @@ class LengthSummary:
         uniform = np.random.default_rng(seed).random((updates, micro_batches))
         reached = uniform ** (1 / batch_size)
         places = np.searchsorted(np.cumsum(shares), reached, side="left")
-        drawn = lengths[np.minimum(places, len(lengths) - 1)]
-        return [tuple(row) for row in drawn.tolist()]
+        drawn = lengths[np.minimum(places, len(lengths) - 1)].tolist()
+        return [tuple(self.padded(n, self.padded_to) for n in row) for row in drawn]
 
     def notes(self) -> tuple[str, ...]:
         """Describe the planned length."""

@@ -43,3 +43,8 @@ class VaryingLengths:
     grouped_samples_per_s: float
     fits: bool
     pad_to_multiple_of: int | None = None
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether lengths vary, and not sizes of images."""
+        return self.span.endswith(" tokens")

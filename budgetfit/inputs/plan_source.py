@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.plan import Plan
 from budgetfit.core.sample_dims import SampleDims
+from budgetfit.core.sample_lengths import summarize_lengths
 from budgetfit.errors import InputError
 from budgetfit.example_batches.make_batch import batch_dimension, make_batch
 from budgetfit.inputs.adapter import base_of_adapter
@@ -106,10 +107,12 @@ def loss_and_optimizer(
     plan: Plan,
     loss: Loss | str | None,
     optimizer: Optimizer | None,
+    calls: Sequence[str] = ("apply", "verify"),
 ) -> tuple[Loss | None, Optimizer | None]:
     """Return the loss and the optimizer function that a plan was made with.
 
     A loss may be text: ``file.py:function``. A saved plan has only their names.
+    ``calls``: the functions that take them.
 
     Raises:
         InputError: If the plan needs one that was not passed.
@@ -131,8 +134,8 @@ def loss_and_optimizer(
         if given is None and needed is not None:
             raise InputError(
                 f"The plan was made with {what}={needed}, a function that a saved plan "
-                f"only names. Hand it in again: apply(plan, model, {what}=...) or "
-                f"verify(plan, model, {what}=...)"
+                "only names. Hand it in again: "
+                + " or ".join(f"{call}(plan, model, {what}=...)" for call in calls)
                 + (" (--loss file.py:function)." if what == "loss" else ".")
             )
     return loss, optimizer
@@ -266,6 +269,26 @@ def _live_model(
     return live
 
 
+def planned_lengths(plan: Plan) -> dict[int, int] | None:
+    """Return the lengths of a plan's samples, and how many there are of each.
+
+    Of a plan that was saved without them: the shortest and the longest, of which
+    batches have the shapes of the planned one. None: they were not given.
+    """
+    recorded, over = _asked(plan).get("lengths"), plan.varying_lengths
+    if isinstance(recorded, dict):
+        return {int(length): samples for length, samples in recorded.items()}
+    if over is None or not over.of_tokens:
+        return None
+    return {over.shortest: 1, over.longest: 1}
+
+
+def has_sizes(plan: Plan) -> bool:
+    """Whether the plan says which lengths or image sizes its samples have."""
+    asked = _asked(plan)
+    return any(asked.get(name) is not None for name in ("lengths", "image_sizes"))
+
+
 def planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> Any:  # noqa: ANN401
     """Return the batch of a plan; of one that was loaded, made again.
 
@@ -274,13 +297,15 @@ def planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> Any:  # noq
     """
     if plan.source is not None:
         return plan.source.batch
-    asked = _asked(plan)
+    asked, lengths = _asked(plan), planned_lengths(plan)
+    longest = asked.get("max_length")
     batch = make_batch(
         model,
-        max_length=asked.get("max_length"),
+        max_length=longest,
         image_size=asked.get("image_size"),
         frames=asked.get("frames"),
         text_only=asked.get("text_only") or False,
+        padded=lengths is not None and summarize_lengths(lengths, longest).vary,
         dims=dims,
     ).batch
     check_batch_shapes(plan, batch, dims)
@@ -291,8 +316,12 @@ def check_batch_shapes(
     plan: Plan,
     batch: Any,  # noqa: ANN401
     dims: SampleDims,
+    call: str = "verify",
 ) -> None:
-    """Raise InputError if the samples of a batch have other shapes than planned."""
+    """Raise InputError if the samples of a batch have other shapes than planned.
+
+    ``call``: the function that takes the batch.
+    """
 
     def samples(batch: dict[str, tuple[tuple[int, ...], str]]) -> object:
         return {
@@ -307,7 +336,7 @@ def check_batch_shapes(
         )
         raise InputError(
             f"The plan was made for a batch of {planned}, which is not what would be "
-            "made from the model. Hand it in: verify(plan, model, batch=...) "
+            f"made from the model. Hand it in: {call}(plan, model, batch=...) "
             "(--batch file.py:function)."
         )
 
@@ -327,7 +356,7 @@ def planned_arguments(
         InputError: If the plan does not say which model, loss or optimizer.
     """
     asked, source, adapter = _asked(plan), plan.source, plan.adapter
-    loss, optimizer = loss_and_optimizer(plan, loss, None)
+    loss, optimizer = loss_and_optimizer(plan, loss, None, ("check",))
     if model is None and source is not None:
         model = source.model or asked.get("model")
         batch = source.batch if batch is None else batch
@@ -344,6 +373,11 @@ def planned_arguments(
         for name in ("max_length", "image_size", "frames"):
             found[name] = asked.get(name)
         found["text_only"] = asked.get("text_only") or False
+    if asked.get("image_sizes") is not None:  # the largest follows from them
+        found |= {"image_sizes": asked["image_sizes"], "image_size": None}
+    elif batch is None or has_sizes(plan):
+        found["lengths"] = planned_lengths(plan)
+        found["max_length"] = asked.get("max_length")
     if adapter is not None:
         found |= {
             "method": adapter.method,

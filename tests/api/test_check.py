@@ -1,15 +1,18 @@
 """A saved plan, checked again."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, ViTConfig
 
 import budgetfit
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
+from budgetfit.inputs.planned_again import parse_again
 from tests.models import LLAMA, llama
 
 
@@ -85,7 +88,101 @@ def test_a_plan_of_a_model_in_memory_needs_it_again(tmp_path: Path) -> None:
     loaded = Plan.load(tmp_path / "plan.json")
     with pytest.raises(InputError, match="does not say which model"):
         budgetfit.check(loaded)
-    with pytest.raises(InputError, match="made for a batch of"):
+    with pytest.raises(InputError, match=r"made for a batch of.* check\(plan, model,"):
         budgetfit.check(loaded, model)
     found = budgetfit.check(loaded, model, batch=batch)
     assert found.reserved_bytes == made.estimate.reserved_bytes
+
+
+LENGTHS = {8: 5, 24: 2, 32: 1}
+SIZES = {16: 3, 32: 1, (16, 48): 1}
+# One recipe: what is checked is its memory.
+QUICK: dict[str, Any] = {
+    "max_length": None,
+    "batch_size": 4,
+    "effective_batch_size": 4,
+    "precision": "bf16-mixed",
+    "checkpointing": "none",
+}
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    ViTConfig(
+        image_size=48,
+        patch_size=8,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        architectures=["ViTForImageClassification"],
+    ).save_pretrained(tmp_path / "images")
+    return tmp_path / "images"
+
+
+def saved_by_an_earlier_version(plan: Plan) -> Plan:
+    """Return a plan whose file does not say the sizes of samples."""
+    document = json.loads(plan.to_json())
+    for name in ("lengths", "image_sizes"):
+        document["provenance"]["asked"].pop(name, None)
+    return Plan.from_json(json.dumps(document))
+
+
+def test_lengths_are_checked_and_verified_again(config: Path) -> None:
+    made = planned(config, lengths=LENGTHS, **QUICK)
+    plan = Plan.from_json(made.to_json())
+    assert plan.provenance["asked"]["lengths"] == {"8": 5, "24": 2, "32": 1}
+    assert "attention_mask" in plan.model.batch
+    found = budgetfit.check(plan)
+    assert found.reserved_bytes == made.estimate.reserved_bytes
+    assert any("updates of random sizes" in note for note in found.notes)
+    check = budgetfit.verify(plan, device="cpu", steps=3)
+    assert check.passed
+
+
+def test_image_sizes_are_checked_again(images: Path) -> None:
+    made = planned(images, image_sizes=SIZES, **QUICK)
+    plan = Plan.from_json(made.to_json())
+    found = budgetfit.check(plan)
+    assert found.reserved_bytes == made.estimate.reserved_bytes
+    assert any("updates of random sizes" in note for note in found.notes)
+
+
+def test_padded_lengths_are_checked_as_padded(config: Path) -> None:
+    made = planned(config, lengths={8: 1, 80: 1, 96: 1}, **QUICK)
+    assert made.varying_lengths is not None
+    padded = replace(made.varying_lengths, pad_to_multiple_of=64)
+    parsed = parse_again(replace(made, varying_lengths=padded))
+    lengths = parsed.workload.lengths
+    assert lengths is not None
+    drawn = {size for row in lengths.draw(1, 2, 50, seed=0) for size in row}
+    assert drawn == {64, 96}
+
+
+def test_of_sizes_that_the_file_does_not_say_the_plans_figure_is_the_least(
+    config: Path, images: Path
+) -> None:
+    for made in (
+        planned(config, lengths=LENGTHS, **QUICK),
+        planned(images, image_sizes=SIZES, **QUICK),
+    ):
+        found = budgetfit.check(saved_by_an_earlier_version(made))
+        assert found.reserved_bytes == made.estimate.reserved_bytes
+        assert found.process_bytes == made.estimate.process_bytes
+        (note,) = [each for each in found.notes if "other sizes" in each]
+        assert "does not say" in note
+
+
+def test_sizes_in_a_damaged_file_are_refused(config: Path) -> None:
+    document = json.loads(planned(config, **QUICK).to_json())
+    for name, value in (
+        ("lengths", {}),
+        ("lengths", {"8": 0}),
+        ("lengths", {"-8": 1}),
+        ("lengths", [8]),
+        ("image_sizes", {"8": 1}),
+        ("image_sizes", {"8x8": True}),
+    ):
+        document["provenance"]["asked"] = {name: value}
+        with pytest.raises(InputError, match=rf"provenance\.asked\.{name}"):
+            Plan.from_json(json.dumps(document))

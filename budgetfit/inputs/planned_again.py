@@ -1,0 +1,84 @@
+"""The arguments that a saved plan was made with, parsed again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from budgetfit.inputs.arguments import Arguments
+from budgetfit.inputs.plan_source import (
+    check_batch_shapes,
+    has_sizes,
+    planned_arguments,
+)
+from budgetfit.workload.model_check import check_same_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from budgetfit.core.plan import Plan
+    from budgetfit.core.sample_dims import SampleDims
+    from budgetfit.inputs.arguments import ParsedArguments
+    from budgetfit.workload.workload import Workload
+
+
+def parse_again(  # noqa: PLR0913 - what a saved plan may be checked with
+    plan: Plan,
+    model: nn.Module | str | None = None,
+    *,
+    gpu: str | None = None,
+    vram: int | str | None = None,
+    headroom: int | str | None = None,
+    batch: Any = None,  # noqa: ANN401
+    loss: Any = None,  # noqa: ANN401
+    **further: Any,
+) -> ParsedArguments:
+    """Parse what a plan was made for: its model with adapters, its batch and loss.
+
+    With the lengths or sizes of its samples, where it says them. ``gpu`` or ``vram``:
+    instead of the planned card; ``further``: arguments of ``plan`` for a user.
+
+    Raises:
+        InputError: The model, batch or loss is not known, or not the planned one.
+    """
+    asked = planned_arguments(plan, model, batch=batch, loss=loss)
+    if gpu is None and vram is None:
+        budget = plan.budget
+        known = plan.gpu.total_source != "given"
+        gpu, vram = (plan.gpu.name if known else None), budget.total_bytes
+        headroom = budget.headroom_bytes if headroom is None else headroom
+    several = plan.recipe.parallelism
+    parsed = Arguments(
+        **asked,
+        batch_dims=_batch_dims(plan.model.batch_dims),
+        gpu=gpu,
+        vram=vram,
+        headroom=headroom,
+        allocator=plan.budget.allocator.text or None,
+        link=plan.gpu.interconnect or None,
+        **further,
+    ).parsed([plan.recipe.precision], 0 if several is None else several.nodes)
+    workload = parsed.workload
+    check_same_model(plan, workload.model)
+    check_batch_shapes(plan, workload.batch, workload.batch_dims, "check")
+    return replace(parsed, workload=_with_planned_sizes(plan, workload))
+
+
+def _with_planned_sizes(plan: Plan, workload: Workload) -> Workload:
+    """Pad batches as planned; forget sizes that the plan does not say."""
+    lengths, over = workload.lengths, plan.varying_lengths
+    if lengths is None:
+        return workload
+    if not has_sizes(plan):  # two of them, only for the shapes of the batch
+        known = set(lengths.notes())
+        notes = tuple(note for note in workload.notes if note not in known)
+        return replace(workload, lengths=None, notes=notes)
+    padded_to = None if over is None else over.pad_to_multiple_of
+    return replace(workload, lengths=replace(lengths, padded_to=padded_to or 1))
+
+
+def _batch_dims(dims: SampleDims | None) -> int | dict[str, int | None] | None:
+    """Return the argument that says so; None: nothing was named."""
+    if dims is None or not dims.named:
+        return None
+    return dims.default if "" in dims.named else dims.named
