@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from budgetfit.api.check_plan import at_least_planned
 from budgetfit.core.loop import Loop
-from budgetfit.errors import BudgetfitError
-from budgetfit.inputs.plan_source import (
-    loss_and_optimizer,
-    planned_batch,
-    planned_batch_dims,
-)
-from budgetfit.integrations.source_code.plain_torch import planned_model
+from budgetfit.errors import BudgetfitError, InputError
+from budgetfit.inputs.plan_source import names_its_model
+from budgetfit.inputs.planned_again import parse_again
 from budgetfit.planning.planner import make_estimate
 from budgetfit.traces.loops.library import check_installed
+from budgetfit.traces.loops.prepare import refuse_recipe
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
-from budgetfit.workload.model_check import check_same_model
-from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from budgetfit.core.budget import Budget
     from budgetfit.core.loop import LoopKind
     from budgetfit.core.plan import Estimate, Plan
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.inputs.arguments import ParsedArguments
 
 
 @neutral_torch_state()
@@ -35,13 +35,30 @@ def plan_in_loop(
     As it is, where that cannot be found out: the library is not installed, the saved
     plan does not say which model it is for, or the loop cannot train so by itself. A
     plan for several GPUs is as it is, too: loops are traced on one, with whole weights.
+
+    Where the model or its batch cannot be made again, or the loop not be traced, the
+    plan is as it is and a warning says why.
     """
-    if plan.recipe.parallelism is not None:
+    loop = Loop(kind=kind)
+    if plan.recipe.parallelism is not None or not names_its_model(plan):
         return plan
     try:
-        found = _estimate(plan, Loop(kind=kind), progress)
-    except (BudgetfitError, OSError):
+        check_installed(loop)
+        refuse_recipe(plan.recipe, loop)
+    except InputError:
         return plan
+    try:
+        asked = parse_again(plan, progress=progress)
+    except (BudgetfitError, OSError) as error:
+        return _as_it_is(plan, loop, error)
+    try:
+        refuse_recipe(plan.recipe, loop, asked.workload.loss)
+    except InputError:
+        return plan
+    try:
+        found = _estimate(plan, asked, loop)
+    except BudgetfitError as error:
+        return _as_it_is(plan, loop, error)
     memory = {
         name: getattr(found, name)
         for name in (
@@ -59,27 +76,38 @@ def plan_in_loop(
     return plan.changed(estimate=replace(plan.estimate, **memory))
 
 
-def _estimate(
-    plan: Plan, loop: Loop, progress: Callable[[str], None] | None
-) -> Estimate:
-    check_installed(loop)
-    model: Any = planned_model(plan)
-    check_same_model(plan, model)
-    dims = planned_batch_dims(plan, model)
-    loss, optimizer = loss_and_optimizer(plan, None, None)
-    workload = Workload(
-        model=model,
-        batch=planned_batch(plan, model, dims),
-        batch_dims=dims,
-        loss=loss,
-        optimizer=optimizer,
-        gpu=plan.gpu,
-    ).with_found_blocks()
-    return make_estimate(
+def _estimate(plan: Plan, asked: ParsedArguments, loop: Loop) -> Estimate:
+    recipe, budget = _without_longest_first(plan)
+    workload = replace(asked.workload, gpu=plan.gpu)
+    found = make_estimate(
         workload,
-        plan.recipe,
-        plan.budget,
-        context_bytes=plan.budget.context_bytes,
-        progress=progress,
+        recipe,
+        budget,
+        context_bytes=budget.context_bytes,
+        progress=asked.given.progress,
         loop=loop,
     )
+    return at_least_planned(plan, found, workload, budget)
+
+
+def _without_longest_first(plan: Plan) -> tuple[Recipe, Budget]:
+    """Return the recipe and the budget in a loop other than ``Run``.
+
+    No other takes the longest batch first: exports name expandable segments instead.
+    """
+    recipe, budget = plan.recipe, plan.budget
+    if recipe.longest_batch_first:
+        recipe = replace(recipe, longest_batch_first=False)
+        expandable = budget.allocator.with_expandable_segments()
+        budget = replace(budget, allocator=expandable)
+    return recipe, budget
+
+
+def _as_it_is(plan: Plan, loop: Loop, error: Exception) -> Plan:
+    """Return the plan, and warn why the loop's memory is not known."""
+    warnings.warn(
+        f"The memory is that of budgetfit.Run: what it is in {loop.describe()} could "
+        f"not be found out. {error}",
+        stacklevel=3,
+    )
+    return plan

@@ -283,6 +283,13 @@ def planned_lengths(plan: Plan) -> dict[int, int] | None:
     return {over.shortest: 1, over.longest: 1}
 
 
+def names_its_model(plan: Plan) -> bool:
+    """Whether the model can be made again from the plan alone, without its code."""
+    if plan.source is not None and plan.source.model is not None:
+        return True
+    return _planned_text(_asked(plan).get("model")) is not None
+
+
 def has_sizes(plan: Plan) -> bool:
     """Whether the plan says which lengths or image sizes its samples have."""
     asked = _asked(plan)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,3 +43,52 @@ def test_a_plan_for_several_gpus_keeps_its_own_figure(config: Path) -> None:
     plan = saved(config, gpus=2, engine="ddp", batch_size=2)
     assert plan_in_loop(plan, "trainer") == plan
     assert plan.estimate.loop == RUN
+
+
+# One recipe: what is found out is its memory.
+QUICK: dict[str, Any] = {
+    "batch_size": 4,
+    "effective_batch_size": 4,
+    "precision": "bf16-mixed",
+    "checkpointing": "none",
+}
+
+
+def test_adapters_have_the_loops_figure(config: Path) -> None:
+    plan = saved(config, method="lora", lora_r=4, **QUICK)
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        found = plan_in_loop(plan, "accelerate")
+    assert found.estimate.loop.kind == "accelerate"
+    # Its loop holds the outputs: fp32 logits of 4 x 32 x the vocabulary.
+    assert found.estimate.allocated_bytes > plan.estimate.allocated_bytes
+
+
+def test_lengths_are_replayed_in_the_loop_with_expandable_segments(
+    config: Path,
+) -> None:
+    plan = saved(config, lengths={8: 5, 24: 2, 32: 1}, **QUICK)
+    found = plan_in_loop(plan, "trainer").estimate
+    assert found.loop.kind == "trainer"
+    document = json.loads(plan.to_json())
+    del document["provenance"]["asked"]["lengths"]
+    older = plan_in_loop(Plan.from_json(json.dumps(document)), "trainer").estimate
+    assert older.loop.kind == "trainer"
+    assert older.reserved_bytes >= plan.estimate.reserved_bytes
+
+
+def test_a_model_that_is_gone_is_told(config: Path) -> None:
+    plan = saved(config, **QUICK)
+    shutil.rmtree(config)
+    with pytest.warns(UserWarning, match=r"memory is that of budgetfit\.Run"):
+        assert plan_in_loop(plan, "trainer") == plan
+
+
+def test_what_a_loop_cannot_do_and_an_unknown_model_are_passed_over(
+    config: Path,
+) -> None:
+    plan = saved(config, optimizer_in_backward=True, **QUICK)
+    document = json.loads(saved(config, **QUICK).to_json())
+    document["provenance"]["asked"]["model"] = None
+    with warnings.catch_warnings(action="error", category=UserWarning):
+        for each in (plan, Plan.from_json(json.dumps(document))):
+            assert plan_in_loop(each, "trainer") == each

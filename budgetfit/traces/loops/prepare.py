@@ -83,20 +83,11 @@ class Prepared:
             self.average.update_parameters(self.model)
 
 
-def prepare(  # noqa: PLR0913 - a program, and what it cannot hold
-    model: nn.Module,
-    recipe: Recipe,
-    loop: Loop,
-    *,
-    loss: Loss | None,
-    optimizer: Callable[..., torch.optim.Optimizer] | None,
-    own_checkpointing: bool,
-    on_missing_loss: Callable[[], object],
-) -> Prepared:
-    """Apply a recipe to a fake model, as it is before a loop begins.
+def refuse_recipe(recipe: Recipe, loop: Loop, loss: Loss | None = None) -> None:
+    """Refuse what a loop cannot do by itself.
 
     Raises:
-        InputError: The loop cannot carry the recipe out.
+        InputError: What ``budgetfit.Run`` does instead.
     """
     if recipe.optimizer_in_backward or recipe.loss_chunks > 1:
         raise InputError(
@@ -114,6 +105,24 @@ def prepare(  # noqa: PLR0913 - a program, and what it cannot hold
             f"loop={loop.kind!r} trains with the loss of the model, from labels in the "
             "batch. Leave loss= out, or use loop='plain'."
         )
+
+
+def prepare(  # noqa: PLR0913 - a program, and what it cannot hold
+    model: nn.Module,
+    recipe: Recipe,
+    loop: Loop,
+    *,
+    loss: Loss | None,
+    optimizer: Callable[..., torch.optim.Optimizer] | None,
+    own_checkpointing: bool,
+    on_missing_loss: Callable[[], object],
+) -> Prepared:
+    """Apply a recipe to a fake model, as it is before a loop begins.
+
+    Raises:
+        InputError: The loop cannot carry the recipe out.
+    """
+    refuse_recipe(recipe, loop, loss)
     policy = find_precision(recipe.precision)
     if policy.autocast is None or not hasattr(model, "peft_config"):
         # peft has chosen the dtypes of adapters and of modules_to_save; a loop under
