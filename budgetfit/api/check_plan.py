@@ -33,6 +33,7 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
     headroom: int | str | None = None,
     batch: Any = None,  # noqa: ANN401
     loss: Any = None,  # noqa: ANN401
+    optimizer: Any = None,  # noqa: ANN401
     trust_remote_code: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Estimate:
@@ -49,6 +50,7 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
         headroom: As for ``plan``; of the planned card, what was planned.
         batch: Needed where the plan was made with one and loaded.
         loss: Likewise; ``file.py:function`` names one.
+        optimizer: Likewise, a function of the parameters.
         trust_remote_code: Let a hub model's own code run.
         progress: Called with a line of text for each longer piece of work.
 
@@ -69,6 +71,7 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
         headroom=headroom,
         batch=batch,
         loss=loss,
+        optimizer=optimizer,
         trust_remote_code=trust_remote_code,
         progress=progress,
     )

@@ -354,6 +354,7 @@ def planned_arguments(
     *,
     batch: Any,  # noqa: ANN401
     loss: Loss | str | None,
+    optimizer: Optimizer | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of ``plan()`` that say what a plan was made for.
 
@@ -363,7 +364,7 @@ def planned_arguments(
         InputError: If the plan does not say which model, loss or optimizer.
     """
     asked, source, adapter = _asked(plan), plan.source, plan.adapter
-    loss, optimizer = loss_and_optimizer(plan, loss, None, ("check",))
+    loss, optimizer = loss_and_optimizer(plan, loss, optimizer, ("check",))
     if model is None and source is not None:
         model = source.model or asked.get("model")
         batch = source.batch if batch is None else batch

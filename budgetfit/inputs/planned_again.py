@@ -31,6 +31,7 @@ def parse_again(  # noqa: PLR0913 - what a saved plan may be checked with
     headroom: int | str | None = None,
     batch: Any = None,  # noqa: ANN401
     loss: Any = None,  # noqa: ANN401
+    optimizer: Any = None,  # noqa: ANN401
     **further: Any,
 ) -> ParsedArguments:
     """Parse what a plan was made for: its model with adapters, its batch and loss.
@@ -41,7 +42,7 @@ def parse_again(  # noqa: PLR0913 - what a saved plan may be checked with
     Raises:
         InputError: The model, batch or loss is not known, or not the planned one.
     """
-    asked = planned_arguments(plan, model, batch=batch, loss=loss)
+    asked = planned_arguments(plan, model, batch=batch, loss=loss, optimizer=optimizer)
     if gpu is None and vram is None:
         budget = plan.budget
         known = plan.gpu.total_source != "given"

@@ -1,6 +1,7 @@
 """A saved plan, checked again."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,22 @@ def test_a_plan_still_takes_what_was_planned(
         assert found.reserved_bytes == made.estimate.reserved_bytes
         assert found.usable_bytes == made.budget.usable_bytes
         assert found.fits
+
+
+def sgd(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def test_an_optimizer_of_ones_own_is_handed_in_again(
+    config: Path, tmp_path: Path
+) -> None:
+    made = planned(config, optimizer=sgd, batch_size=8)
+    made.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    with pytest.raises(InputError, match=r"check\(plan, model, optimizer=\.\.\.\)"):
+        budgetfit.check(loaded)
+    found = budgetfit.check(loaded, optimizer=sgd)
+    assert found.reserved_bytes == made.estimate.reserved_bytes
 
 
 def test_on_a_card_that_is_too_small_it_does_not_fit(config: Path) -> None:
