@@ -58,7 +58,8 @@ def _reason(error: Exception) -> str:
 
 def _figures(plan: Plan) -> str:
     estimate = plan.comparable
+    rate = estimate.samples_per_s
     return (
-        f"{estimate.samples_per_s:,.2f} samples/s, "
+        f"{rate:{',.0f' if rate >= 100 else '.3g'}} samples/s, "  # noqa: PLR2004
         f"{format_bytes(estimate.reserved_bytes)} reserved"
     )

@@ -104,13 +104,13 @@ def test_cards_are_named_as_everywhere() -> None:
 
 def of_mebi(gpus: Sequence[str], **given: Any) -> tuple[GpuComparison, ...]:
     batch = torch.zeros(2, 512, 512)
-    return compare(Mebi(2), gpus, batch=batch, engine="ddp", **given)[0]
+    return compare(Mebi(2), gpus, batch=batch, **{"engine": "ddp", **given})[0]
 
 
 def test_groups_are_rows_beside_single_cards() -> None:
     given: dict[str, Any] = {"effective_batch_size": 12, "precision": "fp32"}
     prices = {"rtx-4090": 0.5}
-    (alone,) = of_mebi(["rtx-4090"], prices=prices, **given)
+    (alone,) = of_mebi(["rtx-4090"], prices=prices, engine="auto", **given)
     one, two, eight = of_mebi(
         ["rtx-4090", "rtx-4090x2", "rtx-4090x4x2"],
         prices=prices,
@@ -137,6 +137,6 @@ def test_groups_are_rows_beside_single_cards() -> None:
 
 def test_a_link_without_a_group_is_refused() -> None:
     with pytest.raises(InputError, match="between several GPUs, and there is one"):
-        of_mebi(["rtx-4090"], link="pcie-4")
+        of_mebi(["rtx-4090"], link="pcie-4", engine="auto")
     with pytest.raises(InputError, match="connects machines"):
         of_mebi(["rtx-4090x2"], link="infiniband")

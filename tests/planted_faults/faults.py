@@ -16,14 +16,14 @@ FAULTS: Final = (
     # The allocator, its replay and the chain's formula.
     Fault(
         "memory/caching_allocator.py",
-        "remainder > SMALL_REQUEST_BYTES or size <= SMALL_REQUEST_BYTES",
-        "remainder >= 2 * SMALL_REQUEST_BYTES or size <= SMALL_REQUEST_BYTES",
+        "remainder > most_small or size <= most_small",
+        "remainder >= 2 * most_small or size <= most_small",
         "memory",
     ),
     Fault(
         "memory/caching_allocator.py",
-        "                    if size <= SMALL_REQUEST_BYTES\n",
-        "                    if size < SMALL_REQUEST_BYTES\n",
+        "                    if size <= most_small\n",
+        "                    if size < most_small\n",
         "memory",
     ),
     Fault(

@@ -28,6 +28,10 @@ _OPAQUE: Final = (
 )
 
 
+# Packages whose objects are no state of a forward, or put it back as they repeat it.
+_TAKEN_CARE_OF: Final = frozenset({"torch", "builtins", "budgetfit"})
+
+
 class _Held(NamedTuple):
     """A container, and a shallow copy of its contents before a block's forward."""
 
@@ -118,7 +122,7 @@ def _contents(value: Any) -> dict[Any, Any] | list[Any] | set[Any] | None:
     kind = type(value)
     if (
         isinstance(value, _OPAQUE)
-        or kind.__module__.partition(".")[0] in {"torch", "builtins"}
+        or kind.__module__.partition(".")[0] in _TAKEN_CARE_OF
         or _is_cache(value)
     ):
         return None
