@@ -104,22 +104,19 @@ def one_plan(case: Case, *, warm: bool, with_table: bool) -> dict[str, object]:
 
 
 def in_own_process(
-    number: int, cache: str, tree: Path | None = None
+    number: int, cache: str, tree: Path = ROOT, *, with_table: bool = True
 ) -> dict[str, object]:
-    """Make one plan on two cores, in a process of its own.
-
-    ``tree``: whose code makes it, without a table; None: this one's, with a table.
-    """
+    """Make one plan on two cores, in a process of its own, by the code in ``tree``."""
     cores = sorted(os.sched_getaffinity(0))[:CORES]
-    words = ["--case", str(number), *(() if tree is None else ("--answer-only",))]
+    words = ["--case", str(number), *(() if with_table else ("--answer-only",))]
     done = subprocess.run(  # noqa: S603 - this very program
         [sys.executable, "-W", "ignore", str(Path(__file__)), *words],
-        cwd=tree or ROOT,
+        cwd=tree,
         env={
             **os.environ,
             CACHE: cache,
             "OMP_NUM_THREADS": str(CORES),
-            "PYTHONPATH": str(tree or ROOT),
+            "PYTHONPATH": str(tree),
         },
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
         check=True,
@@ -127,6 +124,12 @@ def in_own_process(
         text=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def answer_cpu_s(number: int, tree: Path) -> float:
+    """Return the processor seconds of an answer by the code in ``tree``."""
+    made = in_own_process(number, "off", tree, with_table=False)
+    return float(str(made["answer_cpu_s"]))
 
 
 def help_line() -> str:
@@ -157,12 +160,7 @@ def compared(revision: str) -> str:
             for number, case in enumerate(CASES):
                 try:
                     pairs = [
-                        [
-                            float(
-                                str(in_own_process(number, "off", tree)["answer_cpu_s"])
-                            )
-                            for tree in (other, ROOT)
-                        ]
+                        [answer_cpu_s(number, tree) for tree in (other, ROOT)]
                         for _ in range(PLAN_RUNS)
                     ]
                 except subprocess.CalledProcessError:  # of several GPUs, for example

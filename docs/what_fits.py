@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.shared import ROOT, table
-from budgetfit.reporting.formatting import rate_text
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 from budgetfit.utils.whole_file import write_whole
 
 PAGE: Final = ROOT / "docs" / "what-fits.md"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from budgetfit.api.estimate import estimate_recipe
 from budgetfit.core.precision import requested_precisions
-from budgetfit.inputs.plan_source import check_plan
+from budgetfit.inputs.plan_source import check_plan, planned_arguments
 from budgetfit.inputs.planned_again import parse_again
 from budgetfit.planning.search.varying_lengths import with_lengths
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
@@ -65,13 +65,10 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
     check_plan(plan)
     parsed = parse_again(
         plan,
-        model,
+        planned_arguments(plan, model, batch=batch, loss=loss, optimizer=optimizer),
         gpu=gpu,
         vram=vram,
         headroom=headroom,
-        batch=batch,
-        loss=loss,
-        optimizer=optimizer,
         trust_remote_code=trust_remote_code,
         progress=progress,
     )

@@ -13,8 +13,8 @@ from budgetfit.gpus.interconnect import check_link, is_between_nodes
 from budgetfit.inputs.several_gpus import AUTO, parse_gpus
 from budgetfit.inputs.target_gpu import find_target_gpu
 from budgetfit.planning.session import budget_of_rank
-from budgetfit.reporting.formatting import rate_text
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from budgetfit.api.check_plan import at_least_planned
 from budgetfit.core.loop import Loop
 from budgetfit.errors import BudgetfitError, InputError
-from budgetfit.inputs.plan_source import names_its_model
+from budgetfit.inputs.plan_source import names_its_model, planned_arguments
 from budgetfit.inputs.planned_again import parse_again
 from budgetfit.planning.planner import make_estimate
 from budgetfit.traces.loops.library import check_installed
@@ -48,7 +48,7 @@ def plan_in_loop(
     except InputError:
         return plan
     try:
-        asked = parse_again(plan, progress=progress)
+        asked = parse_again(plan, planned_arguments(plan), progress=progress)
     except (BudgetfitError, OSError) as error:
         return _as_it_is(plan, loop, error)
     try:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import is_parametrized
 
 from budgetfit.batches.batch_tree import Batch
@@ -120,9 +119,6 @@ def _readable_layers(
     found = 0
     for name, layer in _layers_with_parameters(model):
         where = f"its first layer, {name or 'itself'} ({type(layer).__name__}),"
-        if any(is_lazy(parameter) for parameter in layer.parameters()):
-            reason = f"{where} is lazy: it has no shape yet"
-            break
         if not determines_input_shape(layer):
             reason = f"{where} fixes no input shape" if not found else reason
             continue

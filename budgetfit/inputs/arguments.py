@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from budgetfit.applying.data_parallel import refuse_planning_distributed
 from budgetfit.applying.quantized_layers.stored_weights import for_quantized
@@ -71,6 +70,7 @@ from budgetfit.planning.search.policies import fixed_segments
 from budgetfit.planning.session import Request, SessionSettings
 from budgetfit.traces.loss_modules import loss_notes
 from budgetfit.utils.function_name import qualified_name
+from budgetfit.workload.model_check import refuse_lazy_parameters
 from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -198,13 +198,13 @@ class Arguments:
         workload, source = _read_model(
             self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
         )
-        fallback = None if adapter else fallback_for(self.precision)
-        if _trains_in_double(workload.model):
+        is_double = _trains_in_double(workload.model)
+        if is_double and is_auto:
+            precisions = ["as-is"]
+        if is_double and (is_auto or set(precisions) != {"as-is"}):
             note = KEPT_IN_DOUBLE if is_auto else CAST_FROM_DOUBLE
-            if is_auto or set(precisions) != {"as-is"}:
-                workload = replace(workload, notes=(*workload.notes, note))
-            if is_auto:
-                precisions, fallback = ["as-is"], None
+            workload = replace(workload, notes=(*workload.notes, note))
+        falls_back = not adapter and not is_double
         return ParsedArguments(
             given=self,
             workload=workload,
@@ -214,7 +214,7 @@ class Arguments:
             precisions=tuple(precisions),
             optimizer=name,
             lengths=lengths,
-            fallback_precision=fallback,
+            fallback_precision=fallback_for(self.precision) if falls_back else None,
             parallelisms=worth_tracing(
                 for_quantized(engines, workload.model), workload.model, budget
             ),
@@ -402,7 +402,7 @@ def _read_model(
     resolved = resolve_model(model, trust_remote_code=asked.trust_remote_code)
     resolved = base_of_adapter(resolved, adapter)
     live = resolved.model
-    _refuse_lazy_parameters(live, resolved.name)
+    refuse_lazy_parameters(live, resolved.name)
     refuse_planning_distributed(live)
     adapter, stored_notes = adapter_as_stored(resolved, adapter, given=is_live)
     traced, adapter_notes = model_to_trace(live, adapter)
@@ -447,15 +447,6 @@ def _read_model(
         lengths=lengths,
     )
     return workload.with_found_blocks(), source
-
-
-def _refuse_lazy_parameters(model: nn.Module, name: str) -> None:
-    for path, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise InputError(
-                f"{path} of {name} has no shape yet: lazy modules get theirs from the "
-                "first batch. Call the model once, model(inputs), and plan then."
-            )
 
 
 def _example_batch(

@@ -350,10 +350,10 @@ def check_batch_shapes(
 
 def planned_arguments(
     plan: Plan,
-    model: nn.Module | str | None,
+    model: nn.Module | str | None = None,
     *,
-    batch: Any,  # noqa: ANN401
-    loss: Loss | str | None,
+    batch: Any = None,  # noqa: ANN401
+    loss: Loss | str | None = None,
     optimizer: Optimizer | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of ``plan()`` that say what a plan was made for.

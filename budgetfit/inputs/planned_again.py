@@ -6,43 +6,34 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.inputs.arguments import Arguments
-from budgetfit.inputs.plan_source import (
-    check_batch_shapes,
-    has_sizes,
-    planned_arguments,
-)
+from budgetfit.inputs.plan_source import check_batch_shapes, has_sizes
 from budgetfit.workload.model_check import check_same_model
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from budgetfit.core.plan import Plan
     from budgetfit.core.sample_dims import SampleDims
     from budgetfit.inputs.arguments import ParsedArguments
     from budgetfit.workload.workload import Workload
 
 
-def parse_again(  # noqa: PLR0913 - what a saved plan may be checked with
+def parse_again(
     plan: Plan,
-    model: nn.Module | str | None = None,
+    asked: dict[str, Any],
     *,
     gpu: str | None = None,
     vram: int | str | None = None,
     headroom: int | str | None = None,
-    batch: Any = None,  # noqa: ANN401
-    loss: Any = None,  # noqa: ANN401
-    optimizer: Any = None,  # noqa: ANN401
     **further: Any,
 ) -> ParsedArguments:
     """Parse what a plan was made for: its model with adapters, its batch and loss.
 
-    With the lengths or sizes of its samples, where it says them. ``gpu`` or ``vram``:
-    instead of the planned card; ``further``: arguments of ``plan`` for a user.
+    With the lengths or sizes of its samples, where it says them. ``asked``: its
+    ``planned_arguments``; ``gpu`` or ``vram``: instead of the planned card;
+    ``further``: other arguments of ``plan``.
 
     Raises:
         InputError: The model, batch or loss is not known, or not the planned one.
     """
-    asked = planned_arguments(plan, model, batch=batch, loss=loss, optimizer=optimizer)
     if gpu is None and vram is None:
         budget = plan.budget
         known = plan.gpu.total_source != "given"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from budgetfit.errors import DoesNotFitError, InputError, TraceError
 from budgetfit.planning.session import rank
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,8 +59,7 @@ def _reason(error: Exception) -> str:
 
 def _figures(plan: Plan) -> str:
     estimate = plan.comparable
-    rate = estimate.samples_per_s
     return (
-        f"{rate:{',.0f' if rate >= 100 else '.3g'}} samples/s, "  # noqa: PLR2004
+        f"{rate_text(estimate.samples_per_s)} samples/s, "
         f"{format_bytes(estimate.reserved_bytes)} reserved"
     )

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from budgetfit.reporting.formatting import hours_text, money_text, rate_text
+from budgetfit.reporting.formatting import hours_text, money_text
 from budgetfit.reporting.header import model_lines
 from budgetfit.reporting.layout import bullets, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,7 +14,6 @@ from budgetfit.gpus.table import find_gpu, generic_gpu
 from budgetfit.reporting.formatting import (
     blocks_text,
     hours_text,
-    rate_text,
     scaled_text,
     time_text,
 )
@@ -29,6 +28,7 @@ from budgetfit.reporting.layout import (
     section,
 )
 from budgetfit.utils.format_bytes import format_bytes, format_range
+from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -70,13 +70,6 @@ def hours_text(hours: float) -> str:
     return text if hours < 72 else f"{text} ({hours / 24:,.1f} days)"  # noqa: PLR2004
 
 
-def rate_text(samples_per_s: float) -> str:
-    """Format samples per second with three digits."""
-    if samples_per_s >= 100:  # noqa: PLR2004
-        return f"{samples_per_s:,.0f}"
-    return f"{samples_per_s:.3g}"
-
-
 def money_text(amount: float) -> str:
     """Format money with two decimals, below 1 with three digits; no currency.
 

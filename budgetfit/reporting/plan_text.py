@@ -17,10 +17,11 @@ from budgetfit.reporting.estimate_text import (
     recipe_lines,
     time_lines,
 )
-from budgetfit.reporting.formatting import faster_text, rate_text
+from budgetfit.reporting.formatting import faster_text
 from budgetfit.reporting.header import plan_header
 from budgetfit.reporting.layout import bullets, fits_text, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -269,8 +270,8 @@ def _script(plan: Plan) -> str:
     """The export that can write a plan's program: torch's API alone, if it suffices."""
     recipe = plan.recipe
     on_host = any(e.mode == "offload" or e.input_on_host for e in recipe.segments)
-    more = plan.adapter or on_host or recipe.loss_chunks > 1
-    return "trainer" if more and not recipe.optimizer_in_backward else "torch"
+    more = recipe.loss_chunks > 1 or recipe.optimizer_in_backward
+    return "trainer" if plan.adapter or on_host or more else "torch"
 
 
 def _origin(plan: Plan) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from budgetfit.applying.attention_implementation import describe_attention
 from budgetfit.applying.quantized_layers.nf4_linear import parameter_count
@@ -25,19 +26,34 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
 
     Raises:
         InputError: If classes of the model or its blocks, counts of parameters, all or
-            trained, or attention differ, or a planned block is missing.
+            trained, or attention differ, a planned block is missing, or it is lazy.
     """
     if not isinstance(model, nn.Module):
         raise InputError(
             f"The model must be a torch.nn.Module, not a {type(model).__name__}. Hand "
             "in the one that was planned, with its weights."
         )
+    refuse_lazy_parameters(model, type(model).__name__)
     difference = _difference(plan, model)
     if difference:
         raise InputError(
             f"The plan was made for {plan.model.name}, and this model {difference}. "
             "Plan again for this model."
         )
+
+
+def refuse_lazy_parameters(model: nn.Module, name: str) -> None:
+    """Refuse a model with parameters of lazy modules that have seen no batch.
+
+    Raises:
+        InputError: Names the first of them.
+    """
+    for path, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InputError(
+                f"{path} of {name} has no shape yet: lazy modules get theirs from the "
+                "first batch. Call the model once, model(inputs), and go on then."
+            )
 
 
 def _difference(plan: Plan, model: nn.Module) -> str:

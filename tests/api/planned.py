@@ -6,6 +6,7 @@ import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +39,17 @@ def plan_mebi(usable_mib: int, **options: Any) -> Plan:
         **options,
     }
     return budgetfit.plan(Mebi(6), **settings)
+
+
+def plan_of_config(folder: Path, **options: Any) -> Plan:
+    """Plan a config's model with short samples on an RTX 4090."""
+    settings: dict[str, Any] = {
+        "gpu": CARD,
+        "max_length": 32,
+        "effective_batch_size": 8,
+        **options,
+    }
+    return budgetfit.plan(str(folder), **settings)
 
 
 def squared_error(outputs: Any, batch: Any) -> Any:

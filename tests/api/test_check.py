@@ -13,25 +13,10 @@ from transformers import LlamaConfig, ViTConfig
 import budgetfit
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
+from budgetfit.inputs.plan_source import planned_arguments
 from budgetfit.inputs.planned_again import parse_again
+from tests.api.planned import plan_of_config
 from tests.models import LLAMA, llama
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    LlamaConfig(
-        **LLAMA, architectures=["LlamaForCausalLM"], model_type="llama"
-    ).save_pretrained(tmp_path)
-    return tmp_path
-
-
-def planned(config: Path, **given: Any) -> Plan:
-    settings: dict[str, Any] = {
-        "gpu": "rtx-4090",
-        "max_length": 32,
-        "effective_batch_size": 8,
-    }
-    return budgetfit.plan(str(config), **{**settings, **given})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +32,7 @@ def planned(config: Path, **given: Any) -> Plan:
 def test_a_plan_still_takes_what_was_planned(
     config: Path, tmp_path: Path, given: dict[str, Any]
 ) -> None:
-    made = planned(config, **given)
+    made = plan_of_config(config, **given)
     made.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     for plan in (made, loaded):
@@ -64,7 +49,7 @@ def sgd(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
 def test_an_optimizer_of_ones_own_is_handed_in_again(
     config: Path, tmp_path: Path
 ) -> None:
-    made = planned(config, optimizer=sgd, batch_size=8)
+    made = plan_of_config(config, optimizer=sgd, batch_size=8)
     made.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     with pytest.raises(InputError, match=r"check\(plan, model, optimizer=\.\.\.\)"):
@@ -74,19 +59,19 @@ def test_an_optimizer_of_ones_own_is_handed_in_again(
 
 
 def test_on_a_card_that_is_too_small_it_does_not_fit(config: Path) -> None:
-    plan = planned(config, precision="fp32")
+    plan = plan_of_config(config, precision="fp32")
     assert not budgetfit.check(plan, vram="540MB", headroom=0).fits
     assert budgetfit.check(plan, gpu="l4").fits
 
 
 def test_a_card_that_cannot_run_the_precision_is_refused(config: Path) -> None:
-    plan = planned(config, precision="bf16-mixed")
+    plan = plan_of_config(config, precision="bf16-mixed")
     with pytest.raises(InputError, match=r"bf16-mixed.*8\.0"):
         budgetfit.check(plan, gpu="t4")
 
 
 def test_another_model_is_refused(config: Path, tmp_path: Path) -> None:
-    plan = planned(config)
+    plan = plan_of_config(config)
     plan.save(tmp_path / "plan.json")
     LlamaConfig(
         **{**LLAMA, "num_hidden_layers": 1}, architectures=["LlamaForCausalLM"]
@@ -146,7 +131,7 @@ def saved_by_an_earlier_version(plan: Plan) -> Plan:
 
 
 def test_lengths_are_checked_and_verified_again(config: Path) -> None:
-    made = planned(config, lengths=LENGTHS, **QUICK)
+    made = plan_of_config(config, lengths=LENGTHS, **QUICK)
     plan = Plan.from_json(made.to_json())
     assert plan.provenance["asked"]["lengths"] == {"8": 5, "24": 2, "32": 1}
     assert "attention_mask" in plan.model.batch
@@ -158,7 +143,7 @@ def test_lengths_are_checked_and_verified_again(config: Path) -> None:
 
 
 def test_image_sizes_are_checked_again(images: Path) -> None:
-    made = planned(images, image_sizes=SIZES, **QUICK)
+    made = plan_of_config(images, image_sizes=SIZES, **QUICK)
     plan = Plan.from_json(made.to_json())
     found = budgetfit.check(plan)
     assert found.reserved_bytes == made.estimate.reserved_bytes
@@ -166,10 +151,11 @@ def test_image_sizes_are_checked_again(images: Path) -> None:
 
 
 def test_padded_lengths_are_checked_as_padded(config: Path) -> None:
-    made = planned(config, lengths={8: 1, 80: 1, 96: 1}, **QUICK)
+    made = plan_of_config(config, lengths={8: 1, 80: 1, 96: 1}, **QUICK)
     assert made.varying_lengths is not None
     padded = replace(made.varying_lengths, pad_to_multiple_of=64)
-    parsed = parse_again(replace(made, varying_lengths=padded))
+    again = replace(made, varying_lengths=padded)
+    parsed = parse_again(again, planned_arguments(again))
     lengths = parsed.workload.lengths
     assert lengths is not None
     drawn = {size for row in lengths.draw(1, 2, 50, seed=0) for size in row}
@@ -180,8 +166,8 @@ def test_of_sizes_that_the_file_does_not_say_the_plans_figure_is_the_least(
     config: Path, images: Path
 ) -> None:
     for made in (
-        planned(config, lengths=LENGTHS, **QUICK),
-        planned(images, image_sizes=SIZES, **QUICK),
+        plan_of_config(config, lengths=LENGTHS, **QUICK),
+        plan_of_config(images, image_sizes=SIZES, **QUICK),
     ):
         found = budgetfit.check(saved_by_an_earlier_version(made))
         assert found.reserved_bytes == made.estimate.reserved_bytes
@@ -191,7 +177,7 @@ def test_of_sizes_that_the_file_does_not_say_the_plans_figure_is_the_least(
 
 
 def test_sizes_in_a_damaged_file_are_refused(config: Path) -> None:
-    document = json.loads(planned(config, **QUICK).to_json())
+    document = json.loads(plan_of_config(config, **QUICK).to_json())
     for name, value in (
         ("lengths", {}),
         ("lengths", {"8": 0}),

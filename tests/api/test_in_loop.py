@@ -8,34 +8,19 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from transformers import LlamaConfig
 
-import budgetfit
 from budgetfit.api.in_loop import plan_in_loop
 from budgetfit.core.loop import RUN
 from budgetfit.core.plan import Plan
-from tests.models import LLAMA
+from tests.api.planned import plan_of_config
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    LlamaConfig(
-        **LLAMA, architectures=["LlamaForCausalLM"], model_type="llama"
-    ).save_pretrained(tmp_path)
-    return tmp_path
-
-
 def saved(config: Path, **given: Any) -> Plan:
     """Return a plan as it is loaded."""
-    settings: dict[str, Any] = {
-        "gpu": "rtx-4090",
-        "max_length": 32,
-        "effective_batch_size": 8,
-    }
-    made = budgetfit.plan(str(config), **{**settings, **given})
+    made = plan_of_config(config, **given)
     return Plan.from_json(made.to_json())
 
 

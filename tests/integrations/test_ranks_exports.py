@@ -12,18 +12,21 @@ import lightning
 import pytest
 import torch
 import transformers
+import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch.distributed.tensor import DTensor
 
 import budgetfit
 from budgetfit import InputError, Parallelism, Segment
+from budgetfit.core.adapter import Adapter
 from budgetfit.integrations.exports import accelerate as accelerate_export
 from budgetfit.integrations.exports import axolotl as axolotl_export
 from budgetfit.integrations.exports import deepspeed as deepspeed_export
 from budgetfit.integrations.exports import lightning as lightning_export
 from budgetfit.integrations.exports import trainer as trainer_export
 from budgetfit.integrations.exports import trl as trl_export
+from budgetfit.integrations.source_code import plain_torch
 from budgetfit.planning.profiling.block_chain import TrainingSettings
 from tests.gloo_ranks import on_ranks
 from tests.integrations.tiny_training import mixed_segments, plan_for, tiny_model
@@ -329,3 +332,35 @@ def test_what_a_library_has_no_setting_for(
 ) -> None:
     with pytest.raises(InputError, match=said):
         export.export_text(plan_of(name), "plan.json")
+
+
+def test_several_machines_are_told_where_to_meet() -> None:
+    two = Parallelism(engine="fsdp2", gpus=4, gpus_per_node=2)
+    plan = plan_for(tiny_model("llama"), None, parallelism=two)
+    meet = "--nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400"
+    for text in (plan.to_torch_script(), trainer_export.export_text(plan, "plan.json")):
+        assert f"torchrun {meet} --nproc-per-node 2 THIS_FILE (on each" in text
+    text = accelerate_export.export_text(plan, "plan.json")
+    assert "# On each machine" in text
+    found = yaml.safe_load(text)
+    assert (found["num_machines"], found["main_process_ip"]) == (2, "HOST")
+    alone = yaml.safe_load(accelerate_export.export_text(plan_of("ddp"), "plan.json"))
+    assert "main_process_ip" not in alone
+
+
+def test_a_file_of_settings_is_started_by_its_program() -> None:
+    zero = Parallelism(engine="deepspeed", gpus=2, zero_stage=2)
+    text = deepspeed_export.export_text(
+        plan_for(tiny_model("llama"), None, parallelism=zero), "plan.json"
+    )
+    assert "Start the program that reads this with: torchrun" in text
+    assert "THIS_FILE" not in text
+
+
+def test_adapters_are_not_sent_to_a_script_of_torch_alone() -> None:
+    plan = plan_of("ddp").changed(adapter=Adapter(method="lora"))
+    for export in (trl_export.export_text, plain_torch.export_text):
+        with pytest.raises(InputError, match="--to trainer") as refused:
+            export(plan, "plan.json")
+        assert "--to torch" not in str(refused.value)
+        assert "--to sft" not in str(refused.value)

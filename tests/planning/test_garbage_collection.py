@@ -3,7 +3,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from budgetfit.utils.garbage_collection import NEW_OBJECTS, freeze_gc
+from budgetfit.utils.garbage_collection import (
+    NEW_OBJECTS,
+    collect_less_often,
+    freeze_gc,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +48,14 @@ def test_what_somebody_else_froze_stays_frozen() -> None:
         assert gc.get_freeze_count() > 0
     finally:
         gc.unfreeze()
+
+
+def test_what_somebody_chose_is_not_made_more_often_or_turned_on() -> None:
+    before = gc.get_threshold()
+    try:
+        for chosen in ((0, 10, 10), (2 * NEW_OBJECTS, 10, 10)):
+            gc.set_threshold(*chosen)
+            collect_less_often()
+            assert gc.get_threshold() == chosen
+    finally:
+        gc.set_threshold(*before)

@@ -9,11 +9,11 @@ from budgetfit.reporting.formatting import (
     memory_class_text,
     ops_text,
     percent_text,
-    rate_text,
     sample_text,
     size_text,
     time_text,
 )
+from budgetfit.utils.format_rate import rate_text
 from tests.reporting.sample_plans import BLOCKS, GIB, sample_recipe, segments, singles
 
 

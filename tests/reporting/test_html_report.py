@@ -14,11 +14,11 @@ from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import ACCUMULATING, Alternative, Plan
 from budgetfit.core.plan_curves import LazyCurves
 from budgetfit.errors import InputError
-from budgetfit.reporting.formatting import rate_text
 from budgetfit.reporting.html.colors import COLORS
 from budgetfit.reporting.html.report import comparison_page, figure_file, plan_page
 from budgetfit.reporting.html.summary import answers
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 from tests.reporting.parsed_page import Element, parsed
 from tests.reporting.sample_plans import (
     BLOCKS,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from budgetfit.core.adapter import Adapter
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Alternative, LazyAlternatives, Plan
 from budgetfit.core.recipe import Segment
+from budgetfit.errors import InputError
 from budgetfit.gpus.cuda_context import CudaContext, measured_context
 from budgetfit.gpus.table import find_gpu, generic_gpu
+from budgetfit.integrations.exports.trainer import export_text as trainer_text
+from budgetfit.integrations.source_code.plain_torch import torch_script
 from budgetfit.reporting.render import plan_text, print_plan, render, show
 from tests.reporting.sample_plans import (
     GIB,
@@ -47,7 +51,7 @@ def test_the_answer_comes_before_the_reasons() -> None:
         ({}, "torch"),
         ({"loss_chunks": 8}, "trainer"),
         ({"segments": (Segment(("layers.0",), "offload"),)}, "trainer"),
-        ({"optimizer_in_backward": True, "gradient_accumulation_steps": 1}, "torch"),
+        ({"optimizer_in_backward": True, "gradient_accumulation_steps": 1}, "trainer"),
     ],
 )
 def test_next_names_an_export_that_can_be_written(
@@ -57,6 +61,11 @@ def test_next_names_an_export_that_can_be_written(
     plan = sample_plan(recipe=recipe, estimate=sample_estimate(recipe))
     text = render(plan_text(plan, saved_as="plan.json"))
     assert f"budgetfit export plan.json --to {export} > train.py" in text
+    exports = {"torch": torch_script, "trainer": partial(trainer_text, plan_file="")}
+    assert exports[export](plan)
+    if export != "torch":
+        with pytest.raises(InputError, match="export --to trainer"):
+            torch_script(plan)
 
 
 def test_next_names_a_library_that_has_adapters() -> None:

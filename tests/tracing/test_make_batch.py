@@ -310,7 +310,6 @@ def test_a_model_that_makes_its_own_example_is_asked_for_it() -> None:
     ("model", "reason"),
     [
         (nn.ReLU(), "ReLU: no layer of it has parameters"),
-        (nn.LazyLinear(3), "is lazy: it has no shape yet"),
         (nn.PReLU(), "fixes no input shape"),
         (TwoInputs(), r'needs query, key.*batch={"query": \.\.\., "key": \.\.\.}'),
         (Declares(dummy_inputs={"x": 3}), "dummy_inputs holds no tensor"),
@@ -319,9 +318,8 @@ def test_a_model_that_makes_its_own_example_is_asked_for_it() -> None:
             r"1 \(LSTM\) was made without batch_first=True",
         ),
     ],
-    ids=["nothing", "lazy", "norm", "two", "dummies", "length-first"],
+    ids=["nothing", "norm", "two", "dummies", "length-first"],
 )
-@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 def test_what_says_too_little_is_refused_with_the_way_to_pass_a_batch(
     model: nn.Module, reason: str
 ) -> None:

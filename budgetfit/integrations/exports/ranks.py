@@ -24,17 +24,19 @@ def refuse_several_gpus(plan: Plan, program: str) -> None:
     if parallelism is not None:
         raise InputError(
             f"The plan is for {parallelism.engine} on {parallelism.gpus} GPUs, which "
-            f"is not written for {program}. Use {_else(plan)}."
+            f"is not written for {program}. Use "
+            f"{_instead(plan, libraries='--to trainer or --to accelerate')}."
         )
 
 
-def _else(plan: Plan) -> str:
-    """Return what to use instead; torch alone has no adapters."""
-    script = "trainer or accelerate" if plan.adapter else "torch"
-    return (
-        f"--to {script}, a script for torchrun, or train with "
-        "budgetfit.apply(plan, model) under torchrun"
-    )
+def _instead(plan: Plan, *, libraries: str = "") -> str:
+    """Return what trains a plan; torch alone has no adapters.
+
+    ``libraries``: the exports for libraries that have not been tried.
+    """
+    script = libraries if plan.adapter else "--to torch, a script for torchrun"
+    by_apply = "budgetfit.apply(plan, model) under torchrun"
+    return f"{script}, or {by_apply}" if script else by_apply
 
 
 def zero_settings(plan: Plan) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def copied_gradients(plan: Plan) -> list[str]:
     if needed > usable:
         raise InputError(
             f"{found}, {format_bytes(needed)} reserved in all, and "
-            f"{format_bytes(usable)} are usable. Use {_else(plan)}."
+            f"{format_bytes(usable)} are usable. Use {_instead(plan)}."
         )
     return [f"{found}."]
 
@@ -95,7 +97,7 @@ def fsdp_settings(plan: Plan, parallelism: Parallelism, program: str) -> dict[st
         if is_used:
             raise InputError(
                 f"{program} has no setting for {name}={getattr(parallelism, name)} of "
-                f"fully_shard. Use {_else(plan)}."
+                f"fully_shard. Use {_instead(plan)}."
             )
     return {
         "version": 2,

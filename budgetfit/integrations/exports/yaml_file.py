@@ -23,8 +23,9 @@ from budgetfit.integrations.source_code.python_source import (
     refuse_compile,
     refuse_optimizer_in_backward,
 )
-from budgetfit.reporting.formatting import blocks_text, rate_text
+from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

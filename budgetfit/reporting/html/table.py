@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from budgetfit.reporting.formatting import rate_text, time_text
+from budgetfit.reporting.formatting import time_text
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 
 
 class Number(NamedTuple):

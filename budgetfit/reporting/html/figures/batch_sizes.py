@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import NullLocator
 
-from budgetfit.reporting.formatting import blocks_text, rate_text
+from budgetfit.reporting.formatting import blocks_text
 from budgetfit.reporting.html.colors import color
 from budgetfit.reporting.html.figures.checkpointing import FORMULA
 from budgetfit.reporting.html.section import Section
 from budgetfit.reporting.html.svg import draw
 from budgetfit.reporting.html.table import Table, count, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from budgetfit.reporting.formatting import blocks_text, rate_text
+from budgetfit.reporting.formatting import blocks_text
 from budgetfit.reporting.html.colors import color
 from budgetfit.reporting.html.labels import Label, write_labels
 from budgetfit.reporting.html.section import Section
 from budgetfit.reporting.html.svg import draw
 from budgetfit.reporting.html.table import Number, Table, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan

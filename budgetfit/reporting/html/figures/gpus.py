@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from budgetfit.reporting.formatting import rate_text
 from budgetfit.reporting.html.bars import Bar, bars
 from budgetfit.reporting.html.section import Section
 from budgetfit.reporting.html.table import Table, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from budgetfit.core.plan import ACCUMULATING
-from budgetfit.reporting.formatting import blocks_text, percent_text, rate_text
+from budgetfit.reporting.formatting import blocks_text, percent_text
 from budgetfit.reporting.html.bars import Bar, bars
 from budgetfit.reporting.html.section import Section
 from budgetfit.reporting.html.table import Table, duration, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Alternative, Estimate, Plan
