@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from budgetfit.api.check_plan import at_least_planned
-from budgetfit.core.loop import Loop
+from budgetfit.core.loop import RUN, Loop
 from budgetfit.errors import BudgetfitError, InputError
 from budgetfit.inputs.plan_source import names_its_model, planned_arguments
 from budgetfit.inputs.planned_again import parse_again
@@ -34,13 +34,16 @@ def plan_in_loop(
 
     As it is, where that cannot be found out: the library is not installed, the saved
     plan does not say which model it is for, or the loop cannot train so by itself. A
-    plan for several GPUs is as it is, too: loops are traced on one, with whole weights.
+    plan for several GPUs is that of ``Run`` without the longest batch first: loops are
+    traced on one, with whole weights.
 
     Where the model or its batch cannot be made again, or the loop not be traced, the
     plan is as it is and a warning says why.
     """
-    loop = Loop(kind=kind)
-    if plan.recipe.parallelism is not None or not names_its_model(plan):
+    several = plan.recipe.parallelism is not None
+    loop = RUN if several else Loop(kind=kind)
+    same = several and not plan.recipe.longest_batch_first
+    if same or not names_its_model(plan):
         return plan
     try:
         check_installed(loop)

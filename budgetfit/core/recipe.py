@@ -190,7 +190,6 @@ class Recipe:
             )
         for name, default in (
             ("optimizer_in_backward", False),
-            ("longest_batch_first", False),
             ("compile", "none"),
         ):
             if getattr(self, name) != default:
@@ -216,6 +215,11 @@ class Recipe:
             raise InputError(
                 "loss_chunks is planned for DDP and FSDP2, and not for DeepSpeed. "
                 'Leave it out, or use engine="fsdp2".'
+            )
+        if self.longest_batch_first:
+            raise InputError(
+                "longest_batch_first drops the results of a backward, and DeepSpeed's "
+                'engine keeps them. Leave it out, or use engine="fsdp2".'
             )
         offloads = any(each.mode == "offload" for each in self.segments)
         if parallelism.zero_stage == 3 and offloads:  # noqa: PLR2004 - a name

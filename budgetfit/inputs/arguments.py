@@ -194,7 +194,7 @@ class Arguments:
                 "compile= or lengths= out."
             )
         if engines:
-            self.check_for_several(lengths)
+            self.check_for_several()
         workload, source = _read_model(
             self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
         )
@@ -235,14 +235,13 @@ class Arguments:
                 f"effective_batch_size={whole}. Leave one of them out."
             )
 
-    def check_for_several(self, lengths: SampleSizes | None) -> None:
+    def check_for_several(self) -> None:
         """Refuse what is not planned for several GPUs.
 
         Raises:
             InputError: Names the argument to leave out.
         """
         for name, asked in (
-            ("lengths", lengths is not None and lengths.vary),
             ("compile", self.compile != "none"),
             ("optimizer_in_backward", self.optimizer_in_backward),
         ):

@@ -66,11 +66,12 @@ class StepSequence:
         self._program_at, self._device = program_at, device_properties(gpu)
         self._micro_steps, self._settings = micro_steps, settings
         self._steps: dict[int, _Steps] = {}
+        self._streams: dict[int, int] = {}  # of the storages of all programs
         self._sizes: dict[tuple[int, Any], list[int]] = {}
 
     def peaks(
         self,
-        updates: Iterable[Sequence[Any]],
+        updates: Sequence[Sequence[Any]],
         *,
         longest_first: Any = None,  # noqa: ANN401 - or height and width
         most_bytes: int = UNLIMITED_BYTES,
@@ -79,7 +80,7 @@ class StepSequence:
 
         Args:
             updates: The lengths (of images: height and width) of the micro-batches of
-                each update.
+                each update; at least one.
             longest_first: The length of the forward and backward that are run before
                 the first update, and again where gradients are accumulated.
             most_bytes: No further update is replayed once more is reserved.
@@ -87,26 +88,32 @@ class StepSequence:
         Raises:
             ValueError: An update does not free what it allocates.
         """
+        starts = [lengths[0] for lengths in updates]
+        if longest_first is not None:
+            starts.insert(0, longest_first)
+        # All of them, so that the allocator knows all streams.
+        begun, *_ = [self._steps_at(length) for length in starts]
         # On a card that is smaller than the device there is no limit.
         self._allocator = make_allocator(
-            UNLIMITED_BYTES, self._settings, UNLIMITED_BYTES - 1
+            UNLIMITED_BYTES, self._settings, UNLIMITED_BYTES - 1, self._streams
         )
         self._allocated = self._reserved = count = 0
         self._left: list[int] = []
         for lengths in updates:
-            if count:
+            if count > len(begun.unsettled):
                 steps = self._steps_at(lengths[0])
                 self._run(steps, steps.steady, lengths)
                 self._left = steps.left_after(self._left)
+            elif count:
+                # Of the program that began: it has the storages that these replace.
+                self._run(begun, begun.unsettled[count - 1], lengths)
             elif longest_first is None:
-                steps = self._steps_at(lengths[0])
-                self._run(steps, [*steps.setup, *steps.first], lengths)
+                self._run(begun, [*begun.setup, *begun.first], lengths)
             else:
-                steps = self._steps_at(longest_first)
-                self._run(steps, [*steps.setup, *steps.dry], (longest_first,))
-                self._run(steps, steps.first_after_dry, lengths)
+                self._run(begun, [*begun.setup, *begun.dry], (longest_first,))
+                self._run(begun, begun.first_after_dry, lengths)
             if not count:
-                self._left = steps.found
+                self._left = begun.found
             count += 1
             if self._reserved > most_bytes:
                 break
@@ -142,6 +149,8 @@ class StepSequence:
                 len(each.program.first.fixed_bytes) for each in self._steps.values()
             )
             self._steps[key] = _Steps.of(program, self._micro_steps, before)
+            own = program.first.side_streams()
+            self._streams |= {storage + before: own[storage] for storage in own}
         return self._steps[key]
 
     def _sizes_at(self, steps: _Steps, length: Any) -> list[int]:  # noqa: ANN401
@@ -166,6 +175,8 @@ class _Steps:
             frees. Two where gradients are accumulated: the second finds those of the
             first.
         first_after_dry: The first update, without what ``dry`` has allocated to stay.
+        unsettled: Updates between the first and those that repeat: in one DDP makes its
+            buckets anew.
         steady: Every later update.
         found, left: Storages that the update before has left to such an update, and
             those that it leaves to the next: they take turns.
@@ -178,6 +189,7 @@ class _Steps:
     first: list[EventRange]
     dry: list[EventRange]
     first_after_dry: list[EventRange]
+    unsettled: list[list[EventRange]]
     steady: list[EventRange]
     found: list[int]
     left: list[int]
@@ -211,6 +223,9 @@ class _Steps:
             events += own
         shifted = [n and (n + offset if n > 0 else n - offset) for n in events]
         setup = [row for row in rows if row.step < 0]
+        unsettled = [
+            [row for row in rows if row.step == step] for step in range(1, last)
+        ]
         return cls(
             program,
             offset,
@@ -219,6 +234,7 @@ class _Steps:
             first,
             dry,
             after,
+            unsettled,
             steady,
             [each + offset for each in found],
             [each + offset for each in left],

@@ -73,7 +73,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     predicted_ms = time.total_ns(recipe.gradient_accumulation_steps) / 1e6 * ratio
     expected = step_time_range(trace, times, gpu)
     span_ms = predicted_ms * expected.low, predicted_ms * expected.high
-    network = _network(trace, times, recipe, gpu)
+    network = network_of(trace, times, recipe, gpu, recipe.gradient_accumulation_steps)
     if network is not None:
         predicted_ms += network.expected_ns / 1e6
         waits_ms = network.low_ns / 1e6, network.high_ns / 1e6
@@ -112,19 +112,13 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     )
 
 
-def _network(
-    trace: StepTrace, times: OpTimes, recipe: Recipe, gpu: Gpu
+def network_of(
+    trace: StepTrace, times: OpTimes, recipe: Recipe, gpu: Gpu, micro_steps: int
 ) -> NetworkTime | None:
-    """Return what a step waits for the network; None on one GPU."""
+    """Return what a step of so many micro-batches waits for; None on one GPU."""
     if recipe.parallelism is None:
         return None
-    return network_time(
-        trace,
-        times.times_ns,
-        recipe.parallelism,
-        gpu,
-        recipe.gradient_accumulation_steps,
-    )
+    return network_time(trace, times.times_ns, recipe.parallelism, gpu, micro_steps)
 
 
 def step_time(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> StepTime:

@@ -157,6 +157,7 @@ def lengths_lines(plan: Plan) -> list[str]:
         return []
     multiple = lengths.pad_to_multiple_of
     to = f"pad_to_multiple_of={multiple}" if multiple else "to their largest"
+    waiting = ", all ranks wait for the longest" if plan.recipe.ranks > 1 else ""
     reserved = format_bytes(lengths.reserved_bytes)
     replayed = f"{reserved} reserved in {lengths.updates} updates of random sizes"
     how = {
@@ -169,6 +170,7 @@ def lengths_lines(plan: Plan) -> list[str]:
             f"{lengths.span}, padded {to}: "
             f"{rate_text(lengths.samples_per_s)} samples/s "
             f"({rate_text(lengths.grouped_samples_per_s)} in batches of one size)"
+            f"{waiting}"
         ),
         f"{replayed}{how}",
     ]

@@ -3,9 +3,12 @@
     python -m tests.accuracy.nulldriver.run --gpu rtx-4090 -- \\
         python -m tests.accuracy.replayed_sequences gpt2 --batch 4 --accumulation 4
     ... python -m tests.accuracy.replayed_sequences resnet --image-sizes 128-256:32
+    ... python -m tests.accuracy.replayed_sequences gpt2 --engine fsdp2 --longest-first
 
-The updates are the same, in the same order; memory has no limit. One model in each
-process, since a second one would find what the first has left in the cache.
+With an engine it is one rank of four, under torch's fake process group; DDP's reducer
+reads numbers of its own by way of the device: ``NULLCUDA_ECHO=1``. The updates are the
+same, in the same order; memory has no limit. One model in each process, since a second
+one would find what the first has left in the cache.
 """
 
 import argparse
@@ -16,10 +19,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 import transformers
-from torch import nn
+from torch import distributed, nn
+from torch.nn.parallel import distributed as ddp_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from budgetfit.applying.run.run import Run
 from budgetfit.core.image_sizes import ImageSizeSummary
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.inputs.arguments import Arguments
@@ -28,9 +34,17 @@ from budgetfit.traces.length_traces import LengthTraces
 from budgetfit.traces.session import TraceSession
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.accuracy.provenance import answer_for_the_device, choose_cudnn
+from tests.accuracy.sharded.record import reduce
 from tests.accuracy.varying_lengths import DISTRIBUTIONS, MODELS, batch_of
 
 COMPARED: Final = (10, 50, 200)  # updates
+RANKS: Final = 4
+_ENGINES: Final = {
+    "ddp": Parallelism(engine="ddp", gpus=RANKS),
+    "fsdp2": Parallelism(
+        engine="fsdp2", gpus=RANKS, param_dtype="bf16", reduce_dtype="fp32"
+    ),
+}
 _IMAGES: Final[dict[str, Callable[[], nn.Module]]] = {
     "resnet": lambda: transformers.ResNetForImageClassification(
         transformers.ResNetConfig(
@@ -73,6 +87,7 @@ def compared(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
         batch_size=options.batch,
         precision="bf16-mixed",
         gradient_accumulation_steps=steps,
+        parallelism=_ENGINES.get(options.engine),
     )
     sizes: dict[str, Any] = {"image_sizes": options.image_sizes}
     if name in MODELS:
@@ -91,16 +106,37 @@ def compared(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
     drawn = {size for row in updates for size in row}
     traces = LengthTraces(trace_at, recipe.batch_size, lengths, drawn)
     sequence = StepSequence(traces.program_at, workload.gpu, micro_steps=steps)
-    module.to("cuda")
-    run = Run(module, recipe, determinism_check="default")
+    run = _run(module, recipe, workload.blocks)
+    longest = lengths.planned if options.longest_first else None
+    if longest is not None:
+        batch = _batch(name, longest, recipe.batch_size)
+        run._run_and_drop([batch] * min(steps, 2))  # noqa: SLF001 - needs no plan
     for number, row in enumerate(updates, 1):
         for size in row:
             run.step(_batch(name, size, recipe.batch_size))
         if number in COMPARED:
             reserved = torch.cuda.max_memory_reserved()
             with null_driver_addresses():
-                told = sequence.peaks(updates[:number]).reserved_bytes
-            yield number, reserved, told
+                told = sequence.peaks(updates[:number], longest_first=longest)
+            yield number, reserved, told.reserved_bytes
+
+
+def _run(module: nn.Module, recipe: Recipe, blocks: tuple[str, ...]) -> Run:
+    """Return a run on the card; of several it is rank 0, and no other exists."""
+    engine = recipe.parallelism.engine if recipe.parallelism else None
+    if engine is not None:
+        distributed.init_process_group(
+            "fake", store=FakeStore(), rank=0, world_size=RANKS
+        )
+    if engine != "fsdp2":  # which moves it block by block
+        module.to("cuda")
+    if engine == "ddp":  # what other ranks sent has no values here
+        ddp_module._verify_param_shape_across_processes = lambda *_: None  # noqa: SLF001
+    run = Run(module, recipe, determinism_check="default", blocks=blocks)
+    if engine == "ddp":
+        called: Any = run._called  # noqa: SLF001
+        called.register_comm_hook(None, lambda _, bucket: reduce(bucket))
+    return run
 
 
 def main() -> None:
@@ -111,11 +147,15 @@ def main() -> None:
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--lengths", default="uniform", choices=DISTRIBUTIONS)
     parser.add_argument("--image-sizes", default="128-256:32")
+    parser.add_argument("--engine", choices=_ENGINES)
+    parser.add_argument("--longest-first", action="store_true")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     choose_cudnn(enabled=False)
     answer_for_the_device()
     what = options.lengths if options.model in MODELS else options.image_sizes
+    what += f", {options.engine}" if options.engine else ""
+    what += ", longest first" if options.longest_first else ""
     for number, reserved, told in compared(options):
         sys.stdout.write(
             f"{told / reserved - 1:+6.2%} of {reserved >> 20:,} MiB after {number} "

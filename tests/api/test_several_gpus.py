@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ import budgetfit
 from budgetfit import InputError, Loop, Recipe
 from budgetfit.api.compare import compare
 from budgetfit.api.estimate import estimate_settings
+from budgetfit.api.in_loop import plan_in_loop
 from budgetfit.core.budget import Budget
+from budgetfit.core.loop import RUN
 from budgetfit.core.plan import Plan
 from budgetfit.core.plan_json import from_json, to_json
 from budgetfit.inputs.several_gpus import (
@@ -21,7 +24,11 @@ from budgetfit.inputs.several_gpus import (
     samples_per_rank,
     worth_tracing,
 )
+from tests.api.planned import plan_of_config
 from tests.models import EXAMPLES, Mebi
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -209,3 +216,26 @@ def test_a_plan_for_deepspeed_is_read_as_it_was_saved() -> None:
         estimate_settings(
             model, gpu="rtx-4090", gpus=2, engine="deepspeed", batch=torch.zeros(4, 512)
         )
+
+
+def test_a_plan_of_many_lengths_is_over_the_lengths_and_the_ranks(config: Path) -> None:
+    lengths = dict.fromkeys(range(8, 33), 1)
+    given = {"gpus": 2, "batch_size": 4, "effective_batch_size": 8}
+    plan = plan_of_config(config, engine="fsdp2", lengths=lengths, **given)
+    over = plan.varying_lengths
+    assert over is not None
+    assert (over.measure, over.shortest, over.longest) == ("longest first", 8, 32)
+    assert plan.recipe.longest_batch_first
+    assert plan.estimate.reserved_bytes >= over.reserved_bytes
+    assert "all ranks wait for the longest" in " ".join(str(plan).split())
+    # Other loops do not begin with the longest: their segments have to expand.
+    with warnings.catch_warnings(action="error"):
+        exported = plan_in_loop(Plan.from_json(plan.to_json()), "trainer").estimate
+    assert exported.loop == RUN
+    assert exported.recipe == plan.recipe
+    assert exported.reserved_bytes != plan.estimate.reserved_bytes
+    # The engine of DeepSpeed does not drop a backward.
+    zero = plan_of_config(config, engine="zero2", lengths=lengths, **given)
+    assert zero.varying_lengths is not None
+    assert zero.varying_lengths.measure == "expandable segments"
+    assert not zero.recipe.longest_batch_first

@@ -264,3 +264,39 @@ def test_one_process_is_told_how_to_start_as_many_as_planned(
     other = replace(run.recipe, parallelism=Parallelism(engine="ddp", gpus=2))
     with pytest.raises(InputError, match="cannot change its parallelism"):
         run.adopt(other)
+
+
+def _longest_first(engine: str) -> list[tuple[Any, ...]]:
+    """Batches of rank 0 are as long as planned, those of rank 1 shorter."""
+    found = []
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else None
+    for first in (True, False):
+        torch.manual_seed(0)
+        run = start({"engine": engine}, "mixed", longest_batch_first=first)
+        if rank is None:
+            rank = torch.distributed.get_rank()
+        seen: list[int] = []
+        run.model.register_forward_pre_hook(
+            lambda _, __, given, seen=seen: seen.append(given["input_ids"].shape[1]),
+            with_kwargs=True,
+        )
+        own = batches(2 * RANKS * UPDATES)[rank::RANKS]
+        if rank:
+            own = [{k: x[:, :6] for k, x in batch.items()} for batch in own]
+        losses = [float(run.step(batch)) for batch in own]
+        found.append((seen, losses, weights(run)))
+    return found
+
+
+def _longest_first_of_all() -> dict[str, list[tuple[Any, ...]]]:
+    return {engine: _longest_first(engine) for engine in ("ddp", "fsdp2")}
+
+
+def test_all_ranks_begin_with_the_longest_batch_and_train_as_without() -> None:
+    of_ranks = on_ranks(_longest_first_of_all, RANKS)
+    for rank, engines in enumerate(of_ranks):
+        for first, without in engines.values():
+            own = 6 if rank else 8
+            assert without[0] == [own] * 2 * UPDATES
+            assert first[0] == [8, 8, *without[0]]  # two, as gradients accumulate
+            assert_same(first[1:], without[1:])

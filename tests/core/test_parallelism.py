@@ -99,3 +99,5 @@ def test_a_recipe_takes_no_other_object() -> None:
     zero = Parallelism(engine="deepspeed", gpus=8, zero_stage=2)
     with pytest.raises(InputError, match="loss_chunks is planned for DDP and FSDP2"):
         Recipe(batch_size=1, loss_chunks=2, parallelism=zero)
+    with pytest.raises(InputError, match="engine keeps them"):
+        Recipe(batch_size=1, longest_batch_first=True, parallelism=zero)

@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 import budgetfit
+from budgetfit import Parallelism
 from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.sample_lengths import LengthSummary, summarize_lengths
@@ -134,9 +135,19 @@ def test_bytes_that_grow_otherwise_with_the_length_are_refused() -> None:
         LengthTraces(other, BATCH, LENGTHS)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_one_length_again_and_again_takes_what_one_trace_says(steps: int) -> None:
-    recipe = replace(RECIPE, gradient_accumulation_steps=steps)
+@pytest.mark.parametrize(
+    ("steps", "parallelism"),
+    [
+        (1, None),
+        (2, None),
+        (1, Parallelism(engine="fsdp2", gpus=2, param_dtype="bf16")),
+        (2, Parallelism(engine="ddp", gpus=2)),
+    ],
+)
+def test_one_length_again_and_again_takes_what_one_trace_says(
+    steps: int, parallelism: Parallelism | None
+) -> None:
+    recipe = replace(RECIPE, gradient_accumulation_steps=steps, parallelism=parallelism)
     longest = LENGTHS.planned
     alone = replay(_trace(longest, recipe), BATCH, GPU, micro_steps=steps)
     found = _sequence(recipe).peaks([(longest,) * steps] * 4)

@@ -533,11 +533,16 @@ class Run:
         """Run forward and backward of the longest batch, and drop their results.
 
         Twice where gradients are accumulated: the second finds those of the first. The
-        allocator then keeps memory in which shorter batches find room.
+        allocator then keeps memory in which shorter batches find room. All ranks do so
+        where one of them has to: they exchange weights and gradients.
         """
         longest = self._monitor.longest_batch(batch)
-        if longest is None:
+        is_shorter = longest is not None
+        if self.ranks is not None:
+            is_shorter = self.ranks.total(is_shorter) > 0
+        if not is_shorter:
             return
+        longest = batch if longest is None else longest
         steps = min(self.recipe.gradient_accumulation_steps, 2)
         self._run_and_drop([longest] * steps)
 
@@ -547,10 +552,13 @@ class Run:
         Where blocks are compiled that is when it happens: kernels are timed in buffers
         of their own, which would stay in the allocator's cache.
         """
+        parallelism = self.recipe.parallelism
         with preserved_model(self.model, self.device, weights=False):
-            for batch in batches:
-                moved = cast_batch(batch, self._precision, self.device)
-                self._forward_backward(moved, self._loss, divisor=1.0)
+            for number, batch in enumerate(batches, 1):
+                moved = cast_batch(batch, self._of_inputs, self.device)
+                is_last = number == len(batches)
+                with gradient_sync(self._called, parallelism, is_last=is_last):
+                    self._forward_backward(moved, self._loss, divisor=1.0)
                 self._enter_phase("forward")
 
     def _forward_backward(

@@ -12,15 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.plan import Estimate
 from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.replay import UNLIMITED_BYTES
 from budgetfit.memory.replay_sequence import StepSequence
-from budgetfit.planning.judge import step_time
+from budgetfit.planning.search.rate_over_lengths import RateOverLengths
 from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.traces.session import TraceSession
@@ -223,7 +221,6 @@ class LengthsJudge:
         )
         assert lengths is not None  # noqa: S101 - callers have checked
         self._budget, self._estimate, self._lengths = budget, estimate, lengths
-        self._rated_steps = rated_steps
         self._extent: Callable[[Any], int] = lengths.extent
 
         def trace_at(length: int | Size) -> StepTrace:
@@ -253,10 +250,9 @@ class LengthsJudge:
                 budget.allocator.with_expandable_segments(),
             )
         }
-        self._times = {
-            lengths.extent(length): step_time(trace, recipe, workload.gpu)
-            for length, trace in self._traces.traced.items()
-        }
+        self._rates = RateOverLengths(
+            self._traces.traced, estimate, workload.gpu, lengths, rated_steps
+        )
 
     @property
     def _measures(self) -> tuple[LengthsMeasure, ...]:
@@ -265,8 +261,9 @@ class LengthsJudge:
         Without one it depends on the order of the batches how far memory fragments:
         some reserve twice what the longest batch takes.
         """
-        # Each backward is then an update, and cannot be dropped.
-        first = not self._estimate.recipe.optimizer_in_backward
+        recipe = self._estimate.recipe
+        # Where each backward is an update, or DeepSpeed's, it cannot be dropped.
+        first = not recipe.optimizer_in_backward and recipe.zero_stage is None
         if self._budget.allocator.expandable_segments:
             return ("longest first" if first else "none",)
         return (*(("longest first",) if first else ()), "expandable segments")
@@ -312,7 +309,7 @@ class LengthsJudge:
             updates=updates,
             samples_per_s=self._samples_per_s(padded_to),
             plain_samples_per_s=self._samples_per_s(padded_to=1),
-            grouped_samples_per_s=self._grouped_samples_per_s(),
+            grouped_samples_per_s=self._rates.grouped(),
             fits=budget.holds(reserved, estimate.host_bytes),
             pad_to_multiple_of=padded_to if padded_to > 1 else None,
         )
@@ -351,27 +348,9 @@ class LengthsJudge:
 
     def _samples_per_s(self, padded_to: int) -> float:
         """Return the rate over drawn batches, estimated."""
-        drawn = (length for draw in self._draws for row in draw for length in row)
-        times = [self._micro_batch_ns(self._padded(each, padded_to)) for each in drawn]
-        return self._rate(float(np.mean(times)))
-
-    def _grouped_samples_per_s(self) -> float:
-        """Return the rate over batches of equally long samples, estimated."""
-        times = [self._micro_batch_ns(length) for length, _ in self._lengths.kept]
-        weights = [samples for _, samples in self._lengths.kept]
-        return self._rate(float(np.average(times, weights=weights)))
-
-    def _rate(self, micro_batch_ns: float) -> float:
-        recipe, steps = self._estimate.recipe, self._rated_steps
-        optimizer_ns = max(each.optimizer_ns for each in self._times.values())
-        step_ns = (micro_batch_ns * steps + optimizer_ns) * self._estimate.time_factor
-        return float(recipe.batch_size * steps / step_ns * 1e9)
-
-    def _micro_batch_ns(self, length: Any) -> float:  # noqa: ANN401 - a size
-        """Return the time of a micro-batch, between those of the traced lengths."""
-        known = sorted(self._times)
-        times = [self._times[n].forward_ns + self._times[n].backward_ns for n in known]
-        return float(np.interp(self._extent(length), known, times))
+        return self._rates.drawn(
+            range(ORDERS), UPDATES, lambda length: self._padded(length, padded_to)
+        )
 
     def _padded(self, length: Any, multiple: int) -> Any:  # noqa: ANN401 - a size
         return self._lengths.padded(length, multiple) if multiple > 1 else length

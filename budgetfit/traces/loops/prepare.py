@@ -89,6 +89,8 @@ def refuse_recipe(recipe: Recipe, loop: Loop, loss: Loss | None = None) -> None:
     Raises:
         InputError: What ``budgetfit.Run`` does instead.
     """
+    if loop.kind == "run":
+        return
     if recipe.optimizer_in_backward or recipe.loss_chunks > 1:
         raise InputError(
             f"loop={loop.kind!r} neither chunks the loss nor updates weights in the "

@@ -34,7 +34,7 @@ for package in sys.argv[1:]:
 
 def wanted_versions(torch: str, also: Sequence[str] = ()) -> dict[str, str]:
     """What the measuring processes import, at the versions of the project's tests."""
-    packages = ("numpy", "transformers", *also)
+    packages = ("numpy", "platformdirs", "pydantic", "transformers", *also)
     return {"torch": torch, **{name: pinned_version(name) for name in packages}}
 
 
