@@ -99,21 +99,21 @@ class StepSequence:
         )
         self._allocated = self._reserved = count = 0
         self._left: list[int] = []
+        # Of the program that began: it has the storages that the next ones replace.
+        early = [begun.first, *begun.unsettled]
+        before, length = begun.setup, starts[0]
+        if longest_first is not None:
+            early = [begun.first_after_dry, *begun.unsettled[1:]]
+            before = [*begun.setup, *begun.dry]
+        self._run(begun, before, (length,))
         for lengths in updates:
-            if count > len(begun.unsettled):
+            if count < len(early):
+                self._run(begun, early[count], lengths)
+                self._left = begun.found
+            else:
                 steps = self._steps_at(lengths[0])
                 self._run(steps, steps.steady, lengths)
                 self._left = steps.left_after(self._left)
-            elif count:
-                # Of the program that began: it has the storages that these replace.
-                self._run(begun, begun.unsettled[count - 1], lengths)
-            elif longest_first is None:
-                self._run(begun, [*begun.setup, *begun.first], lengths)
-            else:
-                self._run(begun, [*begun.setup, *begun.dry], (longest_first,))
-                self._run(begun, begun.first_after_dry, lengths)
-            if not count:
-                self._left = begun.found
             count += 1
             if self._reserved > most_bytes:
                 break
@@ -175,6 +175,8 @@ class _Steps:
             frees. Two where gradients are accumulated: the second finds those of the
             first.
         first_after_dry: The first update, without what ``dry`` has allocated to stay.
+            Where there is an unsettled one it is that, with the states of the optimizer
+            made in it.
         unsettled: Updates between the first and those that repeat: in one DDP makes its
             buckets anew.
         steady: Every later update.
@@ -221,11 +223,13 @@ class _Steps:
             own = [event for event in events[row.start : row.end] if event not in kept]
             after.append(row._replace(start=len(events), end=len(events) + len(own)))
             events += own
-        shifted = [n and (n + offset if n > 0 else n - offset) for n in events]
         setup = [row for row in rows if row.step < 0]
         unsettled = [
             [row for row in rows if row.step == step] for step in range(1, last)
         ]
+        if unsettled:
+            after = _with_states(events, first, unsettled[0])
+        shifted = [n and (n + offset if n > 0 else n - offset) for n in events]
         return cls(
             program,
             offset,
@@ -270,3 +274,19 @@ def _left_by(
     alive = {event for event in inside if event > 0} - {-n for n in inside if n < 0}
     freed = {-event for event in _events_of(events, first) if event < 0} | {*found}
     return alive - freed, sorted(alive & freed)
+
+
+def _with_states(
+    events: list[int], first: list[EventRange], second: list[EventRange]
+) -> list[EventRange]:
+    """Return the second update, in which the optimizer makes what it does in the first.
+
+    That is added to ``events``.
+    """
+    made = _events_of(events, [row for row in first if row.phase == "optimizer"])
+    freed = {-event for event in events if event < 0}
+    states = [event for event in made if event > 0 and event not in freed]
+    place = next(n for n, row in enumerate(second) if row.phase == "optimizer")
+    row = second[place]._replace(start=len(events), end=len(events) + len(states))
+    events += states
+    return [*second[:place], row, *second[place:]]

@@ -1,6 +1,7 @@
 """Exports of a plan for several GPUs, trained by two processes with gloo."""
 
 import os
+import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -20,16 +21,24 @@ from torch.distributed.tensor import DTensor
 import budgetfit
 from budgetfit import InputError, Parallelism, Segment
 from budgetfit.core.adapter import Adapter
+from budgetfit.core.plan import Alternative
 from budgetfit.integrations.exports import accelerate as accelerate_export
 from budgetfit.integrations.exports import axolotl as axolotl_export
 from budgetfit.integrations.exports import deepspeed as deepspeed_export
 from budgetfit.integrations.exports import lightning as lightning_export
+from budgetfit.integrations.exports import llamafactory as llamafactory_export
 from budgetfit.integrations.exports import trainer as trainer_export
-from budgetfit.integrations.exports import trl as trl_export
 from budgetfit.integrations.source_code import plain_torch
 from budgetfit.planning.profiling.block_chain import TrainingSettings
 from tests.gloo_ranks import on_ranks
-from tests.integrations.tiny_training import mixed_segments, plan_for, tiny_model
+from tests.integrations.tiny_training import (
+    blocks_of,
+    mixed_segments,
+    plan_for,
+    sft_texts,
+    tiny_model,
+    word_tokenizer,
+)
 
 RANKS, STEPS = 2, 2
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -162,12 +171,41 @@ def _libraries(folder: str) -> dict[str, list[float]]:
     history = trainer.state.log_history
     found["trainer"] = [row["loss"] for row in history if "loss" in row]
 
+    found["sft"] = sft_losses(plan_of("plain ddp", gradient_accumulation_steps=1))
+
     warnings.simplefilter("ignore")  # Lightning's own, of few workers and old functions
     for name in ("ddp", "fsdp2"):
         torch.distributed.destroy_process_group()
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
         found[f"lightning, {name}"] = _lightning_losses(name, own)
     return found
+
+
+def sft_losses(plan: budgetfit.Plan) -> list[float]:
+    """Losses of TRL's trainer, as its exported script makes it."""
+    trl = pytest.importorskip("trl")
+    options: dict[str, Any] = {
+        "use_cpu": True,
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "train_sampling_strategy": "sequential",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trl.SFTTrainer(
+            model=tiny_model("llama"),
+            args=trl.SFTConfig(output_dir=folder, **plan.to_sft_config(**options)),
+            train_dataset=sft_texts(),
+            processing_class=word_tokenizer(),
+            callbacks=[plan.trainer_callback()],
+        )
+        trainer.train()
+    history = trainer.state.log_history
+    return [row["loss"] for row in history if "loss" in row]
 
 
 def _lightning_losses(name: str, own: list[dict[str, torch.Tensor]]) -> list[float]:
@@ -231,11 +269,13 @@ def test_libraries_train_on_ranks_as_planned(tmp_path: Path) -> None:
     run = budgetfit.apply(plan, tiny_model("llama"), learning_rate=1e-2)
     losses = [float(run.step(each)) for each in samples(RANKS * 3)]
     expected = torch.tensor(losses).view(-1, RANKS).mean(1).tolist()
+    by_sft = sft_losses(plan)
     for found in on_ranks(_libraries, RANKS, str(tmp_path)):
         assert found["accelerate"] == pytest.approx(expected, abs=1e-6)
         for name in ("lightning, ddp", "lightning, fsdp2"):
             assert found[name] == pytest.approx(expected, abs=1e-6), name
         assert found["trainer"] == pytest.approx(expected, abs=1e-4)  # it rounds
+        assert found["sft"] == pytest.approx(by_sft, abs=1e-4)
 
 
 def test_a_script_has_no_checkpoint_over_blocks_that_are_gathered_one_by_one() -> None:
@@ -322,8 +362,9 @@ def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> No
             "ddp",
             'DeepSpeed: plan with engine="deepspeed".* Use --to torch',
         ),
-        (axolotl_export, "fsdp2", "not written for axolotl"),
-        (trl_export, "ddp", "not written for TRL"),
+        (axolotl_export, "ddp, each", "axolotl's file has no setting for sync_each"),
+        (axolotl_export, "hsdp", "axolotl's file has no setting for sync_each"),
+        (llamafactory_export, "fsdp2", "not written for LLaMA-Factory"),
         (accelerate_export, "hsdp", "accelerate has no setting for shard=1"),
     ],
 )
@@ -359,8 +400,63 @@ def test_a_file_of_settings_is_started_by_its_program() -> None:
 
 def test_adapters_are_not_sent_to_a_script_of_torch_alone() -> None:
     plan = plan_of("ddp").changed(adapter=Adapter(method="lora"))
-    for export in (trl_export.export_text, plain_torch.export_text):
+    for export in (deepspeed_export.export_text, plain_torch.export_text):
         with pytest.raises(InputError, match="--to trainer") as refused:
             export(plan, "plan.json")
         assert "--to torch" not in str(refused.value)
         assert "--to sft" not in str(refused.value)
+
+
+def test_files_for_axolotl_and_llamafactory_have_the_engine_and_the_command() -> None:
+    every = [Segment((name,)) for name in blocks_of(tiny_model("llama"))]
+
+    def read(export: ModuleType, **several: Any) -> tuple[dict[str, Any], str]:
+        parallelism = Parallelism(**several)
+        plan = plan_for(tiny_model("llama"), tuple(every), parallelism=parallelism)
+        text = export.export_text(plan, "plan.json")
+        said = "\n".join(line for line in text.splitlines() if line.startswith("#"))
+        return yaml.safe_load(text), said
+
+    for export in (axolotl_export, llamafactory_export):
+        found, said = read(export, engine="ddp", gpus=2, bucket_cap_mb=8)
+        assert found["ddp_find_unused_parameters"] is False
+        assert found["ddp_bucket_cap_mb"] == 8
+        assert "fsdp_config" not in found
+        _, copied = read(export, engine="ddp", gpus=2, gradient_as_bucket_view=True)
+        assert "no gradient_as_bucket_view" in copied
+        assert "no gradient_as_bucket_view" not in said
+    start = "Start it with: FORCE_TORCHRUN=1"
+    assert f"{start} NPROC_PER_NODE=2 llamafactory-cli train THIS_FILE" in said
+    _, said = read(llamafactory_export, engine="ddp", gpus=4, gpus_per_node=2)
+    meet = "NNODES=2 NODE_RANK=N MASTER_ADDR=HOST MASTER_PORT=29500"
+    assert f"{start} {meet} NPROC_PER_NODE=2 llamafactory-cli train" in said
+    found, said = read(axolotl_export, engine="fsdp2", gpus=2)
+    assert "train THIS_FILE --launcher torchrun -- --nproc-per-node 2" in said
+    assert found["fsdp_version"] == 2
+    assert found["fsdp_config"] == {
+        "reshard_after_forward": True,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": "LlamaDecoderLayer",
+        "state_dict_type": "SHARDED_STATE_DICT",
+        "cpu_ram_efficient_loading": False,
+    }
+
+
+def test_rows_of_other_engines_do_not_stand_in() -> None:
+    """A file that cannot say some blocks takes another row, of the same engine."""
+    ddp, sharded = (Parallelism(engine=name, gpus=2) for name in ("ddp", "fsdp2"))
+    model = tiny_model("llama")
+    every = tuple(Segment((name,)) for name in blocks_of(model))
+    rows = tuple(
+        Alternative(
+            label=label,
+            estimate=plan_for(model, every, parallelism=each).estimate,
+            fits=True,
+        )
+        for label, each in (("sharded", sharded), ("every block recomputed", ddp))
+    )
+    plan = plan_for(model, None, parallelism=ddp).changed(alternatives=rows)
+    text = llamafactory_export.export_text(plan, "plan.json")
+    assert "judged to fit: every block recomputed" in text
+    only = plan.changed(alternatives=rows[:1])
+    assert "It may not fit" in llamafactory_export.export_text(only, "plan.json")

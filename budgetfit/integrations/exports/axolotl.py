@@ -9,11 +9,12 @@ transformers 5.14, which lacks ``every_n_layers``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.adapter import ALL_LINEAR
 from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports.ranks import dtype_lines, yaml_settings
 from budgetfit.integrations.exports.yaml_file import config_text, uniform_treatment
 from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
 from budgetfit.integrations.source_code.python_source import planned_length
@@ -22,9 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from budgetfit.core.adapter import Adapter
+    from budgetfit.core.parallelism import Engine
     from budgetfit.core.plan import Plan
     from budgetfit.core.recipe import Recipe
     from budgetfit.integrations.exports.yaml_file import Settings
+
+_ENGINES: Final[tuple[Engine, ...]] = ("ddp", "fsdp2")
 
 
 def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
@@ -33,7 +37,7 @@ def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other e
     Raises:
         InputError: If it cannot express the plan's model, optimizer or precision.
     """
-    return config_text(plan, "axolotl", _checkpointing, _sections, _remarks)
+    return config_text(plan, "axolotl", _checkpointing, _sections, _remarks, _ENGINES)
 
 
 def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Settings]:
@@ -54,6 +58,7 @@ def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Setting
             "optimizer": recipe.optimizer,
             "learning_rate": 5e-5 if plan.adapter is None else 2e-4,
             "num_epochs": 1,
+            **yaml_settings(plan, "axolotl"),
         },
     }
 
@@ -123,7 +128,12 @@ def _precision(plan: Plan) -> Settings:
 
 
 def _remarks(plan: Plan) -> Iterator[str]:
-    policy = find_precision(plan.recipe.precision)
+    policy, parallelism = find_precision(plan.recipe.precision), plan.recipe.parallelism
+    if parallelism is not None:
+        options = parallelism.torchrun.replace("torchrun", "--launcher torchrun --", 1)
+        where = ", on each machine" if parallelism.nodes > 1 else ""
+        yield f"Start it with: axolotl train THIS_FILE {options}{where}"
+        yield from dtype_lines(plan)
     if plan.recipe.loss_chunks > 1:
         yield (
             "Near to a loss in parts: cut_cross_entropy: true, with its plugin "

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from budgetfit.core.adapter import ALL_LINEAR
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports.ranks import yaml_settings
 from budgetfit.integrations.exports.yaml_file import config_text, uniform_treatment
 from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
 from budgetfit.integrations.source_code.python_source import planned_length
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from budgetfit.core.adapter import Adapter
+    from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.plan import Plan
     from budgetfit.core.recipe import Recipe
     from budgetfit.integrations.exports.yaml_file import Settings
@@ -60,6 +62,7 @@ def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Setting
             "bf16": policy.autocast == "bf16",
             "fp16": policy.autocast == "fp16",
             "tf32": True if policy.tf32 else None,
+            **yaml_settings(plan, "LLaMA-Factory"),
         },
     }
 
@@ -124,8 +127,24 @@ def _targets(adapter: Adapter) -> str:
     return ",".join(targets)
 
 
+def _launch(parallelism: Parallelism) -> str:
+    """Return the command that starts it (src/llamafactory/launcher.py)."""
+    several = ""
+    if parallelism.nodes > 1:
+        meet = "MASTER_ADDR=HOST MASTER_PORT=29500"
+        several = f"NNODES={parallelism.nodes} NODE_RANK=N {meet} "
+    where = " (on each machine, N from 0; HOST is the first)" if several else ""
+    ranks = parallelism.gpus // parallelism.nodes
+    return (
+        f"Start it with: FORCE_TORCHRUN=1 {several}NPROC_PER_NODE={ranks} "
+        f"llamafactory-cli train THIS_FILE{where}"
+    )
+
+
 def _remarks(plan: Plan) -> Iterator[str]:
     adapter, policy = plan.adapter, find_precision(plan.recipe.precision)
+    if plan.recipe.parallelism is not None:
+        yield _launch(plan.recipe.parallelism)
     if plan.recipe.loss_chunks > 1:
         yield (
             "Near to a loss in parts: enable_liger_kernel: true (package "

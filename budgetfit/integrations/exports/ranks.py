@@ -10,18 +10,24 @@ from budgetfit.errors import InputError
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from budgetfit.core.parallelism import Parallelism
+    from collections.abc import Collection
+
+    from budgetfit.core.parallelism import Engine, Parallelism
     from budgetfit.core.plan import Plan
 
 
-def refuse_several_gpus(plan: Plan, program: str) -> None:
+def refuse_several_gpus(
+    plan: Plan, program: str, *, but: Collection[Engine] = ()
+) -> None:
     """Refuse a plan for several GPUs, for a program that this cannot be written for.
+
+    ``but``: engines that it is written for.
 
     Raises:
         InputError: If it is one.
     """
     parallelism = plan.recipe.parallelism
-    if parallelism is not None:
+    if parallelism is not None and parallelism.engine not in but:
         raise InputError(
             f"The plan is for {parallelism.engine} on {parallelism.gpus} GPUs, which "
             f"is not written for {program}. Use "
@@ -55,6 +61,30 @@ def ddp_settings(parallelism: Parallelism) -> dict[str, Any]:
         "gradient_as_bucket_view": parallelism.gradient_as_bucket_view,
     }
     return {name: value for name, value in given.items() if value}
+
+
+def yaml_settings(plan: Plan, program: str) -> dict[str, Any]:
+    """Return what the YAML file of a program has for several GPUs; {} for one.
+
+    Raises:
+        InputError: If it has no such setting, or gradients do not fit beside buckets.
+    """
+    parallelism = plan.recipe.parallelism
+    if parallelism is None:
+        return {}
+    if parallelism.sync_each_batch:
+        raise InputError(
+            f"{program}'s file has no setting for sync_each_batch=True. Use --to "
+            "trainer, or plan without it."
+        )
+    if parallelism.engine == "fsdp2":
+        found = fsdp_settings(plan, parallelism, program)
+        return {"fsdp_version": found.pop("version"), "fsdp_config": found}
+    copied_gradients(plan)
+    return {
+        "ddp_find_unused_parameters": False,
+        "ddp_bucket_cap_mb": parallelism.bucket_cap_mb,
+    }
 
 
 def copied_gradients(plan: Plan) -> list[str]:

@@ -9,7 +9,6 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.exports.language_models import (
     refuse_unless_language_model,
 )
-from budgetfit.integrations.exports.ranks import refuse_several_gpus
 from budgetfit.integrations.exports.trainer_arguments import planned_arguments
 from budgetfit.integrations.exports.trainer_script import ScriptParts, program_text
 from budgetfit.integrations.optional_imports import import_attribute
@@ -31,7 +30,6 @@ def sft_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: If TRL is not installed, or as ``training_arguments``.
     """
-    refuse_several_gpus(plan, "TRL")
     config = import_attribute("trl", "SFTConfig")
     known = {item.name for item in dataclasses.fields(config) if item.init}
     if "max_length" in known:
@@ -67,10 +65,9 @@ def export_text(plan: Plan, plan_file: str) -> str:
     """Return a Python script with an SFTTrainer; does not import TRL.
 
     Raises:
-        InputError: If it is no causal language model, the trainer has no such
-            optimizer, or for several GPUs.
+        InputError: If it is no causal language model, or the trainer has no such
+            optimizer.
     """
-    refuse_several_gpus(plan, "TRL")
     refuse_unless_language_model(plan, "SFTTrainer")
     return program_text(plan, plan_file, _SFT)
 
@@ -82,7 +79,6 @@ def dpo_text(plan: Plan, plan_file: str) -> str:
         InputError: If a micro-batch has an odd number of samples, or images beside
             text, or as ``export_text``.
     """
-    refuse_several_gpus(plan, "TRL")
     refuse_unless_language_model(plan, "DPOTrainer")
     if "pixel_values" in plan.model.batch:
         raise InputError(

@@ -16,7 +16,10 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.exports.language_models import (
     refuse_unless_language_model,
 )
-from budgetfit.integrations.exports.ranks import refuse_several_gpus
+from budgetfit.integrations.exports.ranks import (
+    copied_gradients,
+    refuse_several_gpus,
+)
 from budgetfit.integrations.source_code.python_source import (
     escape_line,
     plan_summary_lines,
@@ -30,6 +33,7 @@ from budgetfit.utils.format_rate import rate_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from budgetfit.core.parallelism import Engine
     from budgetfit.core.plan import Estimate, Plan
 
     # Returns the checkpointing settings of a recipe, given the blocks' names; None
@@ -40,12 +44,13 @@ Settings = dict[str, Any]
 _BARE_EXPONENT: Final = re.compile(r"-?\d+e-?\d+")
 
 
-def config_text(
+def config_text(  # noqa: PLR0913, PLR0917 - a plan, and what a program can say
     plan: Plan,
     program: str,
     say: Checkpointing,
     sections: Callable[[Plan, Recipe, Settings], dict[str, Settings]],
     remarks: Callable[[Plan], Iterable[str]],
+    engines: tuple[Engine, ...] = ("ddp",),
 ) -> str:
     """Return the YAML text of a plan: remarks as comments, then groups of settings.
 
@@ -56,6 +61,7 @@ def config_text(
         sections: Returns the settings by title, of a plan, the recipe that is written
             and its checkpointing settings; those that are None are left out.
         remarks: Returns what else the program cannot express.
+        engines: Those that it can be told to use on several GPUs.
 
     Raises:
         InputError: If the program cannot train this model or this optimizer.
@@ -63,11 +69,12 @@ def config_text(
     refuse_unless_language_model(plan, program)
     _refuse_optimizer_function(plan, program)
     refuse_optimizer_in_backward(plan, program)
-    refuse_several_gpus(plan, program)
+    refuse_several_gpus(plan, program, but=engines)
     refuse_compile(plan, program)
     written, checkpointing, said = _nearest_expressible(plan, say)
     comments = plan_summary_lines(written, f"A run of {program}")
-    comments += map(escape_line, [*said, *remarks(plan)])
+    further = [*remarks(plan), *copied_gradients(plan)]
+    comments += map(escape_line, [*said, *further])
     lines = [f"# {line}".rstrip() for line in comments]
     for title, settings in sections(plan, written.recipe, checkpointing).items():
         lines += ["", f"# {title}"]
@@ -95,6 +102,7 @@ def _nearest_expressible(
         (row, estimate, settings)
         for row in plan.alternatives
         if not row.is_suggestion
+        and row.estimate.recipe.parallelism == plan.recipe.parallelism
         and (estimate := row.estimate.with_samples(samples)) is not None
         and (settings := _said(estimate.recipe, blocks, say)) is not None
     ]
