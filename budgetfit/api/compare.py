@@ -238,7 +238,7 @@ def _worth_planning(card: Card, here: ParsedArguments) -> Card:
     try:
         ways = for_quantized(card.parallelisms, model)
         ways = worth_tracing(ways, model, card.budget)
-        here.given.check_for_several()
+        here.given.check_for_several(ways)
         share = samples_per_rank(card.effective_batch_size, ways[0].gpus)
     except InputError as error:
         return card._replace(problem=str(error))

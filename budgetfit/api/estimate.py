@@ -44,7 +44,7 @@ def estimate_recipe(
     """
     check_installed(loop)
     if recipe.parallelism is not None:
-        asked.given.check_for_several()
+        asked.given.check_for_several([recipe.parallelism])
     if recipe.parallelism is not None and loop != RUN:
         others = {"ema": loop.ema, "max_grad_norm": loop.max_grad_norm is not None}
         named = next((name for name, is_set in others.items() if is_set), "loop")

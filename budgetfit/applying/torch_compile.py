@@ -66,9 +66,23 @@ def compile_blocks(
     """
     if recipe.compile != "blocks":
         return
+    if recipe.parallelism is not None and recipe.parallelism.engine == "ddp":
+        _keep_graphs_whole(undo)
     for name in compiled_blocks(recipe, blocks):
         block = model.get_submodule(name)
         undo.set_attribute(block, "forward", compile_forward(block))
+
+
+def _keep_graphs_whole(undo: Undo) -> None:
+    """Keep dynamo from cutting a block's graph at DDP's buckets.
+
+    That overlaps their reduction with the backward of a model in one graph. Of compiled
+    blocks each has its own, and after it the buckets that it has filled are reduced.
+    """
+    from torch._dynamo import config  # noqa: PLC0415 - takes seconds
+
+    undo.add(setattr, config, "optimize_ddp", config.optimize_ddp)
+    config.optimize_ddp = False
 
 
 def compiled_blocks(recipe: Recipe, blocks: Iterable[str]) -> list[str]:

@@ -107,6 +107,20 @@ def check_compile(mode: object, *more: str) -> None:
         )
 
 
+def check_compile_on_ranks(mode: str, parallelism: Parallelism) -> None:
+    """Check that an engine trains what is compiled so.
+
+    Raises:
+        InputError: If it does not.
+    """
+    known = ("none",) if parallelism.engine == "deepspeed" else ("none", "blocks")
+    if mode not in known:
+        raise InputError(
+            f"compile={mode!r} is not planned for {parallelism.engine} on several "
+            "GPUs. Use compile='blocks' with DDP or FSDP2, or 'none'."
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """The settings of a training run that determine its memory and speed.
@@ -188,15 +202,12 @@ class Recipe:
                 "parallelism must be a Parallelism, for example budgetfit.Parallelism("
                 f'engine="fsdp2", gpus=8); got {parallelism!r:.80}.'
             )
-        for name, default in (
-            ("optimizer_in_backward", False),
-            ("compile", "none"),
-        ):
-            if getattr(self, name) != default:
-                raise InputError(
-                    f"{name} is not planned for several GPUs yet. Leave it out, or use "
-                    "parallelism=None."
-                )
+        if self.optimizer_in_backward:
+            raise InputError(
+                "optimizer_in_backward is not planned for several GPUs yet. Leave it "
+                "out, or use parallelism=None."
+            )
+        check_compile_on_ranks(self.compile, parallelism)
         if parallelism.engine == "deepspeed":
             self._check_deepspeed(parallelism)
 

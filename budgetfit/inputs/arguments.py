@@ -29,7 +29,11 @@ from budgetfit.core.image_sizes import (
 )
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.precision import requested_precisions
-from budgetfit.core.recipe import CompileMode, check_compile
+from budgetfit.core.recipe import (
+    CompileMode,
+    check_compile,
+    check_compile_on_ranks,
+)
 from budgetfit.core.sample_dims import BatchDims, SampleDims
 from budgetfit.core.sample_lengths import summarize_lengths
 from budgetfit.core.validation import (
@@ -194,7 +198,7 @@ class Arguments:
                 "compile= or lengths= out."
             )
         if engines:
-            self.check_for_several()
+            self.check_for_several(engines)
         workload, source = _read_model(
             self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
         )
@@ -235,21 +239,19 @@ class Arguments:
                 f"effective_batch_size={whole}. Leave one of them out."
             )
 
-    def check_for_several(self) -> None:
-        """Refuse what is not planned for several GPUs.
+    def check_for_several(self, parallelisms: Sequence[Parallelism]) -> None:
+        """Refuse what is not planned for several GPUs, in these ways.
 
         Raises:
             InputError: Names the argument to leave out.
         """
-        for name, asked in (
-            ("compile", self.compile != "none"),
-            ("optimizer_in_backward", self.optimizer_in_backward),
-        ):
-            if asked:
-                raise InputError(
-                    f"{name}= is not planned for several GPUs yet. Leave it out, or "
-                    "use gpus=1."
-                )
+        if self.optimizer_in_backward:
+            raise InputError(
+                "optimizer_in_backward= is not planned for several GPUs yet. Leave it "
+                "out, or use gpus=1."
+            )
+        if self.compile != AUTO:
+            check_compile_on_ranks(self.compile, parallelisms[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,7 +332,8 @@ class ParsedArguments:
         if self.given.compile != AUTO:
             return (self.given.compile,)  # type: ignore[return-value]  # checked
         varies = self.lengths is not None and self.lengths.vary
-        return ("none",) if varies else ("none", "blocks")
+        by_deepspeed = any(each.engine == "deepspeed" for each in self.parallelisms)
+        return ("none",) if varies or by_deepspeed else ("none", "blocks")
 
     @property
     def settings(self) -> SessionSettings:

@@ -95,7 +95,9 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     with silence_fake_tensor_log():
         if recipe.parallelism is not None:
             micro_steps = min(recipe.gradient_accumulation_steps, MICRO_STEPS + 1)
-            return program.trace(micro_steps)
+            raw = program.trace(micro_steps)
+            raw.notes.extend(compiled.notes if compiled else ())
+            return raw
         raw = once(lambda: program.trace(1))
         if loop.kind == "run" and recipe.gradient_accumulation_steps > 1:
             if raw.gradients is not None and raw.gradients.complete:

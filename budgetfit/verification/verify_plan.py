@@ -63,14 +63,14 @@ def verify_plan(
     on_cuda = device.type == "cuda"
     timeline = plan.estimate.timeline
     notes = list(setup.notes)
-    if plan.recipe.parallelism is not None:
-        ranks = measure_ranks(plan, setup, steps, say)
-        measured, gradients = ranks.measured, ranks.gradients
-        timeline = ranks.timeline or timeline
-        notes += ranks.notes
-        return _verification(plan, measured, gradients, timeline, notes)
     with contextlib.nullcontext() if on_cuda else _eager(plan, setup, notes) as eager:
         plan = eager or plan
+        if plan.recipe.parallelism is not None:
+            ranks = measure_ranks(plan, setup, steps, say)
+            measured, gradients = ranks.measured, ranks.gradients
+            timeline = ranks.timeline or timeline
+            notes += ranks.notes
+            return _verification(plan, measured, gradients, timeline, notes)
         measured, gradients = _run(plan, setup, device, steps, say)
     if on_cuda:
         difference = other_settings(plan)

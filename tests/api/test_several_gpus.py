@@ -110,7 +110,8 @@ def test_an_effective_batch_is_divided_among_ranks() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"compile": "blocks"}, "compile= is not planned for several GPUs"),
+        ({"compile": "model"}, "compile='model' is not planned for"),
+        ({"compile": "blocks", "engine": "zero2"}, "compile='blocks' is not planned"),
         ({"optimizer_in_backward": True}, "optimizer_in_backward="),
         ({"effective_batch_size": 7}, "no multiple of 2 ranks"),
         ({"engine": "tp"}, "Tensor, context, pipeline"),

@@ -14,6 +14,7 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 
 FSDP2 = Parallelism(engine="fsdp2", gpus=8)
+ZERO = Parallelism(engine="deepspeed", gpus=8, zero_stage=2)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def test_effective_batch_counts_all_ranks() -> None:
 
 
 def test_deepspeed_trains_in_its_own_half_precision() -> None:
-    zero = Parallelism(engine="deepspeed", gpus=8, zero_stage=2)
+    zero = ZERO
     in_bf16 = zero.in_precision(find_precision("bf16-mixed"))
     assert in_bf16 == replace(zero, param_dtype="bf16")
     assert zero.in_precision(find_precision("fp32")) is zero
@@ -94,10 +95,11 @@ def test_a_recipe_is_read_as_it_was_written(reshard: bool | int) -> None:
 def test_a_recipe_takes_no_other_object() -> None:
     with pytest.raises(InputError, match="must be a Parallelism"):
         Recipe(batch_size=1, parallelism="fsdp2")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="compile is not planned for several GPUs"):
-        Recipe(batch_size=1, compile="blocks", parallelism=FSDP2)
-    zero = Parallelism(engine="deepspeed", gpus=8, zero_stage=2)
+    assert Recipe(batch_size=1, compile="blocks", parallelism=FSDP2).compile == "blocks"
+    for compiled, engine in (("model", FSDP2), ("blocks", ZERO)):
+        with pytest.raises(InputError, match=f"compile='{compiled}' is not planned"):
+            Recipe(batch_size=1, compile=compiled, parallelism=engine)
     with pytest.raises(InputError, match="loss_chunks is planned for DDP and FSDP2"):
-        Recipe(batch_size=1, loss_chunks=2, parallelism=zero)
+        Recipe(batch_size=1, loss_chunks=2, parallelism=ZERO)
     with pytest.raises(InputError, match="engine keeps them"):
-        Recipe(batch_size=1, longest_batch_first=True, parallelism=zero)
+        Recipe(batch_size=1, longest_batch_first=True, parallelism=ZERO)

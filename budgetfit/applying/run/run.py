@@ -478,7 +478,10 @@ class Run:
         if self._compile_is_due:
             self._compile_is_due = False
             # A model sets attributes in its first step, and is compiled once more.
-            self._run_and_drop([batch] * (1 + (self.recipe.compile == "model")))
+            calls = 1 + (self.recipe.compile == "model")
+            several = self.recipe.parallelism
+            by_ddp = several is not None and several.engine == "ddp"
+            self._run_and_drop([batch] * calls, reduce=not by_ddp)
             free_memory(self.device)
         if self._longest_is_due:
             self._longest_is_due = False
@@ -546,17 +549,18 @@ class Run:
         steps = min(self.recipe.gradient_accumulation_steps, 2)
         self._run_and_drop([longest] * steps)
 
-    def _run_and_drop(self, batches: Sequence[Any]) -> None:
+    def _run_and_drop(self, batches: Sequence[Any], *, reduce: bool = True) -> None:
         """Run forward and backward of batches, and drop their results.
 
         Where blocks are compiled that is when it happens: kernels are timed in buffers
-        of their own, which would stay in the allocator's cache.
+        of their own, which would stay in the allocator's cache. ``reduce``: whether
+        ranks reduce the gradients of the last; after that DDP makes its buckets anew.
         """
         parallelism = self.recipe.parallelism
         with preserved_model(self.model, self.device, weights=False):
             for number, batch in enumerate(batches, 1):
                 moved = cast_batch(batch, self._of_inputs, self.device)
-                is_last = number == len(batches)
+                is_last = reduce and number == len(batches)
                 with gradient_sync(self._called, parallelism, is_last=is_last):
                     self._forward_backward(moved, self._loss, divisor=1.0)
                 self._enter_phase("forward")

@@ -182,6 +182,7 @@ def _compiling(block: nn.Module) -> Iterator[None]:
         dynamo.config.patch(
             recompile_limit=_RECOMPILE_LIMIT,
             accumulated_recompile_limit=_RECOMPILE_LIMIT,
+            optimize_ddp=False,  # as ``compile_blocks``
         ),
     ):
         yield

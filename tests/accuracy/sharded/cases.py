@@ -151,7 +151,7 @@ class ShardedCase:
 
     ``checkpointed``: the first so many blocks; ``treated``: or these segments;
     ``loaded``: the name of a way to load a model with adapters, which is trained in
-    place of ``model``.
+    place of ``model``; ``compiled``: each block by ``torch.compile``.
     """
 
     parallelism: Parallelism
@@ -165,6 +165,7 @@ class ShardedCase:
     checkpointed: int = 0
     treated: tuple[Segment, ...] = ()
     loss_chunks: int = 1
+    compiled: bool = False
 
     @property
     def loading(self) -> LoadingCase | None:
@@ -197,6 +198,7 @@ class ShardedCase:
             segments=self.treated or tuple(Segment((name,)) for name in blocks),
             loss_chunks=self.loss_chunks,
             parallelism=self.parallelism,
+            compile="blocks" if self.compiled else "none",
         )
 
 
@@ -280,7 +282,37 @@ def _cases() -> dict[str, ShardedCase]:
             few += ["fsdp2, 8 loss chunks", "ddp, 8 loss chunks"]
         for name in few:
             cases[f"{model}, {name}"] = replace(settings[name], model=model)
-    return cases | _of_adapters(settings) | _of_deepspeed()
+    further = _compiled(settings), _of_adapters(settings), _of_deepspeed()
+    for each in further:
+        cases |= each
+    return cases
+
+
+def _compiled(settings: dict[str, ShardedCase]) -> dict[str, ShardedCase]:
+    """Blocks by ``torch.compile``."""
+    cases = {f"llama, {name}": settings[name] for name in _COMPILED}
+    for model in ("gpt2", "qwen2", "bert", "vit", "t5"):
+        for name in ("ddp", "fsdp2"):
+            cases[f"{model}, {name}"] = replace(settings[name], model=model)
+    return {
+        f"{name}, compiled": replace(case, compiled=True)
+        for name, case in cases.items()
+    }
+
+
+_COMPILED: Final = (
+    "ddp",
+    "ddp, fp32",
+    "ddp, views",
+    "ddp, 2 micro-batches",
+    "ddp, checkpointed",
+    "fsdp2",
+    "fsdp2, kept after forward",
+    "fsdp2, autocast",
+    "fsdp2, 2 x 4, 2 micro-batches",
+    "fsdp2, half checkpointed",
+    "fsdp2, h100",
+)
 
 
 def _treatments() -> dict[str, tuple[Segment, ...]]:

@@ -12,6 +12,7 @@ it imports: hjson, msgpack, einops, psutil, py-cpuinfo, ninja.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -168,6 +169,8 @@ def record(case: ShardedCase) -> Peaks:
     # On the host where ``fully_shard`` moves the weights.
     undo = apply_precision(model, find_precision(case.precision), "cuda")
     del undo
+    if case.compiled:
+        compile_every_block(model, case.blocks)
     # The null driver has no values to compare.
     apply_segments(model, case.recipe.segments, determinism_check="default")
     chunks: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -180,6 +183,14 @@ def record(case: ShardedCase) -> Peaks:
         if case.parallelism.engine == "deepspeed"
         else make_optimizer(case, model)
     )
+    if case.compiled:
+        recorder.begin("compile")
+        reduces = case.parallelism.engine != "ddp"  # which then makes other buckets
+        train(case, wrapped, Mock(), Mock(), chunks, is_last=reduces)
+        optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - not public
+        torch.cuda.empty_cache()
     for _ in range(STEPS):
         for micro in range(case.accumulation):
             is_last = micro == case.accumulation - 1
@@ -187,7 +198,18 @@ def record(case: ShardedCase) -> Peaks:
             train(case, wrapped, optimizer, recorder, chunks, is_last=is_last)
     recorder.begin("")
     distributed.destroy_process_group()
-    return recorder.rows
+    return [row for row in recorder.rows if row[0] != "compile"]
+
+
+def compile_every_block(model: nn.Module, blocks: tuple[str, ...]) -> None:
+    """``torch.compile`` for the forward of each block, in a graph of its own."""
+    dynamo: Any = importlib.import_module("torch._dynamo")
+    dynamo.config.recompile_limit = 64  # blocks share their code
+    dynamo.config.optimize_ddp = False
+    options = {"shape_padding": False}  # whether it pays, only a GPU can tell
+    for name in blocks:
+        block = model.get_submodule(name)
+        block.forward = torch.compile(block.forward, dynamic=False, options=options)
 
 
 def train(  # noqa: PLR0913 - one value each, all needed
