@@ -1,9 +1,12 @@
 """A plan for several GPUs, carried out by two processes with gloo."""
 
 import gc
+import importlib
+import warnings
 import weakref
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 import budgetfit
 from budgetfit import InputError, Parallelism, Segment
+from budgetfit.applying.checkpointing import recipe_application
 from budgetfit.applying.run.run import Run
 from tests.gloo_ranks import on_ranks
 from tests.integrations.tiny_training import (
@@ -300,3 +304,41 @@ def test_all_ranks_begin_with_the_longest_batch_and_train_as_without() -> None:
             assert without[0] == [own] * 2 * UPDATES
             assert first[0] == [8, 8, *without[0]]  # two, as gradients accumulate
             assert_same(first[1:], without[1:])
+
+
+def _compiled_alike() -> dict[tuple[str, str], Any]:
+    """Blocks compiled, by dynamo and autograd without code for a device."""
+    calls: list[str] = []
+    dynamo: Any = importlib.import_module("torch._dynamo")
+    warnings.simplefilter("ignore")  # dynamo's own
+
+    def noting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:  # noqa: ANN401
+        calls.append("compiled")
+        return dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    def compiled(block: torch.nn.Module) -> Any:  # noqa: ANN401
+        return torch.compile(block.forward, backend=noting, dynamic=False)
+
+    found = {}
+    with mock.patch.object(recipe_application, "compiled_forward", compiled):
+        for engine in ("ddp", "fsdp2"):
+            for treated in ("none", "mixed"):
+                dynamo.reset()
+                before = len(calls)
+                run = start({"engine": engine}, treated, compile="blocks")
+                own = batches(2 * RANKS * UPDATES)[
+                    torch.distributed.get_rank() :: RANKS
+                ]
+                losses = [float(run.step(batch, max_grad_norm=0.5)) for batch in own]
+                assert len(calls) > before
+                found[engine, treated] = losses, weights(run)
+                run.undo()
+                assert dynamo.config.optimize_ddp
+    return found
+
+
+def test_compiled_blocks_train_on_ranks_as_eager_ones_in_one_process() -> None:
+    expected = {treated: one_process(treated) for treated in ("none", "mixed")}
+    for found in on_ranks(_compiled_alike, RANKS):
+        for (_, treated), result in found.items():
+            assert_same(result, expected[treated])

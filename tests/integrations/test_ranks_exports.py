@@ -460,3 +460,11 @@ def test_rows_of_other_engines_do_not_stand_in() -> None:
     assert "judged to fit: every block recomputed" in text
     only = plan.changed(alternatives=rows[:1])
     assert "It may not fit" in llamafactory_export.export_text(only, "plan.json")
+
+
+def test_scripts_compile_blocks_whole_under_ddp() -> None:
+    whole = "torch._dynamo.config.optimize_ddp = False"
+    for name in ("ddp", "fsdp2"):
+        text = plan_of(name, compile="blocks").to_torch_script()
+        assert "block.forward = compiled(block.forward)" in text
+        assert (whole in text) is (name == "ddp")

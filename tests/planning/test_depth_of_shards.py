@@ -99,6 +99,8 @@ CASES: dict[str, tuple[str, Any, int, str, str, Parallelism]] = {
         *("mebi", every_other, 3, "adamw_torch", "fp32"),
         replace(DDP, bucket_cap_mb=3, sync_each_batch=True),
     ),
+    "compiled": ("gpt2", keep, 2, "sgd", "bf16-mixed", POLICY),
+    "DDP, compiled": ("gpt2", every, 1, "sgd", "bf16-mixed", DDP),
     "DDP, segments": ("mebi", pairs, 1, "adamw_torch_fused", "fp16-mixed", DDP),
 }
 
@@ -115,6 +117,7 @@ def test_the_trace_from_a_shortened_model_is_the_whole_one(name: str) -> None:
         gradient_accumulation_steps=micro_batches,
         segments=segments(workload.blocks),
         loss_chunks=3 if name == "chunked loss" else 1,
+        compile="blocks" if "compiled" in name else "none",
         parallelism=parallelism,
     )
     traces = TraceSession(workload)

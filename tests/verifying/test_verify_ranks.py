@@ -10,6 +10,7 @@ from budgetfit import Parallelism
 from budgetfit.core.parallelism import ZeroStage
 from budgetfit.core.verification import Verification
 from budgetfit.reporting.verification_text import verdict_text
+from budgetfit.verification.verify_plan import WITHOUT_COMPILE
 from tests.gloo_ranks import on_ranks
 from tests.integrations.tiny_training import mixed_segments, plan_for, tiny_model
 from tests.zero_ranks import deepspeed_of_its_own
@@ -19,6 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fsdp2": {"engine": "fsdp2"},
     "ddp, chunks": {"engine": "ddp"},
     "fsdp2, chunks": {"engine": "fsdp2"},
+    "ddp, compiled": {"engine": "ddp"},
     "policy": {"engine": "fsdp2", "param_dtype": "bf16", "reduce_dtype": "fp32"},
 }
 
@@ -33,6 +35,7 @@ def _verify() -> dict[str, Any]:
             mixed_segments(model) if name in {"ddp", "fsdp2, chunks"} else None,
             parallelism=Parallelism(gpus=2, **settings),
             loss_chunks=3 if "chunks" in name else 1,
+            compile="blocks" if "compiled" in name else "none",
         )
         ids = torch.arange(24).view(3, 8) + int(os.environ["RANK"])
         batch = {"input_ids": ids, "labels": ids.clone()}
@@ -54,6 +57,7 @@ def test_every_rank_is_measured_and_equals_the_prediction() -> None:
         assert check.gradients_match
         assert check.max_gradient_error <= 1e-6, name
         assert len(check.phases) == 9
+        assert (WITHOUT_COMPILE in check.notes) is (name == "ddp, compiled")
         # A buffer of a reduction may be held for a moment longer (gloo's threads).
         late = [
             row.measured_allocated_bytes / row.predicted_allocated_bytes - 1

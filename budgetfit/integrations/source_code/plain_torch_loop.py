@@ -150,7 +150,7 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
         pretrained="pretrained=options.pretrained" if pretrained else "",
         weights=_weights(precision),
         recompute="    recompute(model)\n" if recipe.segments else "",
-        compile_blocks=parts.COMPILE_BLOCKS if recipe.compile == "blocks" else "",
+        compile_blocks=_compile_blocks(recipe),
         compile_model=parts.COMPILE_MODEL if recipe.compile == "model" else "",
         empty_cache=parts.EMPTY_CACHE if recipe.compile != "none" else "",
         forward=_forward(precision, recipe),
@@ -158,6 +158,13 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
         update=_update(recipe, scaled=scaled),
     )
     return Part(code)
+
+
+def _compile_blocks(recipe: Recipe) -> str:
+    if recipe.compile != "blocks":
+        return ""
+    by_ddp = recipe.parallelism is not None and recipe.parallelism.engine == "ddp"
+    return parts.WHOLE_GRAPHS * by_ddp + parts.COMPILE_BLOCKS
 
 
 def _weights(precision: Precision) -> str:

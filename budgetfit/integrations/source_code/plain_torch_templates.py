@@ -164,6 +164,10 @@ COMPILE_BLOCKS: Final = """\
         block.forward = compiled(block.forward)
 """
 
+WHOLE_GRAPHS: Final = """\
+    torch._dynamo.config.optimize_ddp = False  # cuts no block's graph at a bucket
+"""
+
 COMPILE_MODEL: Final = """\
     model.forward = compiled(model.forward)
 """
