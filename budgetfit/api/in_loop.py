@@ -34,15 +34,15 @@ def plan_in_loop(
 
     As it is, where that cannot be found out: the library is not installed, the saved
     plan does not say which model it is for, or the loop cannot train so by itself. A
-    plan for several GPUs is that of ``Run`` without the longest batch first: loops are
-    traced on one, with whole weights.
+    plan for several GPUs is that of ``Run``: loops are traced on one, with whole
+    weights. Where ``Run`` takes the longest batch first, no loop does: their segments
+    expand.
 
     Where the model or its batch cannot be made again, or the loop not be traced, the
     plan is as it is and a warning says why.
     """
-    several = plan.recipe.parallelism is not None
-    loop = RUN if several else Loop(kind=kind)
-    same = several and not plan.recipe.longest_batch_first
+    loop = RUN if plan.recipe.parallelism is not None else Loop(kind=kind)
+    same = loop == RUN and not plan.recipe.longest_batch_first
     if same or not names_its_model(plan):
         return plan
     try:

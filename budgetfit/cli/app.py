@@ -358,8 +358,9 @@ def export(*, plan_file: Path, to: str, save: Path | None, as_json: bool) -> Non
     made = _load(plan_file)
     with show_progress() as progress:  # what libraries print is no result
         module = import_or_exit(EXPORTS[to])
-        if to in KINDS:
-            made = api().plan_in_loop(made, to, progress)
+        if to in KINDS or made.recipe.longest_batch_first:
+            kind = to if to in KINDS else "run"
+            made = api().plan_in_loop(made, kind, progress)
         text = module.export_text(made, str(plan_file))
     lost = write(save, text)
     if as_json:

@@ -77,3 +77,18 @@ def test_what_a_loop_cannot_do_and_an_unknown_model_are_passed_over(
     with warnings.catch_warnings(action="error", category=UserWarning):
         for each in (plan, Plan.from_json(json.dumps(document))):
             assert plan_in_loop(each, "trainer") == each
+
+
+def test_a_script_of_torch_expands_segments_where_a_run_begins_with_the_longest(
+    config: Path,
+) -> None:
+    plan = saved(config, lengths={8: 5, 24: 2, 32: 1}, **QUICK)
+    assert plan.recipe.longest_batch_first
+    found = plan_in_loop(plan, "run")
+    assert found.estimate.loop == RUN
+    assert found.estimate.reserved_bytes != plan.estimate.reserved_bytes
+    wanted = "Start it with PYTORCH_ALLOC_CONF=expandable_segments:True."
+    assert wanted in plan.to_torch_script()
+    fixed = saved(config, **QUICK)
+    assert plan_in_loop(fixed, "run") == fixed
+    assert wanted not in fixed.to_torch_script()

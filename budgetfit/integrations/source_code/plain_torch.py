@@ -40,6 +40,7 @@ from budgetfit.integrations.source_code.python_source import (
     allocator_lines,
     asked_model,
     escape_line,
+    lengths_lines,
     to_source,
 )
 from budgetfit.reporting.formatting import blocks_text
@@ -106,6 +107,7 @@ def _docstring(plan: Plan) -> str:
         f"Predicted peaks: {peaks} for the process.",
         f"Blocks: {blocks_text(plan.recipe, plan.model.blocks)}.",
         *allocator_lines(plan),
+        *lengths_lines(plan),
         *([launch_line(parallelism)] if parallelism else []),
         "",
         "Made by budgetfit, which it does not need. Look for FILL IN and REPLACE.",

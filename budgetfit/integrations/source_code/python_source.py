@@ -44,7 +44,7 @@ def plan_summary_lines(plan: Plan, what: str) -> list[str]:
     length = planned_length(plan)
     if length is not None:
         lines.append(f"Samples: at most {length} tokens.")
-    lines += _lengths(plan)
+    lines += lengths_lines(plan)
     loss = (plan.provenance.get("asked") or {}).get("loss")
     if loss is not None:
         lines.append(f"Loss: planned with {loss}.")
@@ -78,7 +78,7 @@ def escape_line(text: str) -> str:
     return " ".join(text.replace("\\", "/").replace('"', "'").splitlines())
 
 
-def _lengths(plan: Plan) -> list[str]:
+def lengths_lines(plan: Plan) -> list[str]:
     """Return what a loop other than ``Run`` needs, so that all lengths fit."""
     lengths = plan.varying_lengths
     if lengths is None:

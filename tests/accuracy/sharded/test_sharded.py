@@ -26,6 +26,8 @@ def test_every_case_is_recorded_in_all_its_phases() -> None:
         "qwen2, fsdp2, 8 loss chunks",
         "llama, ddp, 2 micro-batches, selective",
         "llama, fsdp2, offloaded",
+        "gpt2, fsdp2, compiled",
+        "bert, ddp, compiled",
         "qlora: ddp, buckets of 5 MiB, views",
         "int8: ddp",
         "bert, zero-1",
