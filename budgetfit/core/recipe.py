@@ -117,7 +117,7 @@ def check_compile_on_ranks(mode: str, parallelism: Parallelism) -> None:
     if mode not in known:
         raise InputError(
             f"compile={mode!r} is not planned for {parallelism.engine} on several "
-            "GPUs. Use compile='blocks' with DDP or FSDP2, or 'none'."
+            "GPUs. Use compile='blocks' with DDP or FSDP2, or compile='none'."
         )
 
 
