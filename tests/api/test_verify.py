@@ -206,6 +206,25 @@ def test_gradients_are_told_where_live_bytes_cannot_be_replayed() -> None:
     assert check.phases or any("not compared" in note for note in check.notes)
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_an_optimizer_that_compiles_its_step_is_run_without(by_name: bool) -> None:
+    optim = pytest.importorskip("torchao", reason="not installed").optim
+    plan = budgetfit.plan(
+        Mebi(2),
+        gpu=CARD,
+        batch=torch.zeros(2, 512),
+        loss=mean,
+        batch_size=2,
+        optimizer="adamw_torch_8bit" if by_name else optim.AdamW8bit,
+    )
+    check = budgetfit.verify(plan, device="cpu")
+    assert check.passed
+    assert check.gradients_match
+    assert not check.phases
+    (note,) = [each for each in check.notes if "Live bytes were not compared" in each]
+    assert "torchao compiles its step" in note
+
+
 def plan_of(model: nn.Module, checkpointing: str | list[str] = "full") -> Plan:
     batch = torch.ones(2, 8)
     asked: dict[str, Any] = {"gpu": CARD, "batch_size": 2, "precision": "fp32"}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
-from budgetfit.applying.optimizers import cpu_offload
+from budgetfit.applying.optimizers import cpu_offload, torchao
 from budgetfit.applying.optimizers.factory import make_optimizer
 from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
 from budgetfit.errors import InputError
@@ -64,6 +63,7 @@ def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is 
     Raises:
         InputError: As ``make_optimizer``, or if recipe, optimizer and scaler are
             incompatible.
+        NotImplementedError: If torchao's step is to be traced as a CPU runs it.
     """
     offloads = optimizer == cpu_offload.NAME
     if scaler is not None and (offloads or recipe.optimizer_in_backward):
@@ -74,7 +74,13 @@ def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is 
         )
     if offloads and recipe.optimizer_in_backward:
         raise InputError(OFFLOAD_IN_BACKWARD_REFUSED)
-    make = functools.partial(make_optimizer, optimizer, lr=lr, device_type=device_type)
+
+    def make(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        found = make_optimizer(optimizer, parameters, lr=lr, device_type=device_type)
+        if device_type == "cpu" and isinstance(found, torchao.FakeTorchaoOptimizer):
+            raise NotImplementedError(torchao.NOT_ON_CPU)
+        return found
+
     if recipe.optimizer_in_backward:
         made: torch.optim.Optimizer = OptimizerInBackward(parameters, make)
     else:
