@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.data_parallel import refuse_planning_distributed
+from budgetfit.applying.optimizers.for_recipe import left_out_notes
 from budgetfit.applying.quantized_layers.stored_weights import for_quantized
 from budgetfit.applying.torch_compile import compiled_modules, unwrap_compiled
 from budgetfit.applying.training_modes import mode_notes
@@ -103,9 +104,14 @@ CAST_FROM_DOUBLE: Final = (
     "the weights are float64 and this precision casts them and the batch; as-is trains "
     "them as they are"
 )
+QUANTIZATION_SETTINGS: Final = (
+    "quantization",
+    "double_quantization",
+    "prepare_for_kbit",
+)
 ADAPTER_SETTINGS: Final = (
     *("lora_r", "lora_alpha", "lora_dropout", "target_modules"),
-    *("quantization", "double_quantization", "prepare_for_kbit"),
+    *QUANTIZATION_SETTINGS,
 )
 
 
@@ -423,6 +429,8 @@ def _read_model(
     batch, dims, remake, batch_notes = _example_batch(asked, resolved, lengths)
     loss = parse_loss(asked.loss) or resolved.loss or loss_for(live, batch)
     notes += [*batch_notes, *loss_notes(loss, live), *mode_notes(live)]
+    optimizer = None if isinstance(asked.optimizer, str) else asked.optimizer
+    notes += left_out_notes(traced, optimizer)
     notes += [] if lengths is None else lengths.notes()
     source = PlanSource(
         model=live if is_live else None,
@@ -431,7 +439,7 @@ def _read_model(
         batch=batch,
         batch_dims=dims,
         loss=loss,
-        optimizer=None if isinstance(asked.optimizer, str) else asked.optimizer,
+        optimizer=optimizer,
     )
     origin = resolved.source
     workload = Workload(

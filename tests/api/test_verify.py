@@ -225,6 +225,25 @@ def test_an_optimizer_that_compiles_its_step_is_run_without(by_name: bool) -> No
     assert "torchao compiles its step" in note
 
 
+def test_parameters_that_the_optimizer_leaves_out_are_counted_and_compared() -> None:
+    plan = budgetfit.plan(
+        (model := Mebi(3)),
+        gpu=CARD,
+        batch=(batch := torch.randn(2, 512)),
+        loss=mean,
+        batch_size=2,
+        effective_batch_size=2,
+        optimizer=lambda them: torch.optim.SGD(them[:2], lr=0.1),
+    )
+    text = "1 of 3 trainable parameters are in no optimizer"
+    assert any(text in each for each in plan.warnings)
+    assert budgetfit.verify(plan, model, device="cpu").gradients_match
+    with budgetfit.apply(plan, model) as run:
+        with pytest.warns(UserWarning, match=text):
+            run.step(batch)
+        run.step(batch)  # said once
+
+
 def plan_of(model: nn.Module, checkpointing: str | list[str] = "full") -> Plan:
     batch = torch.ones(2, 8)
     asked: dict[str, Any] = {"gpu": CARD, "batch_size": 2, "precision": "fp32"}
