@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -9,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from budgetfit.core.allocator_settings import VARIABLE
-from budgetfit.core.plan import ACCUMULATING
+from budgetfit.core.plan import ACCUMULATING, NO_LOSS
 from budgetfit.reporting.estimate_text import (
     memory_section,
     peak_lines,
@@ -252,14 +253,20 @@ def _next(plan: Plan, saved_as: str | None) -> list[RenderableType]:
     several = plan.recipe.parallelism
     start = f"{several.torchrun} -m " if several else ""
     verify = f"{start}budgetfit verify"
+    has_loss = NO_LOSS not in (*plan.warnings, *plan.estimate.notes)
+    option, given = (
+        ("", "") if has_loss else (" --loss FILE.py:FUNCTION", ", loss=loss")
+    )
+    again = f"budgetfit.verify(plan{given})"
     texts = [
-        f"run it with --save plan.json, then, on the GPU: {verify} plan.json",
-        "or in Python: run = budgetfit.apply(plan); budgetfit.verify(plan)",
+        f"run it with --save plan.json, then, on the GPU: {verify} plan.json{option}",
+        f"or in Python: run = budgetfit.apply(plan{given}); {again}",
     ]
     if saved_as:
+        saved = shlex.quote(saved_as)
         texts = [
-            f"{verify} {saved_as}   # real GPU steps against these numbers",
-            f"budgetfit export {saved_as} --to {_script(plan)} > train.py",
+            f"{verify} {saved}{option}   # real GPU steps against these numbers",
+            f"budgetfit export {saved} --to {_script(plan)} > train.py",
         ]
     settings = plan.budget.allocator
     if settings.text:
