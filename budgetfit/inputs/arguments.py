@@ -498,7 +498,7 @@ def _example_batch(
         batch, notes = made.batch, made.notes
     batch_size_of(batch, dims=dims)
     if lengths is not None:
-        _check_holds(batch, lengths.planned)
+        _check_holds(batch, lengths.planned, made=remake is not None)
     return batch, dims, remake, notes
 
 
@@ -520,8 +520,13 @@ def _sample_sizes(asked: Arguments) -> SampleSizes | None:
     return summarize_image_sizes(asked.image_sizes)
 
 
-def _check_holds(batch: Any, length: int | tuple[int, int]) -> None:  # noqa: ANN401
-    """Check that the batch is long enough for the longest sample.
+def _check_holds(
+    batch: Any,  # noqa: ANN401
+    length: int | tuple[int, int],
+    *,
+    made: bool,
+) -> None:
+    """Check that the batch, given or ``made``, is long enough for the longest sample.
 
     After the sample dimension some tensor must have a sequence dimension; which one,
     only the model knows.
@@ -531,17 +536,18 @@ def _check_holds(batch: Any, length: int | tuple[int, int]) -> None:  # noqa: AN
         if any(shape[at : at + 2] == length for shape in shapes for at in (1, 2, 3)):
             return
         height, width = length
+        pad = "" if made else ", or pad the example batch to it, or leave batch= out"
         raise InputError(
             f"The largest images are {height}x{width}, but the batch has none of that "
-            f"size: {', '.join(map(str, shapes))}. Pad the example batch to it, or "
-            "leave batch= out."
+            f"size: {', '.join(map(str, shapes))}. Leave image_sizes= out{pad}."
         )
     if any(size >= length for shape in shapes for size in shape[1:]):
         return
+    pad = f", or pad the example batch to {length}, or leave batch= out"
     raise InputError(
         f"The longest sample has {length} tokens, but the batch has no dimension that "
-        f"long: {', '.join(map(str, shapes))}. Pad the example batch to {length}, or "
-        "leave batch= out, or lengths= where samples have no length."
+        f"long: {', '.join(map(str, shapes))}. Leave lengths= out where samples have "
+        f"no length{'' if made else pad}."
     )
 
 

@@ -35,6 +35,7 @@ USUAL = {
     "every block recomputed": "gradient checkpointing on",
 }
 _DETAILS = "--details, or plan.details(): where the memory goes, more alternatives"
+_SHOWN = 5e-5  # less is 0.00 %
 _VERSIONS = ("budgetfit", "torch", "transformers")
 
 
@@ -178,11 +179,17 @@ def lengths_lines(plan: Plan) -> list[str]:
 
 
 def gain_text(plan: Plan) -> str | None:
-    """Say the speedup over checkpointing every block; None where not judged."""
+    """Say the speedup over checkpointing every block; None if there is none to say.
+
+    It was not judged, or is what the plan does: recipes may differ in the order of
+    batches.
+    """
     full = _full_checkpointing(plan)
     if full is None or full.recipe == plan.recipe:
         return None
     ratio = plan.comparable.samples_per_s / full.samples_per_s - 1
+    if abs(ratio) < _SHOWN:
+        return None
     return f"{faster_text(ratio)} than checkpointing every block"
 
 

@@ -146,7 +146,7 @@ def preserve_globals(kinds: Iterable[Any]) -> Iterator[None]:
 def holds_same(content: Any, other: Any) -> bool:  # noqa: ANN401
     """Whether containers hold the same objects; ``==`` of tensors is no bool."""
     if isinstance(content, set):  # by hash: a tensor's is its identity
-        return content == other
+        return bool(content == other)
     flat, others = (
         [*each.keys(), *each.values()] if isinstance(each, dict) else each
         for each in (content, other)

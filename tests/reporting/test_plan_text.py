@@ -186,6 +186,16 @@ def test_without_a_judged_full_checkpointing_no_gain_is_claimed() -> None:
     assert "than checkpointing" not in str(sample_plan(alternatives=()))
 
 
+def test_the_same_steps_in_another_order_gain_nothing() -> None:
+    recipe = sample_recipe(segments=singles(range(24)))
+    full = Alternative(
+        label="every block recomputed", estimate=sample_estimate(recipe), fits=True
+    )
+    longest_first = sample_recipe(segments=recipe.segments, longest_batch_first=True)
+    plan = sample_plan(estimate=sample_estimate(longest_first), alternatives=(full,))
+    assert "than checkpointing" not in str(plan)
+
+
 def test_full_checkpointing_itself_gains_nothing_over_itself() -> None:
     every_block = sample_estimate(sample_recipe(segments=singles(range(24))))
     plan = sample_plan(estimate=every_block)
