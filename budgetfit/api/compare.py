@@ -13,7 +13,11 @@ from budgetfit.core.precision import requested_precisions
 from budgetfit.core.validation import check_batch, check_objective
 from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.hourly_prices import hourly_prices
-from budgetfit.inputs.arguments import ADAPTER_SETTINGS, Arguments
+from budgetfit.inputs.arguments import (
+    ADAPTER_SETTINGS,
+    QUANTIZATION_SETTINGS,
+    Arguments,
+)
 from budgetfit.inputs.several_gpus import (
     AUTO,
     CountedGpu,
@@ -193,12 +197,13 @@ def _methods(method: str | None, methods: Sequence[str] | None) -> list[str]:
 
 def _asked_by(asked: Arguments, name: str, wanted: Sequence[str]) -> Arguments:
     """Return the arguments for one of several methods, with the settings it has."""
-    changes: dict[str, Any] = {}
+    usual = {field.name: field.default for field in fields(Arguments)}
+    others: Sequence[str] = ()
     if len(wanted) > 1 and name == FULL:
-        usual = {field.name: field.default for field in fields(Arguments)}
-        changes = {setting: usual[setting] for setting in ADAPTER_SETTINGS}
+        others = ADAPTER_SETTINGS
     elif name == "lora" and "qlora" in wanted:
-        changes = {"quantization": None}
+        others = QUANTIZATION_SETTINGS
+    changes: dict[str, Any] = {setting: usual[setting] for setting in others}
     return replace(asked, method=name, **changes)
 
 

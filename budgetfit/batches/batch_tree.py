@@ -39,11 +39,16 @@ def batch_size_of(batch: Batch, *, dims: SampleDims = FIRST_DIM) -> int:
             (``plain_modules.batch_dimension``) or the user may specify another.
 
     Raises:
-        InputError: No tensor has that dimension, the batch is empty, or it contradicts
-            ``dims``.
+        InputError: No tensor has that dimension, the batch is empty, it contradicts
+            ``dims``, or it has nested tensors.
     """
-    for _ in _named_tensors(batch):  # refuses what has no batch dimension
-        pass
+    for path, tensor in _named_tensors(batch):  # refuses what has no batch dimension
+        if tensor.is_nested:
+            raise InputError(
+                f"The batch{f' at {path!r}' if path else ''} is a nested tensor, which "
+                "is not planned. Use padded samples with a mask: "
+                "torch.nested.to_padded_tensor(x, 0.0)."
+            )
     batch_size = count_samples(batch, dims)
     if batch_size is None:
         raise InputError(
@@ -57,6 +62,13 @@ def batch_size_of(batch: Batch, *, dims: SampleDims = FIRST_DIM) -> int:
             "with at least one sample."
         )
     return batch_size
+
+
+def has_sparse_tensors(batch: Batch) -> bool:
+    """Whether any tensor of a batch is sparse."""
+    return any(
+        tensor.layout is not torch.strided for _, tensor in _named_tensors(batch)
+    )
 
 
 def resize_batch(

@@ -91,13 +91,20 @@ def parse_adapter(  # noqa: PLR0913 - the arguments of a plan, one value each
             lora_alpha=lora_alpha != usual.alpha,
             lora_dropout=lora_dropout != usual.dropout,
             target_modules=target_modules != usual.target_modules,
+            double_quantization=not double_quantization,
+            prepare_for_kbit=not prepare_for_kbit,
         )
         return None
     stored: Quantization | None = "nf4" if method == "qlora" else None
     if quantization is not None:
         stored = _one_of("quantization", quantization, QUANTIZATIONS)
+    known: Method = _one_of("method", method, (*METHODS, FULL))
+    if stored is None and not prepare_for_kbit:
+        raise _no_such_setting("prepare_for_kbit", "nf4 and int8, in which")
+    if stored != "nf4" and not double_quantization:
+        raise _no_such_setting("double_quantization", "nf4, in which")
     return Adapter(
-        method=_one_of("method", method, (*METHODS, FULL)),
+        method=known,
         r=check_positive_int("lora_r", lora_r, example=16),
         alpha=check_positive_int("lora_alpha", lora_alpha, example=32),
         dropout=_share("lora_dropout", lora_dropout),
@@ -117,6 +124,13 @@ def _refuse_settings_of_none(**is_set: bool) -> None:
                 f"{name} is a setting of adapters, and none are trained. Add "
                 'method="lora" or method="qlora" (--method lora).'
             )
+
+
+def _no_such_setting(name: str, storage: str) -> InputError:
+    return InputError(
+        f"{name} is a setting of {storage} the base is not quantised here. Leave it "
+        'out, or use method="qlora" (--method qlora).'
+    )
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:  # noqa: ANN401

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 SECONDS_PER_HOUR = 3600
 # Label of the alternative that shows the plan under gradient accumulation.
 ACCUMULATING = "accumulating"
+# Note of an estimate.
+NO_LOSS = (
+    "there is no loss: planned with the mean of the float outputs; pass loss=, or "
+    "labels in the batch, to plan for the real one and to train"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

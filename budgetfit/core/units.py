@@ -35,7 +35,7 @@ MOST_BYTES: Final = 1 << 50  # sums of sizes stay far below what an int64 holds
 _LOOKS_LIKE_BITS: Final = re.compile(r"[A-Z]i?b|b")
 
 
-def parse_bytes(text: str | SupportsIndex) -> int:
+def parse_bytes(text: str | SupportsIndex, least_bytes: int = 1) -> int:
     """Return the bytes of a memory size.
 
     ``GB`` is 10^9 and ``GiB`` is 2^30. Case does not matter, except that a small b
@@ -44,13 +44,14 @@ def parse_bytes(text: str | SupportsIndex) -> int:
 
     Args:
         text: For example ``"24GB"``, ``"22.5 GiB"`` or ``25_382_879_232``.
+        least_bytes: 0 where none is a size, too.
 
     Returns:
-        Bytes, above zero.
+        Bytes.
 
     Raises:
-        InputError: No number, no unit, an unknown unit, not above zero, or more than
-            ``MOST_BYTES``.
+        InputError: No number, no unit, an unknown unit, less than ``least_bytes``, or
+            more than ``MOST_BYTES``.
 
     >>> parse_bytes("24GB")
     24000000000
@@ -58,7 +59,7 @@ def parse_bytes(text: str | SupportsIndex) -> int:
     1610612736
     """
     size_bytes = _text_bytes(text) if isinstance(text, str) else _integer_bytes(text)
-    if size_bytes < 1:
+    if size_bytes < least_bytes:
         raise _not_a_size(text)
     if size_bytes > MOST_BYTES:
         raise InputError(

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.data_parallel import refuse_planning_distributed
+from budgetfit.applying.optimizers.for_recipe import left_out_notes
 from budgetfit.applying.quantized_layers.stored_weights import for_quantized
 from budgetfit.applying.torch_compile import compiled_modules, unwrap_compiled
 from budgetfit.applying.training_modes import mode_notes
@@ -103,9 +104,14 @@ CAST_FROM_DOUBLE: Final = (
     "the weights are float64 and this precision casts them and the batch; as-is trains "
     "them as they are"
 )
+QUANTIZATION_SETTINGS: Final = (
+    "quantization",
+    "double_quantization",
+    "prepare_for_kbit",
+)
 ADAPTER_SETTINGS: Final = (
     *("lora_r", "lora_alpha", "lora_dropout", "target_modules"),
-    *("quantization", "double_quantization", "prepare_for_kbit"),
+    *QUANTIZATION_SETTINGS,
 )
 
 
@@ -423,6 +429,8 @@ def _read_model(
     batch, dims, remake, batch_notes = _example_batch(asked, resolved, lengths)
     loss = parse_loss(asked.loss) or resolved.loss or loss_for(live, batch)
     notes += [*batch_notes, *loss_notes(loss, live), *mode_notes(live)]
+    optimizer = None if isinstance(asked.optimizer, str) else asked.optimizer
+    notes += left_out_notes(traced, optimizer)
     notes += [] if lengths is None else lengths.notes()
     source = PlanSource(
         model=live if is_live else None,
@@ -431,7 +439,7 @@ def _read_model(
         batch=batch,
         batch_dims=dims,
         loss=loss,
-        optimizer=None if isinstance(asked.optimizer, str) else asked.optimizer,
+        optimizer=optimizer,
     )
     origin = resolved.source
     workload = Workload(
@@ -490,7 +498,7 @@ def _example_batch(
         batch, notes = made.batch, made.notes
     batch_size_of(batch, dims=dims)
     if lengths is not None:
-        _check_holds(batch, lengths.planned)
+        _check_holds(batch, lengths.planned, made=remake is not None)
     return batch, dims, remake, notes
 
 
@@ -512,8 +520,13 @@ def _sample_sizes(asked: Arguments) -> SampleSizes | None:
     return summarize_image_sizes(asked.image_sizes)
 
 
-def _check_holds(batch: Any, length: int | tuple[int, int]) -> None:  # noqa: ANN401
-    """Check that the batch is long enough for the longest sample.
+def _check_holds(
+    batch: Any,  # noqa: ANN401
+    length: int | tuple[int, int],
+    *,
+    made: bool,
+) -> None:
+    """Check that the batch, given or ``made``, is long enough for the longest sample.
 
     After the sample dimension some tensor must have a sequence dimension; which one,
     only the model knows.
@@ -523,17 +536,18 @@ def _check_holds(batch: Any, length: int | tuple[int, int]) -> None:  # noqa: AN
         if any(shape[at : at + 2] == length for shape in shapes for at in (1, 2, 3)):
             return
         height, width = length
+        pad = "" if made else ", or pad the example batch to it, or leave batch= out"
         raise InputError(
             f"The largest images are {height}x{width}, but the batch has none of that "
-            f"size: {', '.join(map(str, shapes))}. Pad the example batch to it, or "
-            "leave batch= out."
+            f"size: {', '.join(map(str, shapes))}. Leave image_sizes= out{pad}."
         )
     if any(size >= length for shape in shapes for size in shape[1:]):
         return
+    pad = f", or pad the example batch to {length}, or leave batch= out"
     raise InputError(
         f"The longest sample has {length} tokens, but the batch has no dimension that "
-        f"long: {', '.join(map(str, shapes))}. Pad the example batch to {length}, or "
-        "leave batch= out, or lengths= where samples have no length."
+        f"long: {', '.join(map(str, shapes))}. Leave lengths= out where samples have "
+        f"no length{'' if made else pad}."
     )
 
 

@@ -393,10 +393,12 @@ def planned_arguments(
             "lora_alpha": adapter.alpha,
             "lora_dropout": adapter.dropout,
             "target_modules": adapter.target_modules,
-            "quantization": adapter.quantization,
-            "double_quantization": adapter.double_quantization,
-            "prepare_for_kbit": adapter.prepared,
         }
+        stored = adapter.quantization
+        found["quantization"] = stored
+        # Settings of a base that is not stored so are refused.
+        found["double_quantization"] = adapter.double_quantization or stored != "nf4"
+        found["prepare_for_kbit"] = adapter.prepared or stored is None
     return found
 
 

@@ -43,7 +43,7 @@ class TargetGpu:
         """
         headroom_bytes = None
         if headroom is not None:
-            headroom_bytes = 0 if headroom in (0, "0") else parse_bytes(headroom)
+            headroom_bytes = 0 if headroom in (0, "0") else parse_bytes(headroom, 0)
         total = self.gpu.total_bytes if self.total_bytes is None else self.total_bytes
         made = plan_budget(
             total, self.gpu, headroom_bytes, self.context, self.allocator
@@ -53,7 +53,7 @@ class TargetGpu:
 
     def _host_ram(self, host_ram: int | str | None) -> tuple[int, str]:
         if host_ram is not None:
-            asked = 0 if host_ram in (0, "0") else parse_bytes(host_ram)
+            asked = 0 if host_ram in (0, "0") else parse_bytes(host_ram, 0)
             return asked, "given"
         free = free_bytes() if self.is_here else None
         if free is None:

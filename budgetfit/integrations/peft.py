@@ -205,9 +205,38 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
             f"peft cannot adapt the model: {str(error).rstrip('.')}. Name its own "
             'linear layers in target_modules, or leave it at "all-linear".'
         ) from error
+    if without_values:  # while planning; peft itself trains what it has found
+        _refuse_unmatched(made, adapter)
     # The new wrapper is in training mode; a base loaded in eval mode would look like a
     # part that is deliberately kept in eval mode.
     return made.train(model.training)
+
+
+def _refuse_unmatched(made: Any, adapter: Adapter) -> None:
+    """Raise InputError for names in ``target_modules`` that match no module.
+
+    Those that peft has converted itself (fused experts) are no longer in its config.
+    """
+    if isinstance(adapter.target_modules, str):
+        return
+    found = [
+        *made.base_model.targeted_module_names,
+        *getattr(made.base_model, "targeted_parameter_names", ()),
+    ]
+    (config,) = made.peft_config.values()
+    unmatched = [
+        name
+        for name in adapter.target_modules
+        if name in config.target_modules
+        and not any(f".{path}".endswith(f".{name}") for path in found)
+    ]
+    if unmatched:
+        others = [name for name in adapter.target_modules if name not in unmatched]
+        raise InputError(
+            f"target_modules: no module is called {', '.join(unmatched)}, and only "
+            f"{', '.join(others)} would be adapted. Use the model's own names, or "
+            "leave this one out."
+        )
 
 
 def _targets(adapter: Adapter) -> str | list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from budgetfit.core.verification import CategoryCheck
@@ -124,11 +125,14 @@ def _bytes_of(
 def _strided(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """Yield the tensors; of a DTensor the part that this rank holds.
 
-    Of a sparse gradient its indices and values.
+    Of a sparse gradient its indices and values, of torchao's states those within.
     """
     for whole in tensors:
         tensor = getattr(whole, "_local_tensor", whole)
         if tensor.layout is torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001 - coalesced or not
+        elif is_traceable_wrapper_subclass(tensor):
+            names, _ = tensor.__tensor_flatten__()
+            yield from _strided(getattr(tensor, name) for name in names)
         else:
             yield tensor

@@ -314,6 +314,8 @@ def _run_to_gradients(  # noqa: PLR0913
         torch.cuda.empty_cache()
     run = make_run(on_phase)
     trained: nn.Module = getattr(run, "model", model)
+    for parameter in trained.parameters():
+        parameter.grad = None  # also of those that no optimizer clears
     cards = sorted({item.device.index for item in model.parameters() if item.is_cuda})
     try:
         with torch.random.fork_rng(cards), seen.watching(trained, blocks):

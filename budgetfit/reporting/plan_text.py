@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -9,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from budgetfit.core.allocator_settings import VARIABLE
-from budgetfit.core.plan import ACCUMULATING
+from budgetfit.core.plan import ACCUMULATING, NO_LOSS
 from budgetfit.reporting.estimate_text import (
     memory_section,
     peak_lines,
@@ -34,6 +35,7 @@ USUAL = {
     "every block recomputed": "gradient checkpointing on",
 }
 _DETAILS = "--details, or plan.details(): where the memory goes, more alternatives"
+_SHOWN = 5e-5  # less is 0.00 %
 _VERSIONS = ("budgetfit", "torch", "transformers")
 
 
@@ -177,11 +179,17 @@ def lengths_lines(plan: Plan) -> list[str]:
 
 
 def gain_text(plan: Plan) -> str | None:
-    """Say the speedup over checkpointing every block; None where not judged."""
+    """Say the speedup over checkpointing every block; None if there is none to say.
+
+    It was not judged, or is what the plan does: recipes may differ in the order of
+    batches.
+    """
     full = _full_checkpointing(plan)
     if full is None or full.recipe == plan.recipe:
         return None
     ratio = plan.comparable.samples_per_s / full.samples_per_s - 1
+    if abs(ratio) < _SHOWN:
+        return None
     return f"{faster_text(ratio)} than checkpointing every block"
 
 
@@ -252,14 +260,20 @@ def _next(plan: Plan, saved_as: str | None) -> list[RenderableType]:
     several = plan.recipe.parallelism
     start = f"{several.torchrun} -m " if several else ""
     verify = f"{start}budgetfit verify"
+    has_loss = NO_LOSS not in (*plan.warnings, *plan.estimate.notes)
+    option, given = (
+        ("", "") if has_loss else (" --loss FILE.py:FUNCTION", ", loss=loss")
+    )
+    again = f"budgetfit.verify(plan{given})"
     texts = [
-        f"run it with --save plan.json, then, on the GPU: {verify} plan.json",
-        "or in Python: run = budgetfit.apply(plan); budgetfit.verify(plan)",
+        f"run it with --save plan.json, then, on the GPU: {verify} plan.json{option}",
+        f"or in Python: run = budgetfit.apply(plan{given}); {again}",
     ]
     if saved_as:
+        saved = shlex.quote(saved_as)
         texts = [
-            f"{verify} {saved_as}   # real GPU steps against these numbers",
-            f"budgetfit export {saved_as} --to {_script(plan)} > train.py",
+            f"{verify} {saved}{option}   # real GPU steps against these numbers",
+            f"budgetfit export {saved} --to {_script(plan)} > train.py",
         ]
     settings = plan.budget.allocator
     if settings.text:

@@ -145,7 +145,8 @@ def _facts(check: Verification) -> RenderableType:
     if check.out_of_memory is not None:
         texts.append(f"out of memory: {check.out_of_memory}")
     if check.device == "cpu":
-        texts.append(f"{_NO_VRAM}: live bytes are compared, as a CPU allocates them")
+        compared = ": live bytes are compared, as a CPU allocates them"
+        texts.append(f"{_NO_VRAM}{compared if check.phases else ''}")
     texts += [_gradients(check), _recomputation(check)]
     if check.shorter_batches:
         texts.append(_shorter(check))

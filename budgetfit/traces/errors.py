@@ -49,12 +49,23 @@ _ADVICE: Final = {
         "fully_shard takes no scalar parameters: make it a tensor of one element, "
         'nn.Parameter(torch.tensor([value])), or use engine="ddp".'
     ),
+    ("NestedTensor", "NestedInt", "shape_env must not be None"): (
+        "Nested tensors are not traced. Use padded samples with a mask "
+        "(torch.nested.to_padded_tensor) in their place."
+    ),
     ("DTensor", "overlapping meshes", "by another FSDP group"): (
         "fully_shard makes weights DTensors, and torch cannot do this with them: an "
         "optimizer may mix them with plain tensors, and two blocks cannot share a "
         'weight. Use another optimizer, or engine="ddp".'
     ),
 }
+
+_SPARSE: Final = (
+    "Sparse tensors in a batch, and a whole graph as one batch, are not planned: "
+    "batches of 2 and 3 samples are cut from the given one. Use edge_index, a dense "
+    "tensor of indices, in padded graphs with one row per sample; or ask "
+    "budgetfit.estimate(model, batch=...), which takes a batch as it is."
+)
 
 # Of Python's own containers: "list index out of range", "pop from empty list", "pop
 # from an empty deque", "deque index out of range"; the rest is said of tensors.
@@ -63,8 +74,13 @@ _PYTHON_INDEX: Final = re.compile(
 )
 
 
-def trace_error(model: nn.Module, error: Exception) -> TraceError:
-    """Return a ``TraceError`` with module path and op for any exception of a trace."""
+def trace_error(
+    model: nn.Module, error: Exception, *, is_sparse: bool = False
+) -> TraceError:
+    """Return a ``TraceError`` with module path and op for any exception of a trace.
+
+    ``is_sparse``: the batch has sparse tensors.
+    """
     text = " ".join(str(error).split("\nTip:")[0].split())[:300].rstrip(".")
     module, op = _where(error)
     place = f", in {module!r}" if module else ""
@@ -83,7 +99,8 @@ def trace_error(model: nn.Module, error: Exception) -> TraceError:
     if isinstance(error, UnknownValueError):
         said = f"its own values decide what it does: {text}"
     return TraceError(
-        f"{name} cannot run on fake tensors{place}: {said}. {_advice(model, error)}",
+        f"{name} cannot run on fake tensors{place}: {said}. "
+        f"{_SPARSE if is_sparse else _advice(model, error)}",
         module=module or name,
         op=op,
     )

@@ -14,6 +14,7 @@ from budgetfit.applying.pytree import map_tensors
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.zero import check_deepspeed
 from budgetfit.core.loop import RUN
+from budgetfit.core.plan import NO_LOSS
 from budgetfit.core.precision import find_precision
 from budgetfit.traces.loops.trace_loop import trace_loop
 from budgetfit.traces.loss_modules import FakedLoss
@@ -47,10 +48,6 @@ MICRO_STEPS = 2  # a third micro-batch does what the second did
 EVALUATED_BATCHES = 2  # one after the other
 # A Run and the trainers switch it off (transformers 5.23, ``TrainingArguments``).
 _KEEP_GENERATION_CACHE = frozenset({"plain", "accelerate", "lightning"})
-NO_LOSS = (
-    "there is no loss: planned with the mean of the float outputs; pass loss=, or "
-    "labels in the batch, to plan for the real one and to train"
-)
 
 # Before it gives up, the allocator waits for such blocks (torch's
 # CUDACachingAllocator.cpp, ``synchronize_and_free_events``).

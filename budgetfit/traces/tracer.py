@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
+from budgetfit.batches.batch_tree import has_sparse_tensors
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import BudgetfitError
@@ -310,4 +311,5 @@ class Tracer:
             self.log.append(f"real values from here on: {error}")
             self.real_values = True
             return None
-        return trace_error(self.workload.model, error)
+        is_sparse = has_sparse_tensors(self.workload.batch)
+        return trace_error(self.workload.model, error, is_sparse=is_sparse)

@@ -139,8 +139,19 @@ def preserve_globals(kinds: Iterable[Any]) -> Iterator[None]:
     finally:
         for places, name, value, content in held:
             places[name] = value
-            if content is not None and content != value:
+            if content is not None and not holds_same(content, value):
                 replace_contents(value, content)
+
+
+def holds_same(content: Any, other: Any) -> bool:  # noqa: ANN401
+    """Whether containers hold the same objects; ``==`` of tensors is no bool."""
+    if isinstance(content, set):  # by hash: a tensor's is its identity
+        return bool(content == other)
+    flat, others = (
+        [*each.keys(), *each.values()] if isinstance(each, dict) else each
+        for each in (content, other)
+    )
+    return list(map(id, flat)) == list(map(id, others))
 
 
 def replace_contents(container: Any, content: Any) -> None:  # noqa: ANN401

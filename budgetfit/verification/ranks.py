@@ -220,6 +220,7 @@ def _live_bytes(
 
     map_batch(batch, count)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         if takes_weights:
             log.paused = True
             on_moves = lazy_import(f"{tracing}.fully_sharded").fully_shard_on_fakes

@@ -223,5 +223,6 @@ def _live_bytes(
         for tensor in (*module.parameters(), *module.buffers()):
             log.log_storage(tensor, "parameters")
     map_batch(batch, count)
-    with log:
+    # dynamo compiles nothing under a dispatch mode, and refuses fullgraph=True there
+    with torch.compiler.set_stance("force_eager"), log:
         yield log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +17,9 @@ _SCALARS: Final = (bool, int, float, str, type(None))
 _IGNORED: Final = ("transformers_version", "dtype", "use_cache", "model_type")
 _IGNORED_SUFFIXES: Final = ("_token_id", "name_or_path")
 _MAX_SHOWN: Final = 4  # differences in a warning
+# How torch's and peft's dicts of tensors show one: "[torch.cuda.FloatTensor of size 2x3
+# (GPU 0)]". Its device is no setting.
+_TENSOR: Final = re.compile(r"\[torch\.[\w.]*Tensor of size ([\dx]*)[^\]]*\]")
 
 
 def model_settings(model: nn.Module) -> dict[str, Any]:
@@ -24,7 +28,7 @@ def model_settings(model: nn.Module) -> dict[str, Any]:
     For example ``{"Dropout(p=0.1, inplace=False)": 25, "config.attn_pdrop": 0.1}``.
     """
     layers = Counter(
-        f"{type(module).__name__}({module.extra_repr()})"
+        _without_device(f"{type(module).__name__}({module.extra_repr()})")
         for module in model.modules()
         if next(module.children(), None) is None
         and next(module.parameters(), None) is None
@@ -41,13 +45,17 @@ def model_settings(model: nn.Module) -> dict[str, Any]:
     }
 
 
+def _without_device(layer: str) -> str:
+    return _TENSOR.sub(r"[\1]", layer)
+
+
 def warn_changed_settings(plan: Plan, model: nn.Module) -> None:
     """Warn if parameter-free layers or config values differ from the planned ones.
 
     Config entries that only one side has are ignored: releases of transformers add
     some.
     """
-    planned = plan.model.settings
+    planned = {_without_device(name): x for name, x in plan.model.settings.items()}
     if not planned:  # saved by a version that did not record them
         return
     found = model_settings(model)

@@ -208,7 +208,8 @@ def test_a_card_alone_brings_its_own_memory() -> None:
 def test_with_both_the_card_is_limited() -> None:
     card = find_target_gpu("8GiB", CARD)
     assert card.budget(0).total_bytes == 8 * 2**30
-    assert card.budget("0") == card.budget(0)
+    assert card.budget("0") == card.budget("0MB") == card.budget(0)
+    assert card.budget(0, host_ram="0 GiB").host_ram_bytes == 0
     assert card.budget("1GiB").headroom_bytes == 2**30
     assert card.budget(None).headroom_bytes == 128 * 2**20
 

@@ -41,7 +41,7 @@ def test_an_estimate_notes_it_too() -> None:
 def test_a_batch_of_ones_own_has_to_hold_the_longest_sample() -> None:
     batch = EXAMPLES["llama"].batch
     assert estimated(lengths=[4, LENGTH], batch=batch).fits
-    with pytest.raises(InputError, match=r"Pad the example batch to 17"):
+    with pytest.raises(InputError, match=r"pad the example batch to 17"):
         estimated(lengths=[4, LENGTH + 1], batch=batch)
     ids = torch.randint(VOCABULARY, (2, LENGTH + 4))
     longer = {"input_ids": ids, "labels": ids}
@@ -49,8 +49,15 @@ def test_a_batch_of_ones_own_has_to_hold_the_longest_sample() -> None:
 
 
 def test_models_without_sequences_have_no_lengths() -> None:
-    with pytest.raises(InputError, match="where samples have no length"):
+    with pytest.raises(InputError, match="Leave lengths= out where samples have no"):
         budgetfit.plan(EXAMPLES["vit"].model(), gpu="l4", lengths=[512])
+
+
+def test_samples_beyond_the_models_positions_are_told_how_to_cut_them() -> None:
+    with pytest.raises(
+        InputError, match=r"Samples of 5000 tokens are too long: .* cut"
+    ):
+        budgetfit.plan(EXAMPLES["gpt2"].model(), gpu="l4", lengths=[16, 5000])
 
 
 @pytest.mark.parametrize("wrong", ["512", 1024])

@@ -206,6 +206,45 @@ def test_gradients_are_told_where_live_bytes_cannot_be_replayed() -> None:
     assert check.phases or any("not compared" in note for note in check.notes)
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_an_optimizer_that_compiles_its_step_is_run_without(by_name: bool) -> None:
+    optim = pytest.importorskip("torchao", reason="not installed").optim
+    plan = budgetfit.plan(
+        Mebi(2),
+        gpu=CARD,
+        batch=torch.zeros(2, 512),
+        loss=mean,
+        batch_size=2,
+        optimizer="adamw_torch_8bit" if by_name else optim.AdamW8bit,
+    )
+    check = budgetfit.verify(plan, device="cpu")
+    assert check.passed
+    assert check.gradients_match
+    assert not check.phases
+    (note,) = [each for each in check.notes if "Live bytes were not compared" in each]
+    assert "torchao compiles its step" in note
+    assert "live bytes are compared" not in str(check)
+
+
+def test_parameters_that_the_optimizer_leaves_out_are_counted_and_compared() -> None:
+    plan = budgetfit.plan(
+        (model := Mebi(3)),
+        gpu=CARD,
+        batch=(batch := torch.randn(2, 512)),
+        loss=mean,
+        batch_size=2,
+        effective_batch_size=2,
+        optimizer=lambda them: torch.optim.SGD(them[:2], lr=0.1),
+    )
+    text = "1 of 3 trainable parameters are in no optimizer"
+    assert any(text in each for each in plan.warnings)
+    assert budgetfit.verify(plan, model, device="cpu").gradients_match
+    with budgetfit.apply(plan, model) as run:
+        with pytest.warns(UserWarning, match=text):
+            run.step(batch)
+        run.step(batch)  # said once
+
+
 def plan_of(model: nn.Module, checkpointing: str | list[str] = "full") -> Plan:
     batch = torch.ones(2, 8)
     asked: dict[str, Any] = {"gpu": CARD, "batch_size": 2, "precision": "fp32"}

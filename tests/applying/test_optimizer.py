@@ -156,6 +156,10 @@ def test_frozen_parameters_are_left_out_and_a_frozen_model_is_refused() -> None:
 def test_unknown_names_are_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"Did you mean 'adamw_torch'.*sgd"):
         make_optimizer("adamw_torhc", parameters(), device_type="cpu")
+    usual = r"Did you mean 'adamw_torch_fused' or 'adamw_torch'\?"
+    for name in ("adamw", "AdamW", "adamww"):
+        with pytest.raises(InputError, match=usual):
+            make_optimizer(name, parameters(), device_type="cpu")
     with pytest.raises(InputError, match="5 is not an optimizer"):
         make_optimizer(5, parameters(), device_type="cpu")  # type: ignore[arg-type]
 

@@ -30,6 +30,26 @@ def test_qlora_is_lora_on_nf4_prepared_as_peft_does() -> None:
         ({"method": "dora"}, "'dora' is not a method. Use one of: lora, qlora"),
         ({"method": "qlora", "quantization": "int4"}, "Use one of: nf4, int8"),
         ({"method": None, "quantization": "nf4"}, "quantised weights are not trained"),
+        (
+            {"method": None, "prepare_for_kbit": False},
+            "prepare_for_kbit is a setting of adapters, and none are trained",
+        ),
+        (
+            {"method": "full", "double_quantization": False},
+            "double_quantization is a setting of adapters",
+        ),
+        (
+            {"method": "lora", "prepare_for_kbit": False},
+            "prepare_for_kbit is a setting of nf4 and int8, in which the base is not",
+        ),
+        (
+            {"method": "lora", "double_quantization": False},
+            "double_quantization is a setting of nf4, in which the base is not",
+        ),
+        (
+            {"method": "qlora", "quantization": "int8", "double_quantization": False},
+            "double_quantization is a setting of nf4",
+        ),
         ({"method": "lora", "lora_r": 0}, "lora_r must be a whole number"),
         ({"method": "lora", "lora_alpha": 1.5}, "lora_alpha must be a whole number"),
         ({"method": "lora", "lora_dropout": 1}, "lora_dropout must be a share"),

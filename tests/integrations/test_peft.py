@@ -202,6 +202,20 @@ def test_adapters_on_adapters_and_modules_that_are_not_there_are_refused() -> No
         adapted_meta_copy(base("meta"), adapter(target_modules=["nothing"]))
 
 
+def test_one_name_of_several_that_matches_nothing_is_refused() -> None:
+    names = ["self_attn.q_proj", "v_porj"]
+    with pytest.raises(InputError, match="no module is called v_porj, and only self_"):
+        adapted_meta_copy(base("meta"), adapter(target_modules=names))
+    # As peft does: ends of names, whole paths and patterns.
+    some = next(name for name, _ in base("meta").named_modules() if "q_proj" in name)
+    for given in (
+        ["self_attn.q_proj", "v_proj"],
+        [some, "v_proj"],
+        r".*(q|nothing)_proj",
+    ):
+        adapted_meta_copy(base("meta"), adapter(target_modules=given))
+
+
 def test_a_model_with_adapters_is_trained_without_more_of_them() -> None:
     model = real()
     found, give_back = ensure_adapters(model, adapter())

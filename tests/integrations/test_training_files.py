@@ -163,7 +163,7 @@ def test_llamafactory_gets_the_adapters_back(wanted: Adapter) -> None:
         target_modules="all-linear" if targets == "all" else targets.split(","),
         quantization=bits,
         double_quantization=values.get("double_quantization", True),
-        prepare_for_kbit=values.get("upcast_layernorm", False),
+        prepare_for_kbit=values.get("upcast_layernorm", bits is None),
     )
     assert ("planned in fp32 (prepare_for_kbit)" in comments) == wanted.prepared
 
@@ -186,7 +186,7 @@ def test_axolotl_gets_the_adapters_back(wanted: Adapter) -> None:
         double_quantization=values.get("bnb_config_kwargs", {}).get(
             "bnb_4bit_use_double_quant", True
         ),
-        prepare_for_kbit=wanted.prepared,
+        prepare_for_kbit=wanted.prepared or not (four or eight),
     )
     assert ("end in 16 bits here" in comments) == wanted.prepared
 

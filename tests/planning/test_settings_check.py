@@ -75,6 +75,32 @@ def test_the_same_model_and_one_of_a_plan_that_knows_no_settings_say_nothing(
         warn_changed_settings(loaded, make("gpt2"))
 
 
+class Dicts(nn.Module):
+    """A layer that shows the tensors it holds, as peft's VeRA has one."""
+
+    def __init__(self, kind: str, shape: str = "4x8") -> None:
+        super().__init__()
+        self.text = f"(a): Buffer containing: [torch.{kind} of size {shape}]"
+
+    def extra_repr(self) -> str:
+        return self.text
+
+
+def test_where_a_tensor_is_that_a_layer_shows_is_no_setting(plan: Plan) -> None:
+    def with_dicts(*shown: str) -> nn.Module:
+        return nn.Sequential(tower(), Dicts(*shown))
+
+    on_meta = "Dicts((a): Buffer containing: [torch.meta.FloatTensor of size 4x8])"
+    settings = {**plan.model.settings, on_meta: 1}  # as plans were saved
+    planned = replace(plan, model=replace(plan.model, settings=settings))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in ("FloatTensor", "cuda.HalfTensor"):
+            warn_changed_settings(planned, with_dicts(kind))
+    with pytest.warns(UserWarning, match=r"containing: \[4x9\]\) is 1, not 0"):
+        warn_changed_settings(planned, with_dicts("FloatTensor", "4x9"))
+
+
 def test_numbers_of_a_config_are_compared_where_both_have_them(
     of_a_config: Plan,
 ) -> None:

@@ -1,8 +1,11 @@
 """What a user is told where a model cannot be traced."""
 
 import pytest
+import torch
 from torch import nn
 
+import budgetfit
+from budgetfit.errors import InputError, TraceError
 from budgetfit.traces import errors
 from budgetfit.traces.errors import trace_error
 from budgetfit.tracing.values.known_values import UnknownValueError
@@ -29,6 +32,10 @@ ADVICE: dict[str, tuple[Exception, str]] = {
     "flex attention": (
         NotImplementedError("FlexAttention does not support backward on CPU."),
         'Plan with another: .* set_attn_implementation\\("eager"\\)',
+    ),
+    "nested tensors": (
+        AssertionError("self.shape_env must not be None"),
+        "Nested tensors are not traced. Use padded samples with a mask",
     ),
     "an optimizer on shards": (
         RuntimeError("aten.mul.Tensor: got mixed torch.Tensor and DTensor"),
@@ -58,3 +65,28 @@ def test_a_model_too_large_for_real_values_is_told_how_large_it_may_be(
     error = UnknownValueError("aten.bincount.default", "it needs values")
     told = str(trace_error(nn.Linear(2, 2), error))
     assert "weights of 8 B or less it is computed for real; these have 24 B" in told
+
+
+class Graph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, adjacency: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(adjacency, self.layer(x)).mean()
+
+
+def test_a_sparse_graph_is_told_what_is_planned_instead() -> None:
+    batch = {"x": torch.ones(30, 8), "adjacency": torch.eye(30).to_sparse()}
+    with pytest.raises(TraceError, match=r"Sparse tensors in a batch.* Use edge_index"):
+        budgetfit.plan(Graph(), gpu="rtx-4090", batch=batch)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_nested_batch_is_refused_before_it_is_traced(layout: torch.layout) -> None:
+    rows = [torch.ones(3, 8), torch.ones(5, 8)]
+    nested = torch.nested.nested_tensor(rows, layout=layout)
+    for batch, place in ((nested, "The batch is"), ({"x": nested}, "batch at 'x' is")):
+        with pytest.raises(InputError, match=f"{place} a nested tensor.* Use padded"):
+            budgetfit.plan(nn.Linear(8, 8), gpu="rtx-4090", batch=batch)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.budget import Budget
-from budgetfit.core.plan import Alternative, LazyAlternatives, Plan
+from budgetfit.core.plan import NO_LOSS, Alternative, LazyAlternatives, Plan
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from budgetfit.gpus.cuda_context import CudaContext, measured_context
@@ -66,6 +66,19 @@ def test_next_names_an_export_that_can_be_written(
     if export != "torch":
         with pytest.raises(InputError, match="export --to trainer"):
             torch_script(plan)
+
+
+def test_next_quotes_paths_and_asks_for_the_loss_that_is_missing() -> None:
+    plan = sample_plan()
+    text = render(plan_text(plan, saved_as="out dir/p.json"))
+    assert "budgetfit verify 'out dir/p.json'   #" in text
+    assert "budgetfit export 'out dir/p.json' --to" in text
+    without = dataclasses.replace(plan.estimate, notes=(NO_LOSS,))
+    plan = sample_plan(estimate=without)
+    text = render(plan_text(plan, saved_as="p.json"))
+    assert "budgetfit verify p.json --loss FILE.py:FUNCTION   #" in text
+    assert "budgetfit.verify(plan, loss=loss)" in render(plan_text(plan))
+    assert "budgetfit.verify(plan)" in render(plan_text(sample_plan()))
 
 
 def test_next_names_a_library_that_has_adapters() -> None:
@@ -171,6 +184,16 @@ def test_the_gain_is_over_checkpointing_every_block() -> None:
 
 def test_without_a_judged_full_checkpointing_no_gain_is_claimed() -> None:
     assert "than checkpointing" not in str(sample_plan(alternatives=()))
+
+
+def test_the_same_steps_in_another_order_gain_nothing() -> None:
+    recipe = sample_recipe(segments=singles(range(24)))
+    full = Alternative(
+        label="every block recomputed", estimate=sample_estimate(recipe), fits=True
+    )
+    longest_first = sample_recipe(segments=recipe.segments, longest_batch_first=True)
+    plan = sample_plan(estimate=sample_estimate(longest_first), alternatives=(full,))
+    assert "than checkpointing" not in str(plan)
 
 
 def test_full_checkpointing_itself_gains_nothing_over_itself() -> None:

@@ -116,7 +116,8 @@ def test_a_wished_length_and_batch_size_are_kept() -> None:
 
 def test_more_tokens_than_a_learned_table_has_are_refused() -> None:
     with pytest.raises(
-        InputError, match=r"max_length 41 is too long.*has 40 positions"
+        InputError,
+        match=r"41 tokens are too long.*has 40 positions.*max_length=40 or less",
     ):
         make_batch(tiny_model("GPT2LMHeadModel"), max_length=41)
 

@@ -3,6 +3,7 @@
 # ruff: noqa: SLF001 - what a process remembers has no public names
 
 import gc
+import operator
 import random
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+import budgetfit
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import TraceError
@@ -279,3 +281,41 @@ def test_two_threads_may_plan_at_the_same_time() -> None:
     assert len(found) == 3
     assert found[0] == found[1] == found[2]
     assert process_state() == before
+
+
+KEPT: list[torch.Tensor] = []
+
+
+class Keeping(nn.Module):
+    """Keeps a tensor with a graph in a list of the module, which the model clears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        KEPT.append(y.pow(2).mean())
+        return y
+
+
+class SumOfKept(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Keeping() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        KEPT.clear()
+        for block in self.blocks:
+            x = block(x)
+        return torch.stack(KEPT).sum()
+
+
+@pytest.mark.filterwarnings("error")  # torch's, of .grad of a tensor with a graph
+def test_a_global_list_of_tensors_with_a_graph_is_put_back() -> None:
+    model, batch = SumOfKept(), torch.ones(2, 4)
+    model(batch)
+    before = list(KEPT)
+    budgetfit.plan(model, gpu="rtx-4090", batch=batch, batch_size=2)
+    assert len(KEPT) == 3
+    assert all(map(operator.is_, KEPT, before))

@@ -105,3 +105,14 @@ def test_real_objects_are_counted_once_each() -> None:
     optimizer.step()
     assert state_bytes(optimizer, CPU) == 2 * 256 + 4  # and the step's count
     assert model_bytes(model, torch.device("cuda")) == {}
+
+
+def test_states_within_a_tensor_subclass_count_as_they_are_stored() -> None:
+    optim = pytest.importorskip("torchao", reason="not installed").optim
+    weight = nn.Parameter(torch.ones(64, 64))  # 4096 codes, 16 scales, 256 values
+    weight.grad = torch.ones_like(weight)
+    optimizer = optim.AdamW8bit([weight])
+    with torch.compiler.set_stance("force_eager"):
+        optimizer.step()
+    each = 4096 + 16 * 4 + 256 * 4
+    assert state_bytes(optimizer, CPU) == 2 * each + 4  # and the number of steps

@@ -23,12 +23,12 @@ import budgetfit
 from budgetfit.applying.loss.call_model import compute_loss, mean_of_outputs
 from budgetfit.batches.batch_tree import batch_size_of, resize_batch
 from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.plan import NO_LOSS
 from budgetfit.core.recipe import Recipe
 from budgetfit.measuring.recomputed_blocks import (
     RecomputationWatcher,
     find_blocks_saving_nothing,
 )
-from budgetfit.traces.trace_program import NO_LOSS
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
 from tests.zoo.entry import Entry
 from tests.zoo.state import assert_same, model_state, random_state, switches, unchanged

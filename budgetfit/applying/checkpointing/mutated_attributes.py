@@ -20,6 +20,7 @@ from budgetfit.utils.rng_state import (
 )
 from budgetfit.utils.user_code import (
     CONTAINERS,
+    holds_same,
     mutated_globals_of_all,
     replace_contents,
 )
@@ -130,7 +131,11 @@ class MutatedAttributes:
     def changes(self, held: AttributesSnapshot) -> list[Change]:
         """Return what a forward may have changed since ``held``."""
         found: list[Change] = [*held.generators]
-        found += [each for each in held.containers if each.container != each.before]
+        found += [
+            each
+            for each in held.containers
+            if not holds_same(each.container, each.before)
+        ]
         found += [
             each._replace(before=_keepable(each.before))
             for each in held.globals

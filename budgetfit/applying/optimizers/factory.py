@@ -149,8 +149,9 @@ def _unknown_optimizer(name: object) -> InputError:
                 f"Optimizer {name!r} needs a library that budgetfit cannot plan for. "
                 f"{use}"
             )
-    nearest = difflib.get_close_matches(str(name), OPTIMIZER_NAMES, n=1)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    known = {**{each: repr(each) for each in OPTIMIZER_NAMES}, **_NEAREST}
+    nearest = difflib.get_close_matches(str(name).lower(), known, n=1)
+    hint = f" Did you mean {known[nearest[0]]}?" if nearest else ""
     return InputError(f"{name!r} is not an optimizer.{hint} {use}")
 
 
@@ -261,6 +262,9 @@ _REFUSED: Final = {
     "in a callable: lambda parameters: optimi.StableAdamW(parameters, lr=5e-5, "
     "triton=False)",
 }
+
+# torch's class in lower case, which is no name -> the names to use
+_NEAREST: Final = {"adamw": "'adamw_torch_fused' or 'adamw_torch'"}
 
 _MAKERS: dict[str, Callable[[list[Any], float], Optimizer]] = {
     "adamw_torch": _adamw,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
-from budgetfit.applying.optimizers import cpu_offload
+import torch
+
+from budgetfit.applying.optimizers import cpu_offload, torchao
 from budgetfit.applying.optimizers.factory import make_optimizer
 from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
 from budgetfit.errors import InputError
@@ -13,7 +14,6 @@ from budgetfit.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import torch
     from torch import nn
 
     from budgetfit.applying.undo import Undo
@@ -64,6 +64,7 @@ def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is 
     Raises:
         InputError: As ``make_optimizer``, or if recipe, optimizer and scaler are
             incompatible.
+        NotImplementedError: If torchao's step is to be traced as a CPU runs it.
     """
     offloads = optimizer == cpu_offload.NAME
     if scaler is not None and (offloads or recipe.optimizer_in_backward):
@@ -74,7 +75,13 @@ def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is 
         )
     if offloads and recipe.optimizer_in_backward:
         raise InputError(OFFLOAD_IN_BACKWARD_REFUSED)
-    make = functools.partial(make_optimizer, optimizer, lr=lr, device_type=device_type)
+
+    def make(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        found = make_optimizer(optimizer, parameters, lr=lr, device_type=device_type)
+        if device_type == "cpu" and isinstance(found, torchao.FakeTorchaoOptimizer):
+            raise NotImplementedError(torchao.NOT_ON_CPU)
+        return found
+
     if recipe.optimizer_in_backward:
         made: torch.optim.Optimizer = OptimizerInBackward(parameters, make)
     else:
@@ -91,6 +98,39 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parame
     if own is not None:
         return own
     return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def left_out_text(trainable: int, left_out: int) -> str:
+    """Say how many trainable parameters no optimizer has; empty if none."""
+    if not left_out:
+        return ""
+    return (
+        f"{left_out} of {trainable} trainable parameters are in no optimizer: they do "
+        "not train, and their gradients stay and add up. Freeze them with "
+        "requires_grad_(False), or hand them to the optimizer"
+    )
+
+
+def left_out_notes(
+    model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] | None
+) -> tuple[str, ...]:
+    """Return a note on the trainable parameters that an optimizer callable leaves out.
+
+    It is called with tensors on meta; none where it fails with these.
+    """
+    if optimizer is None:
+        return ()
+    trained = [
+        torch.nn.Parameter(torch.empty_like(each, device="meta"))
+        for each in model.parameters()
+        if each.requires_grad
+    ]
+    try:
+        kept = set(trained_parameters(optimizer(trained)))
+    except Exception:  # noqa: BLE001 - a trace calls it again, and tells
+        return ()
+    text = left_out_text(len(trained), len(trained) - len(kept.intersection(trained)))
+    return (text,) if text else ()
 
 
 class ParameterChangeCheck:

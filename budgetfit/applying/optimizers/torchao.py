@@ -30,6 +30,9 @@ COMPILE_NOTE: Final = (
     "each) and then tries kernels out, which may take copies of a tensor and of its "
     "states beside; neither is in this estimate"
 )
+NOT_ON_CPU: Final = (
+    "torchao compiles its step; on a CPU it ran uncompiled, with other temporaries"
+)
 
 
 class OptimizerSpec(NamedTuple):

@@ -600,7 +600,7 @@ class Run:
     def _update(self, max_grad_norm: float | None) -> None:
         self._enter_phase("optimizer")
         if self.steps_done + self.skipped_steps == 0:
-            self._monitor.before_first_update()
+            self._monitor.before_first_update(self.trained)
         self.updated = self._update_weights(
             self.scaler,
             max_grad_norm=max_grad_norm,

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.applying.optimizers.for_recipe import left_out_text
 from budgetfit.applying.out_of_memory.error import (
     FailedStep,
     TrainingOutOfMemoryError,
@@ -109,8 +110,11 @@ class StepMonitor:
                 stack.callback(block.register_forward_pre_hook(note).remove)
             yield
 
-    def before_first_update(self) -> None:
-        """Warn of trainable parameters without a gradient."""
+    def before_first_update(self, trained: Iterable[nn.Parameter]) -> None:
+        """Warn of trainable parameters without a gradient, and of those not trained.
+
+        ``trained`` are those of the optimizer.
+        """
         self._updated_once = True
         if self._plan is not None and not self._recipe.optimizer_in_backward:
             # LayerDrop: a skipped block trains in another step.
@@ -118,6 +122,13 @@ class StepMonitor:
                 self._blocks().keys() - self._run_blocks if self._run_blocks else set()
             )
             _warn_untrained(self._model, skipped)
+        if self._plan is not None and self._recipe.zero_stage is None:
+            trainable = {
+                each for each in self._model.parameters() if each.requires_grad
+            }
+            left_out = left_out_text(len(trainable), len(trainable.difference(trained)))
+            if left_out:
+                warnings.warn(f"{left_out}.", stacklevel=4)
 
     def _blocks(self) -> dict[str, nn.Module]:
         names = () if self._plan is None else self._plan.model.blocks

@@ -180,7 +180,7 @@ def last_batch_warnings(
     )
     text = (
         f"after a smaller last batch {format_bytes(found.reserved_bytes)} would be "
-        f"reserved, more than the {format_bytes(budget.usable_bytes)} that are "
-        f"plannable: {then}. Pass drop_last=True to the DataLoader{other}"
+        f"reserved, {format_bytes(found.reserved_bytes - budget.usable_bytes)} more "
+        f"than are plannable: {then}. Pass drop_last=True to the DataLoader{other}"
     )
     return (text,)

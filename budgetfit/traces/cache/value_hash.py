@@ -225,7 +225,7 @@ class ValueHash:
             tensor.storage_offset(),
             str(tensor.dtype),
             tensor.requires_grad,
-            tensor.grad is not None,
+            tensor.is_leaf and tensor.grad is not None,  # torch warns at others
             on_meta,
             shared,
         )
