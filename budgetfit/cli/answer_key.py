@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from budgetfit.traces.cache.code_hash import NotCacheableError
+from budgetfit.utils.function_name import is_factory_text
 
 # Variables of the terminal and of the login. Everything else in the environment
 # counts: torch and transformers read hundreds of names.
@@ -102,7 +103,7 @@ def _model(text: str) -> list[object]:
     from budgetfit.integrations.model_sources import hub, model_name  # noqa: PLC0415
 
     text = text.strip()
-    if model_name.is_factory_text(text):
+    if is_factory_text(text):
         raise NotCacheableError("a factory")
     is_local = model_name.is_local_path(text)
     file = model_name.config_file(text) if is_local else hub.hub_config_file(text)

@@ -24,7 +24,6 @@ from budgetfit.core.sample_lengths import summarize_lengths
 from budgetfit.errors import InputError
 from budgetfit.example_batches.make_batch import batch_dimension, make_batch
 from budgetfit.inputs.adapter import base_of_adapter
-from budgetfit.integrations.model_sources.model_name import is_factory_text
 from budgetfit.integrations.model_sources.model_source import (
     as_torch_module,
     resolve_model,
@@ -32,7 +31,7 @@ from budgetfit.integrations.model_sources.model_source import (
 from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
 from budgetfit.integrations.peft import loading_code, materialize_with_adapter
 from budgetfit.measuring.real_step import find_device
-from budgetfit.utils.function_name import qualified_name
+from budgetfit.utils.function_name import is_factory_text, qualified_name
 from budgetfit.verification.batch_choice import choose_batch
 from budgetfit.workload.model_check import check_same_model
 from budgetfit.workload.settings_check import warn_changed_settings

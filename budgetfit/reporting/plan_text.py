@@ -23,6 +23,7 @@ from budgetfit.reporting.header import plan_header
 from budgetfit.reporting.layout import bullets, fits_text, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
+from budgetfit.utils.function_name import is_factory_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -271,6 +272,7 @@ def _next(plan: Plan, saved_as: str | None) -> list[RenderableType]:
     ]
     if saved_as:
         saved = shlex.quote(saved_as)
+        option = _own_code(plan) or option
         texts = [
             f"{verify} {saved}{option}   # real GPU steps against these numbers",
             f"budgetfit export {saved} --to {_script(plan)} > train.py",
@@ -280,6 +282,17 @@ def _next(plan: Plan, saved_as: str | None) -> list[RenderableType]:
         texts.insert(0, f"export {VARIABLE}={settings.shell_text}   # before training")
     commands = [Text(f"  {text}", no_wrap=True, overflow="ignore") for text in texts]
     return [Text("NEXT", "bold"), *commands]
+
+
+def _own_code(plan: Plan) -> str:
+    """Return options that name the code of a plan's model; it is not run unasked."""
+    asked = plan.provenance.get("asked")
+    if not isinstance(asked, dict) or not is_factory_text(str(asked.get("model"))):
+        return ""
+    named = {name: asked.get(name) for name in ("model", "loss")}
+    return "".join(
+        f" --{name} {shlex.quote(str(text))}" for name, text in named.items() if text
+    )
 
 
 def _script(plan: Plan) -> str:

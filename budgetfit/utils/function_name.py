@@ -1,4 +1,4 @@
-"""Qualified name of a function, for saved plans."""
+"""Functions as text: the name in a saved plan, and what a command line takes."""
 
 from __future__ import annotations
 
@@ -15,3 +15,11 @@ def qualified_name(function: Callable[..., object]) -> str:
         function = function.func
     named = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def is_factory_text(text: str) -> bool:
+    """Whether a text names a factory: ``module:name`` or ``file.py:name``."""
+    place, colon, attribute = text.rpartition(":")
+    return bool(colon and place) and all(
+        name.isidentifier() for name in attribute.split(".")
+    )

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from budgetfit.errors import InputError
-from budgetfit.integrations.model_sources.model_name import is_factory_text
 from budgetfit.integrations.model_sources.python_factory import load_factory
+from budgetfit.utils.function_name import is_factory_text
 
 MODEL = """
 import sys

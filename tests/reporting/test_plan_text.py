@@ -78,6 +78,10 @@ def test_next_quotes_paths_and_asks_for_the_loss_that_is_missing() -> None:
     text = render(plan_text(plan, saved_as="p.json"))
     assert "budgetfit verify p.json --loss FILE.py:FUNCTION   #" in text
     assert "budgetfit.verify(plan, loss=loss)" in render(plan_text(plan))
+    asked = {"model": "my model.py:build", "loss": "mine.py:loss"}
+    own = plan.changed(provenance={"asked": asked})
+    text = render(plan_text(own, saved_as="p.json"))
+    assert "verify p.json --model 'my model.py:build' --loss mine.py:loss   #" in text
     assert "budgetfit.verify(plan)" in render(plan_text(sample_plan()))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from budgetfit.errors import InputError
+from budgetfit.utils.function_name import is_factory_text
 
 WEIGHTS: Final = frozenset(
     {".safetensors", ".bin", ".gguf", ".pt", ".pth", ".ckpt", ".h5"}
@@ -59,14 +60,6 @@ def check_name(text: str) -> None:
             f"{text!r:.80} names no model: {error!s:.80}. Give a hub id, a folder or a "
             "factory, for example HuggingFaceTB/SmolLM2-1.7B."
         ) from None
-
-
-def is_factory_text(text: str) -> bool:
-    """Whether a text names a factory: ``module:name`` or ``file.py:name``."""
-    place, colon, attribute = text.rpartition(":")
-    return bool(colon and place) and all(
-        name.isidentifier() for name in attribute.split(".")
-    )
 
 
 def check_factory_file(file: Path) -> None:

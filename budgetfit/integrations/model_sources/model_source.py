@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from budgetfit.errors import InputError
-from budgetfit.integrations.model_sources.model_name import check_name, is_factory_text
+from budgetfit.integrations.model_sources.model_name import check_name
 from budgetfit.integrations.model_sources.python_factory import load_factory
 from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
+from budgetfit.utils.function_name import is_factory_text
 
 if TYPE_CHECKING:
     import torch

@@ -22,9 +22,9 @@ from budgetfit.example_batches.make_batch import copy_to_cpu
 from budgetfit.integrations.model_sources.model_name import (
     FACTORY_EXAMPLE,
     check_factory_file,
-    is_factory_text,
 )
 from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
+from budgetfit.utils.function_name import is_factory_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

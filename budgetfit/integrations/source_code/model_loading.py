@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.model_sources.model_name import (
     config_file,
-    is_factory_text,
     is_local_path,
 )
 from budgetfit.integrations.source_code.python_source import (
@@ -23,6 +22,7 @@ from budgetfit.integrations.source_code.python_source import (
     escape_line,
     to_source,
 )
+from budgetfit.utils.function_name import is_factory_text
 
 if TYPE_CHECKING:
     from budgetfit.core.adapter import Adapter

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.model_name import (
-    is_factory_text,
     is_local_path,
 )
 from budgetfit.integrations.model_sources.model_source import resolve_model
@@ -45,6 +44,7 @@ from budgetfit.integrations.source_code.python_source import (
 )
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.function_name import is_factory_text
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
