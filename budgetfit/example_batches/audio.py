@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from budgetfit.errors import InputError
 from budgetfit.example_batches.request import BatchRequest
 from budgetfit.example_batches.token_ids import (
     first_field,
@@ -51,22 +52,40 @@ def spectrograms(request: BatchRequest, config: object) -> Tensor:
 
 
 def ctc_labels(request: BatchRequest, sound: Tensor) -> Tensor:
-    """Return CTC labels, int64 ``[batch, tokens]``: at least two frames per token."""
-    frames = _frames(request, sound)
-    length = min(request.max_length or _TRANSCRIPT_TOKENS, max(1, frames // 2))
+    """Return CTC labels, int64 ``[batch, tokens]``: at least two frames per token.
+
+    Raises:
+        InputError: The sound is too short for ``max_length`` tokens.
+    """
+    most = max(1, _frames(request, sound) // 2)
+    _check_length(request, most, f"hears at most {most} tokens in {_SECONDS} s")
+    length = min(request.max_length or _TRANSCRIPT_TOKENS, most)
     request.notes.append(f"transcripts of {length} tokens")
     return random_token_ids(request, length)
 
 
 def transcripts(request: BatchRequest, config: object) -> Tensor:
-    """Return labels of a speech-to-text decoder, int64 ``[batch, tokens]``."""
+    """Return labels of a speech-to-text decoder, int64 ``[batch, tokens]``.
+
+    Raises:
+        InputError: It has fewer positions than ``max_length``.
+    """
     decoder = first_field(config, "decoder", "text_config") or config
     limit = first_field(decoder, "max_target_positions")
     if limit is None:
         return random_token_ids(request, text_length(request, decoder))
-    length = min(request.max_length or limit, limit)
+    _check_length(request, limit, f"has {limit} positions for transcripts")
+    length = request.max_length or limit
     request.notes.append(f"transcripts of {length} tokens; max_length= changes it")
     return random_token_ids(request, length)
+
+
+def _check_length(request: BatchRequest, most: int, reason: str) -> None:
+    if (request.max_length or 0) > most:
+        raise InputError(
+            f"max_length {request.max_length} is too long: "
+            f"{type(request.model).__name__} {reason}. Use max_length={most} or less."
+        )
 
 
 def frame_labels(request: BatchRequest, config: object, sound: Tensor) -> Tensor:

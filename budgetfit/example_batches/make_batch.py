@@ -146,6 +146,12 @@ def _check_options_used(request: BatchRequest, batch: Batch) -> None:
             f"image_size= changes nothing in a batch made for {name}: it holds no "
             "images whose size can be chosen. Leave it out, or pass batch=."
         )
+    if request.requested_length is not None and "max_length" not in request.used:
+        raise InputError(
+            f"max_length= (or lengths=) changes nothing in a batch made for {name}: "
+            "it holds no sequence whose length can be chosen. Leave it out, or pass "
+            "batch=."
+        )
     if request.frames is not None and "frames" not in request.used:
         raise InputError(
             f"frames= changes nothing in a batch made for {name}: it holds no videos "

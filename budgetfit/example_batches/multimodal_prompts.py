@@ -49,7 +49,8 @@ def multimodal_inputs(request: BatchRequest) -> Arguments:
     Text only if requested and, with a note, if the number of placeholders is unknown.
 
     Raises:
-        InputError: The model does not accept images of the requested size.
+        InputError: The model does not accept images of the requested size, or
+            ``max_length`` leaves no room for them.
     """
     if request.text_only:
         request.notes.append("text only, as asked for")
@@ -60,6 +61,7 @@ def multimodal_inputs(request: BatchRequest) -> Arguments:
         if not isinstance(placeholder, int):
             continue
         notes = list(request.notes)
+        too_long: list[int] = []
         for inputs in candidates(request):
             count = _feature_count(request, kind, inputs)
             if count and count < (request.max_length or math.inf):
@@ -68,9 +70,17 @@ def multimodal_inputs(request: BatchRequest) -> Arguments:
                     **inputs,
                     **_text_with_placeholders(request, count, placeholder),
                 }
+            too_long += [count] if count else []
             request.notes[:] = notes
         if kind == "image" and request.image_size is not None:
             raise _image_size_error(request)
+        if too_long:
+            least = min(too_long)
+            raise InputError(
+                f"max_length {request.max_length} is too short for "
+                f"{type(request.model).__name__}: its {kind} takes {least} tokens. Use "
+                f"max_length={least + 1} or more, or text_only=True."
+            )
         request.notes.append(
             f"text only: pass batch= with {kind} inputs to plan for {kind} tokens"
         )

@@ -22,7 +22,7 @@ class BatchRequest:
     Attributes:
         model: The model; not modified.
         batch_size: Samples in the batch.
-        max_length: Requested sequence length.
+        requested_length: Requested sequence length; read as ``max_length``.
         image_size: Requested height and width in pixels.
         frames: Requested frames of a video.
         text_only: Whether images and audio are left out.
@@ -35,7 +35,7 @@ class BatchRequest:
 
     model: nn.Module
     batch_size: int
-    max_length: int | None
+    requested_length: int | None
     image_size: tuple[int, int] | None = None
     frames: int | None = None
     text_only: bool = False
@@ -46,6 +46,12 @@ class BatchRequest:
     generator: torch.Generator = field(
         default_factory=lambda: torch.Generator("cpu").manual_seed(_SEED)
     )
+
+    @property
+    def max_length(self) -> int | None:
+        """The requested sequence length, which is used from here on."""
+        self.used.add("max_length")
+        return self.requested_length
 
     def image_size_or(self, default: tuple[int, int]) -> tuple[int, int]:
         """Return the requested height and width, else the default."""

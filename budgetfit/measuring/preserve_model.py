@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from budgetfit.utils.rng_state import (
-    HostRngState,
-    generator_state,
-    is_generator,
-    set_generator_state,
-)
-from budgetfit.utils.user_code import (
-    CONTAINERS,
-    mutated_globals_of_all,
-    replace_contents,
-)
+from budgetfit.utils.mutable_state import class_attributes, mutable_state
+from budgetfit.utils.mutated_globals import mutated_globals_of_all
+from budgetfit.utils.rng_state import HostRngState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
+
+    from budgetfit.utils.mutable_state import HeldState
 
 # A forward may replace buffers, or create them with the first batch.
 _OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}
@@ -77,71 +71,44 @@ def preserved_model(
 
 
 class _Attributes(NamedTuple):
-    """Snapshot of a ``__dict__``: values, contents of containers, generator states.
+    """Snapshot: places of attributes and globals, and what their objects held.
 
-    Of globals only the given names (``whole`` is False).
+    Of globals only some names are of interest (``whole`` is False).
     """
 
-    place: dict[str, Any]
-    values: dict[str, Any]
-    containers: list[tuple[Any, Any]]
-    generators: list[tuple[Any, Any]]
-    whole: bool
-
-    @classmethod
-    def of(
-        cls,
-        place: dict[str, Any],
-        values: dict[str, Any],
-        passed_over: Collection[str] = (),
-        *,
-        whole: bool = True,
-    ) -> _Attributes:
-        """Snapshot values of a ``__dict__``, with copies of containers."""
-        return cls(
-            place,
-            dict(values),
-            [
-                (value, value.copy())
-                for name, value in values.items()
-                if type(value) in CONTAINERS and name not in passed_over
-            ],
-            [
-                (value, generator_state(value))
-                for value in values.values()
-                if is_generator(value)
-            ],
-            whole,
-        )
+    places: list[tuple[dict[str, Any], dict[str, Any], bool]]
+    state: list[HeldState]
 
 
-def snapshot_attributes(model: nn.Module) -> list[_Attributes]:
+def snapshot_attributes(model: nn.Module) -> _Attributes:
     """Snapshot the attributes of all modules, including modes and counters.
 
-    Also the globals that their code sets or fills.
+    Also the globals that their code sets or fills, and attributes of their classes.
     """
-    own = [
-        _Attributes.of(vars(module), vars(module), _OF_TORCH)
-        for module in model.modules()
+    kinds = list(dict.fromkeys(map(type, model.modules())))
+    places = [(vars(module), dict(vars(module)), True) for module in model.modules()]
+    roots = [
+        item
+        for _, values, _ in places
+        for item in values.items()
+        if item[0] not in _OF_TORCH
     ]
-    places: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
-    for everything, name in mutated_globals_of_all(map(type, model.modules())):
+    for everything, name in mutated_globals_of_all(kinds):
         if name in everything:
-            _, some = places.setdefault(id(everything), (everything, {}))
-            some[name] = everything[name]
-    return own + [_Attributes.of(*each, whole=False) for each in places.values()]
+            places.append((everything, {name: everything[name]}, False))
+            roots.append((name, everything[name]))
+    state = mutable_state(roots, classes=class_attributes(kinds))
+    return _Attributes(places, list(state))
 
 
-def restore_attributes(attributes: list[_Attributes]) -> None:
+def restore_attributes(attributes: _Attributes) -> None:
     """Restore the attributes and globals of ``snapshot_attributes``."""
-    for place, values, containers, generators, whole in attributes:
+    for place, values, whole in attributes.places:
         for name in place.keys() - values.keys() if whole else ():
             del place[name]
         place.update(values)
-        for container, content in containers:
-            replace_contents(container, content)
-        for generator, state in generators:
-            set_generator_state(generator, state)
+    for held in attributes.state:
+        held.restore()
 
 
 def _index(device: torch.device) -> int:

@@ -25,6 +25,7 @@ from budgetfit.planning.alternatives.refusal import does_not_fit_error
 from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import check_estimate_scales
+from budgetfit.planning.reports.accumulation_warnings import accumulation_warnings
 from budgetfit.planning.reports.block_report import block_table
 from budgetfit.planning.reports.layer_table import layer_table
 from budgetfit.planning.search.accumulation import (
@@ -327,6 +328,7 @@ def _described(
             *workload.notes,
             *notes,
             *_host_warnings(session, estimate),
+            *accumulation_warnings(traces, recipe),
             *_compile_warnings(estimate),
             *traces.cache_notes,
         ),

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from budgetfit.gpus.table import Gpu
     from budgetfit.workload.workload import Workload
 
+# Four views of each sample, a number of 8 bytes for each pair of views.
+MAX_BYTES_PER_PAIR = 4 * 4 * 8
 MAX_TRACED_BATCH_SIZE = 2**16  # its integers are real tensors in host memory
 
 
@@ -125,6 +127,28 @@ class TraceSession:
             TraceError: If the model cannot run on fake tensors.
         """
         return self._make_affine(self._program(recipe)) is not None
+
+    def compares_samples(self, recipe: Recipe) -> bool:
+        """Whether a tensor has a few numbers for each pair of samples in a batch.
+
+        Contrastive losses have such scores. Attention over the patches of all images in
+        a row grows in the same way, but with hundreds of numbers for each pair.
+
+        Raises:
+            TraceError: If the model cannot run on fake tensors.
+        """
+        recipe = replace(recipe, compile="none")
+        if self.is_affine(recipe):
+            return False
+        few, more = TRACED_BATCH_SIZES
+        one, other = (
+            self.exact(replace(recipe, batch_size=size)).fixed_bytes
+            for size in TRACED_BATCH_SIZES
+        )
+        if len(one) != len(other):
+            return False
+        is_small = (one > 0) & (one <= MAX_BYTES_PER_PAIR * few**2)
+        return bool((is_small & (one * more**2 == other * few**2)).any())
 
     def _make_affine(self, program: Program) -> StepTrace | None:
         if program not in self._affine:

@@ -61,14 +61,14 @@ class _NumpyState:
 _numpy_state = _NumpyState()
 
 
-def is_generator(value: object) -> bool:
-    """Whether this is a random generator object of Python, numpy or torch."""
+def is_generator_kind(kind: type) -> bool:
+    """Whether objects of a class are random generators of Python, numpy or torch."""
     torch = sys.modules.get("torch")
     kinds = (random.Random, np.random.RandomState, np.random.Generator)
-    if isinstance(value, random.SystemRandom):
+    if issubclass(kind, random.SystemRandom):
         return False  # system entropy has no state
-    return isinstance(value, kinds) or (
-        torch is not None and isinstance(value, torch.Generator)
+    return issubclass(kind, kinds) or (
+        torch is not None and issubclass(kind, torch.Generator)
     )
 
 

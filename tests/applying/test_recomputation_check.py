@@ -49,6 +49,12 @@ def test_differences_are_relative_to_the_first() -> None:
     assert math.isinf(difference(torch.ones(1), torch.ones(1).double()))
 
 
+def counting() -> Callable[[], int]:
+    """Return a counter in a closure, which nothing puts back."""
+    runs = itertools.count(1)
+    return lambda: next(runs)
+
+
 class Begins(nn.Module):
     """Draws from nowhere, from one of its forwards on."""
 
@@ -56,10 +62,10 @@ class Begins(nn.Module):
         super().__init__()
         torch.manual_seed(0)  # others may be so large that tanh hides the factor
         self.linear, self.begin = nn.Linear(4, 4), begin
-        self.runs = itertools.count(1)
+        self.run = counting()
 
     def forward(self, x: Tensor) -> Tensor:
-        run = next(self.runs)
+        run = self.run()
         return torch.tanh(self.linear(x) * (1 + (run > self.begin) * run))
 
 
@@ -87,13 +93,14 @@ def test_values_are_compared_in_forwards_1_2_4_and_so_on(
     assert steps_until_refused(Begins(begin), check=False) is None
 
 
+count = counting()
+
+
 class DirtyLSTM(nn.LSTM):
     """An LSTM that finds other values in free memory each time it runs."""
 
-    runs = itertools.count(1)
-
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]  # noqa: ANN401
-        value = next(self.runs)
+        value = count()
         for size in {1024 * k for k in range(1, 65)}:
             held = [torch.full((size,), value, dtype=torch.uint8) for _ in range(4)]
             del held
@@ -165,3 +172,26 @@ def test_bytes_that_a_gradient_depends_on_may_not_differ() -> None:
             block,
             lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),
         )
+
+
+class Remembers(nn.Module):
+    """Grows a list of tensors with a graph, of which it uses the number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.memory = nn.Linear(4, 4), list[Tensor]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.memory.append(self.linear(x))
+        return torch.tanh(self.memory[-1] * len(self.memory))
+
+
+def test_an_attribute_that_cannot_be_kept_is_named_and_left_as_it_is() -> None:
+    block = Remembers()
+    block(torch.ones(2, 4))  # the graph of an earlier step, which nothing may hold
+    repeats = RepeatableForwards(block, "block", check=True)
+    run: Callable[[Tensor], Tensor] = repeats.forward(block.forward)
+    y = checkpoint(run, torch.ones(2, 4, requires_grad=True), use_reentrant=False)
+    with pytest.raises(RecomputationError, match="its forward changes 'memory'"):
+        y.sum().backward()
+    assert len(block.memory) == 2

@@ -4,10 +4,16 @@ Each is a way to write a block that trains well as it is. Recomputed without car
 trains with other gradients, or not at all.
 """
 
-# ruff: noqa: S311, NPY002 - the generators are what is tried
+# ruff: noqa: ANN401, S311, NPY002 - the generators are what is tried
 
+import array
+import collections
+import functools
+import itertools
 import random
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,11 +96,23 @@ class OwnTorchGenerator(Block):
         return x * torch.rand(x.shape, generator=self.chance)
 
 
+def _drawing_from(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * torch.rand(x.shape, generator=generator)
+
+
 hidden_generator = torch.Generator().manual_seed(3)
+_draw_hidden = _drawing_from(hidden_generator)
 
 
 class HiddenGenerator(Block):
-    """Draws from a generator that no module has."""
+    """Draws from a generator that only a closure has."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return _draw_hidden(x)
+
+
+class GlobalGenerator(Block):
+    """Draws from a generator that its code names."""
 
     def between(self, x: Tensor) -> Tensor:
         return x * torch.rand(x.shape, generator=hidden_generator)
@@ -262,7 +280,156 @@ class LastIsRandomReLU(RandomReLU):
         return self.relu(self.inner(x))
 
 
-# The twelve kinds; each with the ways to write it.
+class Counting(Block):
+    """Counts in some object before its last saved tensor, which counts do not change.
+
+    Comparing saved tensors says nothing then: the gradient is right, the count is not.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.inner(x)) * (1 + 0.1 * (self.count() % 5))
+
+    def count(self) -> float:
+        raise NotImplementedError
+
+
+def _counting(
+    name: str, make: Callable[[], Any], count: Callable[[Any], float]
+) -> Callable[[], Block]:
+    """Return a block that counts in an attribute."""
+
+    def prepare(block: Any) -> None:
+        block.held = make()
+
+    members = {"prepare": prepare, "count": lambda block: count(block.held)}
+    return type(name, (Counting,), {**members, "__module__": __name__})
+
+
+def _in_dict(held: dict[str, int]) -> int:
+    held["n"] = held.get("n", 0) + 1
+    return held["n"]
+
+
+def _in_list(held: Any) -> int:
+    held.append(len(held))
+    return len(held)
+
+
+def _in_array(held: Any) -> float:
+    held[0] += 1
+    return float(held[0])
+
+
+class Namespace:
+    """An object with an attribute, and one that is a list."""
+
+    def __init__(self) -> None:
+        self.n, self.log = 0, [0]
+
+    def tick(self) -> int:
+        self.n += 1
+        self.log.append(self.n)
+        return self.n + len(self.log)
+
+
+class Slots:
+    """An object that keeps its attribute in a slot."""
+
+    __slots__ = ("n",)
+
+    def tick(self) -> int:
+        self.n = getattr(self, "n", 0) + 1
+        return self.n
+
+
+class OwnDict(dict[str, int]):
+    """A dict with an attribute besides."""
+
+    extra = 0
+
+    def tick(self) -> int:
+        self.extra += 1
+        return _in_dict(self) + self.extra
+
+
+def _in_simple(held: types.SimpleNamespace) -> int:
+    held.n += 1
+    return held.n
+
+
+def _in_ordered(held: collections.OrderedDict[str, int]) -> int:
+    """Count by the order alone: every other time the first key is ``a``."""
+    held.move_to_end(next(iter(held)))
+    return next(iter(held.values()))
+
+
+def _in_tensors(held: list[Tensor]) -> float:
+    held.append(held[-1] + 1)
+    return held[-1].item()
+
+
+class ClassCount(Counting):
+    """Counts in an attribute of its class."""
+
+    calls = 0
+    log: list[int] = []  # noqa: RUF012 - shared on purpose
+
+    def count(self) -> float:
+        type(self).calls += 1
+        return (type(self).calls + _in_list(self.log)) % 5
+
+
+class SharedCount(Counting):
+    """Counts in an object that other references lead to as well."""
+
+    def prepare(self) -> None:
+        self.held = collections.Counter[str]()
+        self.same = functools.partial(_in_dict, self.held)
+
+    def count(self) -> float:
+        return self.same() + self.held["n"]
+
+
+def _generated() -> Iterator[int]:
+    yield from itertools.count()
+
+
+COUNTING = tuple(
+    _counting(*each)
+    for each in (
+        ("CounterAttribute", collections.Counter, _in_dict),
+        ("DefaultDict", lambda: collections.defaultdict(int), _in_dict),
+        ("Ordered", lambda: collections.OrderedDict(a=1, b=2), _in_ordered),
+        ("Deque", lambda: collections.deque([0], maxlen=5), _in_list),
+        ("NestedDict", lambda: {"a": {"b": {}}}, lambda held: _in_dict(held["a"]["b"])),
+        ("ListOfLists", lambda: [[0], []], lambda held: _in_list(held[1])),
+        ("DictOfLists", dict, lambda held: _in_list(held.setdefault("n", []))),
+        ("ListInTuple", lambda: (1, []), lambda held: _in_list(held[1])),
+        ("NumpyArray", lambda: np.zeros(2), _in_array),
+        ("PythonArray", lambda: array.array("d", [0]), _in_array),
+        ("Bytes", lambda: bytearray(2), _in_array),
+        ("Simple", lambda: types.SimpleNamespace(n=0), _in_simple),
+        ("OwnObject", Namespace, Namespace.tick),
+        ("ObjectInList", lambda: [Namespace()], lambda held: held[0].tick()),
+        ("BoundMethod", lambda: Namespace().tick, lambda held: held()),
+        ("SlotsObject", Slots, Slots.tick),
+        ("OwnDictObject", OwnDict, OwnDict.tick),
+        ("GeneratorInDict", lambda: {0: random.Random(3)}, lambda h: h[0].random()),
+        ("LongList", lambda: [0] * 5000, lambda held: _in_list(held) - 5000),
+        ("ListOfTensors", lambda: [torch.zeros(())], _in_tensors),
+    )
+)
+ITERATING = tuple(
+    _counting(*each)
+    for each in (
+        ("IteratorAttribute", itertools.count, next),
+        ("IteratorInDict", lambda: {0: itertools.count()}, lambda held: next(held[0])),
+        ("IteratorsMethod", lambda: itertools.count().__next__, lambda held: held()),
+        ("OwnGeneratorFunction", _generated, next),
+    )
+)
+
+# The fourteen kinds; each with the ways to write it.
 KINDS: dict[str, tuple[Callable[[], Block], ...]] = {
     "torch dropout": (TorchDropout, RandomReLU, LastIsRandomReLU),
     "Python's random": (PythonScale, PythonGauss),
@@ -271,6 +438,7 @@ KINDS: dict[str, tuple[Callable[[], Block], ...]] = {
         OwnPythonGenerator,
         OwnNumpyGenerator,
         OwnTorchGenerator,
+        GlobalGenerator,
         HiddenGenerator,
     ),
     "counter attribute": (Counter, SlowCounter),
@@ -281,6 +449,8 @@ KINDS: dict[str, tuple[Callable[[], Block], ...]] = {
     "hook": (CountingHook, DrawingHook),
     "branch on a flag or a number": (Flag, RandomDepth),
     "global list or cache": (GlobalCount, GrowingList, FilledCache),
+    "container or object": (*COUNTING, ClassCount, SharedCount),
+    "iterator": ITERATING,
 }
 
 
@@ -304,6 +474,8 @@ def start(kind: Callable[[], Block]) -> Tower:
     hidden_generator.manual_seed(3)
     log.clear()
     calls.update({"global": 0, "hook": 0})
+    ClassCount.calls = 0
+    ClassCount.log.clear()
     return Tower(kind)
 
 

@@ -1,6 +1,6 @@
 """One session's traces: each program once, and what a model that cannot run is told."""
 
-from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -161,7 +161,14 @@ def test_a_question_about_unknown_values_is_answered_by_a_rule_that_is_noted(
     assert FULL_MASK in trace.notes
 
 
-LENGTHS: deque[int] = deque()  # a list would be as it was before the trace
+LENGTHS: list[int] = []
+
+
+def _noting(lengths: list[int]) -> Callable[[int], None]:
+    return lambda length: lengths.append(length)  # noqa: PLW0108 - leads to a list
+
+
+note = _noting(LENGTHS)  # a list that its code names would be as before the trace
 
 
 class Repeats(nn.Module):
@@ -174,7 +181,7 @@ class Repeats(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         often = self.linear(x)[..., 0].exp().round().long().clamp(1, 4)
         rows = torch.repeat_interleave(x.flatten(0, 1), often.flatten(), 0)
-        LENGTHS.append(len(rows))
+        note(len(rows))
         return self.linear(rows)
 
 
@@ -189,7 +196,7 @@ def test_where_weights_decide_sizes_they_are_computed_with_real_values() -> None
     line = traces.affine(Recipe(batch_size=8))
     assert line.batch_sizes == (2, 3)
     assert of_first != batch.shape[1]
-    assert [2 * of_first, 3 * of_first] == list(LENGTHS)
+    assert [2 * of_first, 3 * of_first] == LENGTHS
     assert line.notes[0] == REAL_VALUES
     assert any(row.startswith("real values from here on") for row in traces.log)
     for name, tensor in model.state_dict().items():

@@ -158,8 +158,30 @@ def test_an_answer_never_ends_before_it_starts() -> None:
 def test_a_transcript_has_at_least_two_frames_for_each_token() -> None:
     # 10 s at 16 kHz, strides 10 x 8 x 4: 500 frames.
     model = tiny_model("Wav2Vec2ForCTC")
-    assert make_batch(model, max_length=9999).batch["labels"].shape == (2, 250)
+    assert make_batch(model, max_length=250).batch["labels"].shape == (2, 250)
     assert make_batch(model, max_length=40).batch["labels"].shape == (2, 40)
+    with pytest.raises(InputError, match=r"hears at most 250.*Use max_length=250 or"):
+        make_batch(model, max_length=9999)
+
+
+@pytest.mark.parametrize(
+    "name", ["WhisperForConditionalGeneration", "BartForConditionalGeneration"]
+)
+def test_more_tokens_than_a_decoder_has_positions_for_are_refused(name: str) -> None:
+    model = tiny_model(name)
+    most = model.get_decoder().embed_positions.weight.shape[0]
+    most -= getattr(model.get_decoder().embed_positions, "offset", 0)  # BART's
+    assert make_batch(model, max_length=most).batch["labels"].shape == (2, most)
+    with pytest.raises(InputError, match=f"Use max_length={most} or less"):
+        make_batch(model, max_length=100_000)
+
+
+@pytest.mark.parametrize(
+    "name", ["ViTForImageClassification", "WhisperForAudioClassification"]
+)
+def test_a_length_of_samples_without_one_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="changes nothing in a batch made for"):
+        make_batch(tiny_model(name), max_length=77)
 
 
 def test_a_pure_bf16_model_gets_bf16_images() -> None:
@@ -222,6 +244,13 @@ def test_an_image_language_model_gets_images_and_as_many_placeholders() -> None:
     features = model.get_image_features(batch["pixel_values"]).pooler_output
     assert is_image.sum(dim=1).tolist() == [len(rows) for rows in features]
     assert (batch["labels"][is_image] == -100).all()
+    count = int(is_image[0].sum())
+    assert make_batch(model, max_length=count + 1).batch.keys() == batch.keys()
+    with pytest.raises(
+        InputError, match=f"takes {count} tokens. Use max_length={count + 1} or"
+    ):
+        make_batch(model, max_length=count)
+    assert "pixel_values" not in make_batch(model, max_length=9, text_only=True).batch
     model(**resize_batch(batch, 3)).loss.backward()
     assert model.model.vision_tower.embeddings.patch_embedding.weight.grad.any()
 

@@ -6,33 +6,34 @@ recomputation must start from the values before the forward, and leave those aft
 
 from __future__ import annotations
 
+import gc
 import operator
+import types
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_origin
 
 import torch
 from torch import nn
 
-from budgetfit.utils.rng_state import (
-    generator_state,
-    is_generator,
-    set_generator_state,
+from budgetfit.utils.mutable_state import (
+    LARGEST,
+    MAX_ITEMS,
+    HeldState,
+    class_attributes,
+    kind_of,
+    leaves,
+    mutable_state,
 )
-from budgetfit.utils.user_code import (
-    CONTAINERS,
-    holds_same,
-    mutated_globals_of_all,
-    replace_contents,
-)
+from budgetfit.utils.mutated_globals import mutated_globals_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ABSENT: Any = object()
 _OTHER: Any = object()  # not kept: may hold the graph of an earlier step
-_MAX_ITEMS = 2**12  # larger ones are lookup tables or logs
 _OF_TORCH = frozenset(vars(nn.Module()))
-_VALUES = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
+_WITHOUT_GRAPH = (nn.Module, type, types.FunctionType, types.ModuleType, Enum)
 
 
 class AttributeChange(NamedTuple):
@@ -42,38 +43,55 @@ class AttributeChange(NamedTuple):
     name: str
     before: Any
 
-
-class GeneratorChange(NamedTuple):
-    """A private generator of a module, and its state before a forward."""
-
-    generator: Any
-    before: Any
+    @property
+    def is_kept(self) -> bool:
+        """Whether a recomputation finds the value before."""
+        return self.before is not _OTHER
 
 
-class ContainerChange(NamedTuple):
-    """A list, dict or set in an attribute, and its contents before a forward."""
+class ContentChange(NamedTuple):
+    """An object that a forward has changed, and what it held before.
 
-    container: Any
-    before: Any
+    Attributes:
+        name: The attribute or global that leads to it.
+        target: The object.
+        before: None if that may be the graph of an earlier step.
+    """
+
+    name: str
+    target: Any
+    before: HeldState | None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a recomputation finds what it held before."""
+        return self.before is not None
 
 
-Change: TypeAlias = AttributeChange | GeneratorChange | ContainerChange
+Change: TypeAlias = AttributeChange | ContentChange
 
 
 class AttributesSnapshot(NamedTuple):
-    """State before a forward: attributes by module, generators, containers, globals."""
+    """State before a forward: attributes by module, what they hold, globals."""
 
     attributes: list[dict[str, Any]]
-    generators: list[GeneratorChange]
-    containers: list[ContainerChange]
+    contents: list[HeldState]
     globals: list[AttributeChange]
+
+    def iterator(self) -> tuple[str, str] | None:
+        """Return the attribute that leads to an iterator, and the iterator's class."""
+        for held in self.contents:
+            if not held.parts:
+                return held.name, type(held.target).__qualname__
+        return None
 
 
 class MutatedAttributes:
     """Detects which attributes of its modules a block's forward mutates.
 
-    Covers attributes that are set on modules or by ``global`` statements, and contents
-    of lists, dicts and sets of numbers and text; not changes inside other objects.
+    Covers attributes that are set on modules and their classes or by ``global``
+    statements, and the contents of containers, arrays and user objects that they lead
+    to; not objects of libraries.
 
     Args:
         block: The block.
@@ -81,60 +99,60 @@ class MutatedAttributes:
 
     def __init__(self, block: nn.Module) -> None:
         self._modules = [item for item in block.modules() if _may_set(item)]
-        self._generators = [
-            (module, name)
-            for module in self._modules
-            for name, value in module.__dict__.items()
-            if is_generator(value)
-        ]
-        self._globals = mutated_globals_of_all(map(type, self._modules))
+        self._large_change = False
+        self._find_outside()
+
+    def _find_outside(self) -> None:
+        kinds = list(dict.fromkeys(map(type, self._modules)))
+        self._globals = mutated_globals_of_all(kinds)
+        self._classes = class_attributes(kinds)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out globals: copies and pickles of a model do not include them."""
-        return {**vars(self), "_globals": ()}
+        return {**vars(self), "_globals": (), "_classes": ()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the globals from the classes of the copied modules."""
         vars(self).update(state)
-        self._globals = mutated_globals_of_all(map(type, self._modules))
+        self._find_outside()
 
-    def snapshot(self) -> AttributesSnapshot:
-        """Return the state before a forward."""
-        own = [module.__dict__.get(name) for module, name in self._generators]
+    def snapshot(self, *, every: bool = False) -> AttributesSnapshot:
+        """Return the state before a forward.
+
+        Args:
+            every: Also of large objects, which are left out until one has changed.
+        """
+        limit = LARGEST if every or self._large_change else MAX_ITEMS
+        contents = mutable_state(self._roots(), classes=self._classes, limit=limit)
         return AttributesSnapshot(
             [dict(module.__dict__) for module in self._modules],
-            [
-                GeneratorChange(each, generator_state(each))
-                for each in own
-                if is_generator(each)
-            ],
-            [
-                ContainerChange(value, value.copy())
-                for value in self._containers()
-                if _holds_values(value)
-            ],
+            list(contents),
             [
                 AttributeChange(places, name, places.get(name, _ABSENT))
                 for places, name in self._globals
             ],
         )
 
-    def _containers(self) -> Iterator[Any]:
+    def _roots(self) -> Iterator[tuple[str, Any]]:
         for module in self._modules:
             for name, value in module.__dict__.items():
-                if type(value) in CONTAINERS and name not in _OF_TORCH:
-                    yield value
+                if kind_of(value) is not None and name not in _OF_TORCH:
+                    yield name, value
         for places, name in self._globals:
-            if type(value := places.get(name)) in CONTAINERS:
-                yield value
+            yield name, places.get(name)
 
     def changes(self, held: AttributesSnapshot) -> list[Change]:
         """Return what a forward may have changed since ``held``."""
-        found: list[Change] = [*held.generators]
-        found += [
-            each
-            for each in held.containers
-            if not holds_same(each.container, each.before)
+        contents = [each for each in held.contents if each.has_changed()]
+        if any(each.size > MAX_ITEMS // 2 for each in contents):
+            self._large_change = True
+        found: list[Change] = [
+            ContentChange(
+                each.name,
+                each.target,
+                None if any(map(_may_hold_graph, each.items())) else each,
+            )
+            for each in contents
         ]
         found += [
             each._replace(before=_keepable(each.before))
@@ -154,44 +172,41 @@ class MutatedAttributes:
         return found
 
 
+def leads_to_iterator(block: nn.Module) -> bool:
+    """Whether an attribute leads to an iterator, whose position cannot be put back."""
+    return MutatedAttributes(block).snapshot(every=True).iterator() is not None
+
+
 @contextmanager
 def restored_attributes(changes: list[Change]) -> Iterator[None]:
     """Set the values before the forward inside the context, then the current ones."""
-    now = [_current(each) for each in changes]
+    attributes = [each for each in changes if isinstance(each, AttributeChange)]
+    contents = [each for each in changes if isinstance(each, ContentChange)]
+    now = [each.attributes.get(each.name, _ABSENT) for each in attributes]
+    # What they lead to as well: a recomputation changes what the forward has added.
+    roots = [(each.name, each.target) for each in contents]
+    roots += [(each.name, value) for each, value in zip(attributes, now, strict=True)]
+    classes = [each.target for each in contents if isinstance(each.target, type)]
+    held = list(mutable_state(roots, classes=classes))
     try:
-        for each in changes:
+        for change in contents:
+            if change.before is not None:
+                change.before.restore()
+        for each in attributes:
             _set(each, each.before)
         yield
     finally:
-        for each, value in zip(changes, now, strict=True):
+        for each, value in zip(attributes, now, strict=True):
             _set(each, value)
+        for state in held:
+            state.restore()
 
 
-def _current(each: Change) -> Any:
-    if isinstance(each, GeneratorChange):
-        return generator_state(each.generator)
-    if isinstance(each, ContainerChange):
-        return each.container.copy()
-    return each.attributes.get(each.name, _ABSENT)
-
-
-def _set(each: Change, value: Any) -> None:
-    if isinstance(each, GeneratorChange):
-        set_generator_state(each.generator, value)
-    elif isinstance(each, ContainerChange):
-        replace_contents(each.container, value)
-    elif value is _ABSENT:
+def _set(each: AttributeChange, value: Any) -> None:
+    if value is _ABSENT:
         each.attributes.pop(each.name, None)
     elif value is not _OTHER:
         each.attributes[each.name] = value
-
-
-def _holds_values(container: Any) -> bool:
-    """Whether a container has only plain values, which can be kept until backward."""
-    if len(container) > _MAX_ITEMS:
-        return False
-    items = container.values() if isinstance(container, dict) else container
-    return set(map(type, items)).issubset(_VALUES)
 
 
 def _may_set(module: nn.Module) -> bool:
@@ -205,12 +220,20 @@ def _may_set(module: nn.Module) -> bool:
 
 def _keepable(value: Any) -> Any:
     """Return the value, or ``_OTHER`` if it may hold the graph of an earlier step."""
-    if value is _ABSENT or isinstance(value, _VALUES):
-        return value
-    if isinstance(value, tuple) and all(isinstance(item, _VALUES) for item in value):
-        return value
-    if isinstance(value, torch.Tensor):
-        # One with a graph is recomputed by the forward; keeping it would take memory
-        # until backward.
-        return value if value.grad_fn is None else _OTHER
-    return _OTHER
+    return _OTHER if value is not _ABSENT and _may_hold_graph(value) else value
+
+
+def _may_hold_graph(value: Any) -> bool:
+    """Whether keeping it until backward may keep an earlier step alive.
+
+    A tensor with a graph is recomputed by the forward. Of objects of libraries nobody
+    knows what they hold; numbers, text and the like hold nothing, says the collector.
+    """
+    return any(
+        item.grad_fn is not None
+        if isinstance(item, torch.Tensor)
+        else gc.is_tracked(item)
+        and not isinstance(item, _WITHOUT_GRAPH)
+        and get_origin(item) is None  # an alias such as list[int]
+        for item in leaves(value)
+    )

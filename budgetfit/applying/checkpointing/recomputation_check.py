@@ -48,6 +48,10 @@ class SavedTensorCheck:
         block: The block's name, for the error.
         after_forward: Sample after the forward, for ops that write to tensors that
             autograd has saved already. Keeps all of them alive until then.
+
+    Attributes:
+        suspects: Attributes that the forward has changed and that a recomputation does
+            not find as they were, for the error.
     """
 
     def __init__(self, block: str, *, after_forward: bool) -> None:
@@ -55,6 +59,7 @@ class SavedTensorCheck:
         self._after_forward = after_forward
         self._first: list[_Sample] = []
         self._returned: list[_Sample] = []
+        self.suspects: tuple[str, ...] = ()
         self._differing_bytes: dict[int, float] = {}  # by index: relative difference
 
     @contextmanager
@@ -150,13 +155,40 @@ class SavedTensorCheck:
         what = f"{share} differ, by up to {max(wrong):.2g} of their norm"
         self._refuse(what, max(wrong))
 
+    def refuse_iterator(self, found: tuple[str, str] | None) -> None:
+        """Refuse a block with an iterator, whose position cannot be put back.
+
+        Args:
+            found: The attribute and the iterator's class; None if there is none.
+
+        Raises:
+            RecomputationError: If there is one.
+        """
+        if found is None:
+            return
+        name, kind = found
+        raise RecomputationError(
+            f"Block {self._block!r} cannot run again in backward: its attribute "
+            f"{name!r} leads to an iterator ({kind}), which would move on twice and "
+            "cannot be put back. Leave the block out: checkpointing=[...] with the "
+            "names of the other blocks. Or use a number in place of the iterator.",
+            block=self._block,
+            difference=math.inf,
+        )
+
     def _refuse(self, what: str, difference: float) -> None:
+        names = " and ".join(map(repr, self.suspects))
+        look_for = (
+            f"its forward changes {names}, which holds tensors of the graph or objects "
+            "that cannot be copied."
+            if names
+            else "look for a counter, a cache, a hook or a hidden generator."
+        )
         raise RecomputationError(
             f"Block {self._block!r} did something else when it ran again in backward: "
             f"{what}, so gradients would be wrong. Leave it out: checkpointing=[...] "
             "with the names of the other blocks. Or let its forward depend on its "
-            "inputs, buffers and the global random generators alone: look for a "
-            "counter, a cache, a hook or a hidden generator.",
+            f"inputs, buffers and the global random generators alone: {look_for}",
             block=self._block,
             difference=difference,
         )

@@ -100,13 +100,19 @@ class _RepeatableForward:
         generators = HostRngState.now()
         self._modes = module_modes(self._owner.block)
         buffers = self._owner.buffers.snapshot(every=self._values is not None)
-        attributes = self._owner.attributes.snapshot()
+        attributes = self._owner.attributes.snapshot(every=self._values is not None)
+        if self._values is not None:
+            self._values.refuse_iterator(attributes.iterator())
         with self._values.recorded() if self._values is not None else nullcontext():
             output = self._function(*args, **kwargs)
         if self._values is not None and self._owner.in_segment:
             self._values.record_output(output)
         self._buffers = self._owner.buffers.find_mutated(buffers)
         self._attributes = self._owner.attributes.changes(attributes)
+        if self._values is not None:
+            self._values.suspects = tuple(
+                dict.fromkeys(e.name for e in self._attributes if not e.is_kept)
+            )
         self._generators = generators
         return output
 

@@ -86,7 +86,11 @@ def trainable_lengths(workload: Workload, longest: int | None = None) -> list[in
             length in shape for shape, _ in there.values()
         )
 
-    if workload.remake is None or (len(lengths) > 1 and shapes(lengths[0]) == usual):
+    if (
+        workload.remake is None
+        or not shapes(lengths[-1])
+        or (len(lengths) > 1 and shapes(lengths[0]) == usual)
+    ):
         raise InputError(
             f"No length decides about the samples of {workload.name}: its batch was "
             'given or holds no text. Use another objective, for example "throughput".'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from budgetfit.applying.checkpointing.mutated_attributes import leads_to_iterator
 from budgetfit.applying.loss.call_model import model_arguments
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.batches.sample_count import sample_dimensions
@@ -135,7 +136,9 @@ def with_checkpointable_blocks(
     if trace.gives_containers:
         recipe = settings.recipe(only_at or TRACED_BATCH_SIZES[0])
         changing = traces.blocks_with_changed_containers(recipe).intersection(once)
-    if once == workload.blocks and not changing:
+    model = workload.model
+    moving = {name for name in once if leads_to_iterator(model.get_submodule(name))}
+    if once == workload.blocks and not changing and not moving:
         return without_inplace_blocks(traces, settings, only_at=only_at)
     notes = workload.notes
     left_out = len(workload.blocks) - len(once)
@@ -156,7 +159,15 @@ def with_checkpointable_blocks(
                 "they ran, and are always kept"
             ),
         )
-    kept = tuple(name for name in once if name not in changing)
+    if moving:
+        notes = (
+            *notes,
+            (
+                f"{len(moving)} of {len(workload.blocks)} blocks have an iterator, "
+                "which a recomputation would move on a second time, and are always kept"
+            ),
+        )
+    kept = tuple(name for name in once if name not in changing | moving)
     traces = TraceSession(
         replace(workload, blocks=kept, notes=notes), traces.tracer.progress
     )

@@ -36,7 +36,7 @@ from budgetfit.tracing.values.concrete_execution import weight_values
 from budgetfit.tracing.values.known_values import KnownValues
 from budgetfit.tracing.values.library_patches import patch_libraries
 from budgetfit.utils.lazy_import import lazy_import
-from budgetfit.utils.user_code import preserve_globals
+from budgetfit.utils.mutated_globals import preserve_globals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

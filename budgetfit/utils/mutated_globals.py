@@ -1,0 +1,91 @@
+"""Find and restore globals that the methods of a user's classes may mutate."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import functools
+import types
+from typing import TYPE_CHECKING, Any, Final
+
+from budgetfit.utils.mutable_state import class_attributes, kind_of, mutable_state
+from budgetfit.utils.user_code import is_library, referenced_globals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_ABSENT: Final = object()
+
+
+@functools.cache
+def mutated_globals(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:  # noqa: ANN401
+    """Return the globals that methods of a user's class ``kind`` may mutate.
+
+    Those in ``global`` statements, and containers and other objects; also of the
+    user's functions that the methods call. Each with the namespace that contains it.
+    """
+    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+    waiting = [
+        each
+        for parent in kind.__mro__
+        if not is_library(parent.__module__)
+        for each in vars(parent).values()
+    ]
+    seen = set()
+    while waiting:
+        function = waiting.pop()
+        if (
+            not isinstance(function, types.FunctionType)
+            or function in seen
+            or is_library(function.__module__ or "")
+        ):
+            continue
+        seen.add(function)
+        places = function.__globals__
+        names = {*_set_globally(function.__code__)}
+        for name, value in referenced_globals(function):
+            waiting.append(value)
+            if kind_of(value) is not None:
+                names.add(name)
+        found |= {(id(places), name): (places, name) for name in names}
+    return tuple(found.values())
+
+
+def mutated_globals_of_all(kinds: Iterable[Any]) -> list[tuple[dict[str, Any], str]]:
+    """Return ``mutated_globals`` of several classes, without duplicates."""
+    found = {
+        (id(places), name): (places, name)
+        for kind in dict.fromkeys(kinds)
+        for places, name in mutated_globals(kind)
+    }
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def preserve_globals(kinds: Iterable[Any]) -> Iterator[None]:
+    """Restore globals and class attributes that methods of these classes mutate."""
+    kinds = list(kinds)
+    held = [
+        (places, name, value)
+        for places, name in mutated_globals_of_all(kinds)
+        if (value := places.get(name, _ABSENT)) is not _ABSENT
+    ]
+    named = [(name, value) for _, name, value in held]
+    state = list(mutable_state(named, classes=class_attributes(kinds)))
+    try:
+        yield
+    finally:
+        for places, name, value in held:
+            places[name] = value
+        for each in state:
+            each.restore()
+
+
+def _set_globally(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that ``global`` statements assign."""
+    for step in dis.get_instructions(code):
+        if step.opname == "STORE_GLOBAL":
+            yield step.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _set_globally(constant)
