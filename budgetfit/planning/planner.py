@@ -326,6 +326,7 @@ def _described(
         lazy_alternatives=LazyAlternatives(known=rows, evaluate=lambda: rows),
         warnings=(
             *workload.notes,
+            *session.notes,
             *notes,
             *_host_warnings(session, estimate),
             *accumulation_warnings(traces, recipe),

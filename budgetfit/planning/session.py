@@ -67,12 +67,13 @@ class PlanningSession:
     """A workload's block chain, what is asked for, and what it has to fit into.
 
     Sessions of other requests share the block chain, and those of other settings its
-    traces.
+    traces. ``notes``: what is not planned for, as warnings.
     """
 
     block_chain: BlockChain
     request: Request
     budget: Budget
+    notes: tuple[str, ...] = ()
 
     @property
     def traces(self) -> TraceSession:
@@ -171,9 +172,10 @@ def open_sessions(
 ) -> list[PlanningSession]:
     """Trace a model for the first time; return a session in each precision.
 
-    They share their traces, but for those of other parallelisms. ``accumulation`` is
-    the number of micro-batches per optimizer step to plan for, without an effective
-    batch size; None for one. ``at_smallest``: traced at the smallest batch size alone.
+    They share their traces, but for those of other parallelisms. An engine that cannot
+    train the model is left out where another can. ``accumulation`` is the number of
+    micro-batches per optimizer step to plan for, without an effective batch size; None
+    for one. ``at_smallest``: traced at the smallest batch size alone.
 
     Raises:
         InputError: If no tensor grows with the batch size.
@@ -181,22 +183,37 @@ def open_sessions(
     """
     asked = settings.get("parallelisms") or (None,)
     found: list[PlanningSession] = []
+    failed: dict[str, TraceError] = {}  # by engine
     for parallelism in _worth_tracing(workload, budget, asked, settings):
+        if parallelism is not None and parallelism.engine in failed:
+            continue
         # Weights that are kept run where those that are freed do.
         found += [
             each.with_parallelism(parallelism)
             for each in found
             if parallelism is not None
             and parallelism == keeping_weights(each.settings.parallelism)
-        ] or _sessions_of(
-            workload,
-            budget,
-            request,
-            accumulation,
-            parallelism,
-            settings,
-            at_smallest=at_smallest,
-        )
+        ]
+        if found and found[-1].settings.parallelism == parallelism:
+            continue
+        try:
+            found += _sessions_of(
+                workload,
+                budget,
+                request,
+                accumulation,
+                parallelism,
+                settings,
+                at_smallest=at_smallest,
+            )
+        except TraceError as error:
+            if parallelism is None:
+                raise
+            failed[parallelism.engine] = error
+    if not found:
+        raise next(iter(failed.values()))
+    notes = tuple(f"engine {name} is left out: {failed[name]}" for name in failed)
+    found = [replace(each, notes=notes) for each in found]
     if request.checkpointing == "as-is":
         own = found[0].workload.own_checkpointing()
         found = [each.asking(checkpointing=own) for each in found]

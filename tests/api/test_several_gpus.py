@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import budgetfit
-from budgetfit import InputError, Loop, Recipe
+from budgetfit import InputError, Loop, Recipe, TraceError
 from budgetfit.api.compare import compare
 from budgetfit.api.estimate import estimate_settings
 from budgetfit.api.in_loop import plan_in_loop
@@ -240,3 +240,14 @@ def test_a_plan_of_many_lengths_is_over_the_lengths_and_the_ranks(config: Path) 
     assert zero.varying_lengths is not None
     assert zero.varying_lengths.measure == "expandable segments"
     assert not zero.recipe.longest_batch_first
+
+
+def test_an_engine_that_cannot_train_so_is_left_out_and_told() -> None:
+    """Adafactor of transformers mixes the DTensors of fully_shard with tensors."""
+    plan = planned(gpus=2, optimizer="adafactor", batch_size=2)
+    assert plan.recipe.parallelism is not None
+    assert plan.recipe.parallelism.engine == "ddp"
+    (note,) = [text for text in plan.warnings if "is left out" in text]
+    assert note.startswith("engine fsdp2 is left out: Mebi cannot run")
+    with pytest.raises(TraceError, match="got mixed"):
+        planned(gpus=2, optimizer="adafactor", batch_size=2, engine="fsdp2")

@@ -80,3 +80,19 @@ def test_batch_norms_that_train_see_a_micro_batch_alone() -> None:
     assert words not in said(Tower(), batch=batch, loss=mean_square)
     model.norm.eval()
     assert words not in said(model, batch=batch, loss=mean_square)
+
+
+def test_each_rank_has_samples_of_its_own() -> None:
+    batch = torch.ones(4, WIDTH)
+    for steps, words in ((1, ""), (2, "with gradient_accumulation_steps=2 ")):
+        text = said(
+            Tower(norm=nn.BatchNorm1d),
+            steps=2 * steps,
+            batch=batch,
+            loss=info_nce,
+            gpus=2,
+            engine="ddp",
+        )
+        each = "each micro-batch of 8 on each of 2 ranks"
+        assert f"{words}{each} compares only its own. Gather what it" in text
+        assert f"statistics of {each}, not of all {16 * steps} samples" in text

@@ -1,4 +1,4 @@
-"""Warn where gradient accumulation is not the same as one large batch."""
+"""Warn where micro-batches, or those of several ranks, are not one large batch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,28 @@ def accumulation_warnings(traces: TraceSession, recipe: Recipe) -> tuple[str, ..
 
     A loss that compares the samples of a batch, and batch norms that train.
     """
-    steps, size = recipe.gradient_accumulation_steps, recipe.batch_size
-    if steps == 1:
+    steps, size, ranks = (
+        recipe.gradient_accumulation_steps,
+        recipe.batch_size,
+        recipe.ranks,
+    )
+    if steps * ranks == 1:
         return ()
     found, whole = [], f"batch_size={size * steps}"
+    own = f"micro-batch of {size}" + f" on each of {ranks} ranks" * (ranks > 1)
+    accumulated = f"with gradient_accumulation_steps={steps} " * (steps > 1)
     compares = False
     with suppress(TraceError):  # of batch sizes that the plan does without
         compares = traces.compares_samples(recipe)
     if compares:
+        more = (
+            f"Use {whole} to compare all {size * steps}"
+            if ranks == 1
+            else "Gather what it compares over ranks in loss="
+        )
         found.append(
-            "the loss compares the samples of a batch: with "
-            f"gradient_accumulation_steps={steps} each micro-batch of {size} compares "
-            f"only its own. Use {whole} to compare all {size * steps}"
+            f"the loss compares the samples of a batch: {accumulated}each {own} "
+            f"compares only its own. {more}"
         )
     model = traces.workload.model
     if any(
@@ -39,8 +49,9 @@ def accumulation_warnings(traces: TraceSession, recipe: Recipe) -> tuple[str, ..
         and module.training == model.training  # else frozen on purpose
         for module in model.modules()
     ):
+        more = whole if ranks == 1 else "nn.SyncBatchNorm.convert_sync_batchnorm"
         found.append(
-            f"batch norms take the statistics of each micro-batch of {size}, not of "
-            f"all {size * steps} samples. Use {whole} if that matters"
+            f"batch norms take the statistics of each {own}, not of all "
+            f"{recipe.effective_batch_size} samples. Use {more} if that matters"
         )
     return tuple(found)
