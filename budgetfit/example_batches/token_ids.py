@@ -53,9 +53,9 @@ def text_length(request: BatchRequest, config: object) -> int:
         model_name = type(request.model).__name__
         if is_hard:
             raise InputError(
-                f"Samples of {request.max_length} tokens are too long: {model_name} "
-                f"has {limit} positions. Use max_length={limit} or less, to which "
-                "longer ones of lengths= are cut."
+                f"max_length {request.max_length}, or the longest of lengths=, is too "
+                f"long: {model_name} has {limit} positions. Use max_length={limit} or "
+                "less; longer ones of lengths= are cut to it."
             )
         request.notes.append(
             f"max_length {request.max_length} is beyond the {limit} positions that "

@@ -55,7 +55,8 @@ def test_models_without_sequences_have_no_lengths() -> None:
 
 def test_samples_beyond_the_models_positions_are_told_how_to_cut_them() -> None:
     with pytest.raises(
-        InputError, match=r"Samples of 5000 tokens are too long: .* cut"
+        InputError,
+        match=r"max_length 5000, or the longest of lengths=, is too long: .* cut",
     ):
         budgetfit.plan(EXAMPLES["gpt2"].model(), gpu="l4", lengths=[16, 5000])
 

@@ -43,7 +43,7 @@ def mean_square(outputs: Tensor, _batch: Tensor) -> Tensor:
 
 def said(model: nn.Module, *, steps: int = 4, **given: Any) -> str:
     plan = budgetfit.plan(
-        model, vram="2GB", batch_size=8, effective_batch_size=8 * steps, **given
+        model, vram="3GB", batch_size=8, effective_batch_size=8 * steps, **given
     )
     return " ".join(str(plan).split())
 

@@ -117,7 +117,7 @@ def test_a_wished_length_and_batch_size_are_kept() -> None:
 def test_more_tokens_than_a_learned_table_has_are_refused() -> None:
     with pytest.raises(
         InputError,
-        match=r"41 tokens are too long.*has 40 positions.*max_length=40 or less",
+        match=r"max_length 41.* is too long.*has 40 positions.*max_length=40 or less",
     ):
         make_batch(tiny_model("GPT2LMHeadModel"), max_length=41)
 
