@@ -105,7 +105,7 @@ def _arguments(row: dict[str, Any]) -> Arguments:
         lora_alpha=2 * spec["r"],
         target_modules=spec["targets"],
         quantization=spec["quantization"],
-        double_quantization=False,
+        double_quantization=spec["quantization"] != "nf4",
     )
 
 

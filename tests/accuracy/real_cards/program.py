@@ -53,7 +53,7 @@ def workload_of(run: CardRun) -> Workload:
         lora_alpha=2 * RANK,
         target_modules=TARGETS,
         quantization=run.quantization,
-        double_quantization=False,
+        double_quantization=run.quantization != "nf4",
     ).parsed()
     model: Any = parsed.workload.model
     recompute_every_block(model, ())
