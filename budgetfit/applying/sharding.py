@@ -6,6 +6,7 @@ A trace runs this on fake tensors, and training on real ones.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,33 @@ _DTYPES = {
 }
 
 
+def for_batch_norms(
+    candidates: tuple[Parallelism, ...], model: nn.Module
+) -> tuple[Parallelism, ...]:
+    """Return them with weights gathered as they are, where batch norms train.
+
+    ``fully_shard`` in 16 bits would gather their weights so, and their statistics stay
+    in fp32, which the backward pass of ``batch_norm`` does not take together. Autocast
+    does.
+    """
+    if not _trains_batch_norms(model):
+        return candidates
+    return tuple(
+        replace(each, reduce_dtype="fp32") if each.engine == "fsdp2" else each
+        for each in candidates
+    )
+
+
+def _trains_batch_norms(model: nn.Module) -> bool:
+    return any(
+        isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        and module.training == model.training  # else frozen on purpose
+        and module.affine
+        and module.running_mean is not None
+        for module in model.modules()
+    )
+
+
 def wrap(
     model: nn.Module,
     blocks: Iterable[str],
@@ -51,7 +79,16 @@ def wrap(
 
     Returns:
         The module to call: the model, or DDP around it.
+
+    Raises:
+        InputError: If batch norms would get 16-bit weights beside fp32 statistics.
     """
+    if parallelism.param_dtype in {"bf16", "fp16"} and _trains_batch_norms(model):
+        raise InputError(
+            f"Batch norms cannot train with weights that fully_shard gathers in "
+            f"{parallelism.param_dtype}: their statistics stay in fp32. Use "
+            'param_dtype=None, for autocast, or engine="ddp".'
+        )
     if parallelism.engine == "ddp":
         _ignore(model, scale_buffers(model))
         return torch.nn.parallel.DistributedDataParallel(

@@ -142,8 +142,12 @@ class Parallelism:
                 )
 
     def in_precision(self, precision: Precision) -> Parallelism:
-        """Return it with the engine's dtypes in place of a precision's autocast."""
-        if self.engine == "ddp" or precision.autocast is None or self.param_dtype:
+        """Return it with the engine's dtypes in place of a precision's autocast.
+
+        Unless it has dtypes of its own.
+        """
+        own = self.param_dtype or self.reduce_dtype
+        if self.engine == "ddp" or precision.autocast is None or own:
             return self
         if self.engine == "deepspeed":
             return replace(self, param_dtype=precision.autocast)

@@ -24,8 +24,10 @@ from torch.nn.parallel import distributed as ddp_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from budgetfit.applying.run.run import Run
+from budgetfit.applying.sharding import for_batch_norms
 from budgetfit.core.image_sizes import ImageSizeSummary
 from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.inputs.arguments import Arguments
@@ -38,12 +40,11 @@ from tests.accuracy.sharded.record import reduce
 from tests.accuracy.varying_lengths import DISTRIBUTIONS, MODELS, batch_of
 
 COMPARED: Final = (10, 50, 200)  # updates
+PRECISION: Final = "bf16-mixed"
 RANKS: Final = 4
 _ENGINES: Final = {
     "ddp": Parallelism(engine="ddp", gpus=RANKS),
-    "fsdp2": Parallelism(
-        engine="fsdp2", gpus=RANKS, param_dtype="bf16", reduce_dtype="fp32"
-    ),
+    "fsdp2": Parallelism(engine="fsdp2", gpus=RANKS),
 }
 _IMAGES: Final[dict[str, Callable[[], nn.Module]]] = {
     "resnet": lambda: transformers.ResNetForImageClassification(
@@ -83,11 +84,15 @@ def compared(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
     """Yield updates, the bytes that were reserved by then, and those replayed."""
     name, steps = options.model, options.accumulation
     module = MODELS[name].make() if name in MODELS else _IMAGES[name]()
+    parallelism = _ENGINES.get(options.engine)
+    if parallelism is not None:  # as plans have it
+        (parallelism,) = for_batch_norms((parallelism,), module)
+        parallelism = parallelism.in_precision(find_precision(PRECISION))
     recipe = Recipe(
         batch_size=options.batch,
-        precision="bf16-mixed",
+        precision=PRECISION,
         gradient_accumulation_steps=steps,
-        parallelism=_ENGINES.get(options.engine),
+        parallelism=parallelism,
     )
     sizes: dict[str, Any] = {"image_sizes": options.image_sizes}
     if name in MODELS:

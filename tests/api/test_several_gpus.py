@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from budgetfit import InputError, Loop, Recipe, TraceError
 from budgetfit.api.compare import compare
 from budgetfit.api.estimate import estimate_settings
 from budgetfit.api.in_loop import plan_in_loop
+from budgetfit.applying.sharding import for_batch_norms
 from budgetfit.core.budget import Budget
 from budgetfit.core.loop import RUN
 from budgetfit.core.plan import Plan
@@ -251,3 +253,31 @@ def test_an_engine_that_cannot_train_so_is_left_out_and_told() -> None:
     assert note.startswith("engine fsdp2 is left out: Mebi cannot run")
     with pytest.raises(TraceError, match="got mixed"):
         planned(gpus=2, optimizer="adafactor", batch_size=2, engine="fsdp2")
+
+
+def test_batch_norms_are_sharded_with_autocast_in_place_of_a_policy() -> None:
+    """Their statistics stay in fp32, and torch takes no 16-bit weights beside them."""
+    norms = torch.nn.Sequential(
+        *(
+            torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3), torch.nn.BatchNorm2d(8))
+            for _ in range(3)
+        )
+    )
+    given: dict[str, Any] = {"gpu": "rtx-4090", "batch": torch.zeros(2, 8, 32, 32)}
+    plan = budgetfit.plan(norms, gpus=2, engine="fsdp2", batch_size=2, **given)
+    several = plan.recipe.parallelism
+    assert several is not None
+    assert (several.param_dtype, several.reduce_dtype) == (None, "fp32")
+    assert plan.recipe.precision == "bf16-mixed"
+    assert "in place of autocast" not in str(plan)
+    policy = replace(several, param_dtype="bf16")
+    with pytest.raises(InputError, match="Batch norms cannot train"):
+        budgetfit.estimate(norms, replace(plan.recipe, parallelism=policy), **given)
+    (other,) = for_batch_norms((several,), norms[0][0])
+    assert other is several
+    for name, module in norms.named_modules():
+        if name.endswith("1"):
+            module.eval()  # frozen: their weights may be gathered in bf16
+    plan = budgetfit.plan(norms, gpus=2, engine="fsdp2", batch_size=2, **given)
+    assert plan.recipe.parallelism is not None
+    assert plan.recipe.parallelism.param_dtype == "bf16"
