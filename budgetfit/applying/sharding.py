@@ -51,7 +51,7 @@ def for_batch_norms(
 
 def _trains_batch_norms(model: nn.Module) -> bool:
     return any(
-        isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        isinstance(module, torch.nn.modules.batchnorm._NormBase)
         and module.training == model.training  # else frozen on purpose
         and module.affine
         and module.running_mean is not None
