@@ -144,7 +144,6 @@ def test_with_a_price_numbers_are_doubled_while_samples_get_cheaper(
         ({"price": "much", "gpus": "auto"}, "must be a number above 0"),
         ({"gpus": "auto", "objective": "length"}, "at a given length"),
         ({"gpus": "auto", "link": "pcie-9"}, "Nearest: pcie"),
-        ({"gpus": "auto", "compile": "blocks", "vram": "3700MiB"}, "compile= is not"),
     ],
 )
 def test_what_is_wrong_is_refused(given: dict[str, Any], says: str) -> None:
