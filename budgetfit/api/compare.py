@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.applying.quantized_layers.stored_weights import for_quantized
-from budgetfit.applying.sharding import for_batch_norms
 from budgetfit.core.adapter import FULL, METHODS
 from budgetfit.core.plan import GpuComparison
 from budgetfit.core.precision import requested_precisions
@@ -242,8 +240,7 @@ def _worth_planning(card: Card, here: ParsedArguments) -> Card:
         return card
     model = here.workload.model
     try:
-        ways = for_batch_norms(for_quantized(card.parallelisms, model), model)
-        ways = worth_tracing(ways, model, card.budget)
+        ways = worth_tracing(card.parallelisms, model, card.budget)
         here.given.check_for_several(ways)
         share = samples_per_rank(card.effective_batch_size, ways[0].gpus)
     except InputError as error:

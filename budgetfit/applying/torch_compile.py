@@ -66,7 +66,7 @@ def compile_blocks(
     """
     if recipe.compile != "blocks":
         return
-    if recipe.parallelism is not None and recipe.parallelism.engine == "ddp":
+    if recipe.engine == "ddp":
         _keep_graphs_whole(undo)
     for name in compiled_blocks(recipe, blocks):
         block = model.get_submodule(name)

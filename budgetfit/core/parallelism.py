@@ -144,10 +144,13 @@ class Parallelism:
     def in_precision(self, precision: Precision) -> Parallelism:
         """Return it with the engine's dtypes in place of a precision's autocast.
 
-        Unless it has dtypes of its own.
+        One with ``reduce_dtype`` alone keeps autocast; without any it has no dtypes.
         """
-        own = self.param_dtype or self.reduce_dtype
-        if self.engine == "ddp" or precision.autocast is None or own:
+        if self.engine == "ddp" or self.param_dtype:
+            return self
+        if precision.autocast is None and self.reduce_dtype:
+            return replace(self, reduce_dtype=None)
+        if precision.autocast is None or self.reduce_dtype:
             return self
         if self.engine == "deepspeed":
             return replace(self, param_dtype=precision.autocast)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.parallelism import Engine, Parallelism
 from budgetfit.core.validation import MAX_BATCH_SIZE, check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.utils.function_name import qualified_name
@@ -291,6 +291,11 @@ class Recipe:
     def ranks(self) -> int:
         """Devices that train."""
         return 1 if self.parallelism is None else self.parallelism.gpus
+
+    @property
+    def engine(self) -> Engine | None:
+        """What trains on several GPUs; None on one."""
+        return None if self.parallelism is None else self.parallelism.engine
 
     @property
     def zero_stage(self) -> int | None:

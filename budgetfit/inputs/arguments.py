@@ -16,8 +16,6 @@ from torch import nn
 
 from budgetfit.applying.data_parallel import refuse_planning_distributed
 from budgetfit.applying.optimizers.for_recipe import left_out_notes
-from budgetfit.applying.quantized_layers.stored_weights import for_quantized
-from budgetfit.applying.sharding import for_batch_norms
 from budgetfit.applying.torch_compile import compiled_modules, unwrap_compiled
 from budgetfit.applying.training_modes import mode_notes
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
@@ -226,11 +224,7 @@ class Arguments:
             optimizer=name,
             lengths=lengths,
             fallback_precision=fallback_for(self.precision) if falls_back else None,
-            parallelisms=worth_tracing(
-                for_batch_norms(for_quantized(engines, workload.model), workload.model),
-                workload.model,
-                budget,
-            ),
+            parallelisms=worth_tracing(engines, workload.model, budget),
         )
 
     def _check_update_in_backward(self) -> None:

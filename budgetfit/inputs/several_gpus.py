@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
+from budgetfit.applying.quantized_layers.stored_weights import for_quantized
+from budgetfit.applying.sharding import for_batch_norms
 from budgetfit.core.parallelism import MOST_GPUS, Parallelism, ZeroStage, check_engine
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
@@ -193,13 +195,18 @@ def refuse_engine_of_one(engine: str) -> None:
 def worth_tracing(
     candidates: tuple[Parallelism, ...], model: nn.Module, budget: Budget
 ) -> tuple[Parallelism, ...]:
-    """Leave out those whose weights and gradients alone do not fit, unless none does.
+    """Return those that can train the model, with the dtypes that it needs.
 
-    NCCL's memory is set aside.
+    Those are left out whose weights and gradients alone do not fit beside NCCL's
+    memory, unless none does.
 
     DDP holds both in full, and FSDP2 all weights, in half precision at least, where it
     keeps them after the forward, as DeepSpeed does in stages 1 and 2.
+
+    Raises:
+        InputError: If the model has quantised weights and all would shard them.
     """
+    candidates = for_batch_norms(for_quantized(candidates, model), model)
     weights = sum(each.numel() * each.element_size() for each in model.parameters())
     elements = sum(each.numel() for each in model.parameters())
     gradients = sum(

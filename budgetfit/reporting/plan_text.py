@@ -272,7 +272,7 @@ def _next(plan: Plan, saved_as: str | None) -> list[RenderableType]:
     ]
     if saved_as:
         saved = shlex.quote(saved_as)
-        option = _own_code(plan) or option
+        option = f"{_own_code(plan)}{option}"
         texts = [
             f"{verify} {saved}{option}   # real GPU steps against these numbers",
             f"budgetfit export {saved} --to {_script(plan)} > train.py",

@@ -93,15 +93,15 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         if recipe.parallelism is not None:
             micro_steps = min(recipe.gradient_accumulation_steps, MICRO_STEPS + 1)
             raw = program.trace(micro_steps)
-            raw.notes.extend(compiled.notes if compiled else ())
-            return raw
-        raw = once(lambda: program.trace(1))
-        if loop.kind == "run" and recipe.gradient_accumulation_steps > 1:
+        else:
+            raw = once(lambda: program.trace(1))
+        derives = loop.kind == "run" and recipe.parallelism is None
+        if derives and recipe.gradient_accumulation_steps > 1:
             if raw.gradients is not None and raw.gradients.complete:
                 append_micro_batch(raw, raw.gradients)
             else:
                 raw = program.trace(MICRO_STEPS)
-    if loop.kind == "run":
+    if derives:
         append_steady_step(raw)
     raw.notes.extend(compiled.notes if compiled else ())
     return raw

@@ -207,8 +207,7 @@ def _live_bytes(
     """Count a rank's live bytes; those of FSDP2 from when it takes the weights on."""
     tracing = "budgetfit.tracing.recording.distributed"
     log = lazy_import(f"{tracing}.rank_log").RankLog()
-    parallelism = recipe.parallelism
-    takes_weights = parallelism is not None and parallelism.engine == "fsdp2"
+    takes_weights = recipe.engine == "fsdp2"
     model, *others = modules
     for module in others if takes_weights else (model, *others):
         for tensor in (*module.parameters(), *module.buffers()):

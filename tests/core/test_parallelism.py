@@ -68,6 +68,9 @@ def test_deepspeed_trains_in_its_own_half_precision() -> None:
     in_bf16 = zero.in_precision(find_precision("bf16-mixed"))
     assert in_bf16 == replace(zero, param_dtype="bf16")
     assert zero.in_precision(find_precision("fp32")) is zero
+    as_they_are = replace(FSDP2, reduce_dtype="fp32")  # what batch norms need
+    assert as_they_are.in_precision(find_precision("bf16-mixed")) is as_they_are
+    assert as_they_are.in_precision(find_precision("bf16")) == FSDP2
     Recipe(batch_size=1, precision="bf16-mixed", parallelism=in_bf16)
     Recipe(batch_size=1, parallelism=zero)
     for precision, given in (("bf16-mixed", zero), ("fp32", in_bf16)):

@@ -79,9 +79,13 @@ def test_next_quotes_paths_and_asks_for_the_loss_that_is_missing() -> None:
     assert "budgetfit verify p.json --loss FILE.py:FUNCTION   #" in text
     assert "budgetfit.verify(plan, loss=loss)" in render(plan_text(plan))
     asked = {"model": "my model.py:build", "loss": "mine.py:loss"}
-    own = plan.changed(provenance={"asked": asked})
+    own = sample_plan(provenance={"asked": asked})
     text = render(plan_text(own, saved_as="p.json"))
     assert "verify p.json --model 'my model.py:build' --loss mine.py:loss   #" in text
+    asked = {"model": "mine.py:build", "loss": None}
+    own = sample_plan(estimate=without, provenance={"asked": asked})
+    text = render(plan_text(own, saved_as="p.json"))
+    assert "p.json --model mine.py:build --loss FILE.py:FUNCTION   #" in text
     assert "budgetfit.verify(plan)" in render(plan_text(sample_plan()))
 
 

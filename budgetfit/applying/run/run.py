@@ -479,9 +479,7 @@ class Run:
             self._compile_is_due = False
             # A model sets attributes in its first step, and is compiled once more.
             calls = 1 + (self.recipe.compile == "model")
-            several = self.recipe.parallelism
-            by_ddp = several is not None and several.engine == "ddp"
-            self._run_and_drop([batch] * calls, reduce=not by_ddp)
+            self._run_and_drop([batch] * calls, reduce=self.recipe.engine != "ddp")
             free_memory(self.device)
         if self._longest_is_due:
             self._longest_is_due = False

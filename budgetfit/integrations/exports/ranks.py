@@ -67,7 +67,7 @@ def yaml_settings(plan: Plan, program: str) -> dict[str, Any]:
     """Return what the YAML file of a program has for several GPUs; {} for one.
 
     Raises:
-        InputError: If it has no such setting, or gradients do not fit beside buckets.
+        InputError: If it has no such setting.
     """
     parallelism = plan.recipe.parallelism
     if parallelism is None:
@@ -80,11 +80,15 @@ def yaml_settings(plan: Plan, program: str) -> dict[str, Any]:
     if parallelism.engine == "fsdp2":
         found = fsdp_settings(plan, parallelism, program)
         return {"fsdp_version": found.pop("version"), "fsdp_config": found}
-    copied_gradients(plan)
-    return {
-        "ddp_find_unused_parameters": False,
-        "ddp_bucket_cap_mb": parallelism.bucket_cap_mb,
-    }
+    return trainer_ddp_settings(parallelism)
+
+
+def trainer_ddp_settings(parallelism: Parallelism) -> dict[str, Any]:
+    """Return what transformers' ``TrainingArguments`` has for DDP."""
+    found: dict[str, Any] = {"ddp_find_unused_parameters": False}
+    if parallelism.bucket_cap_mb is not None:
+        found["ddp_bucket_cap_mb"] = parallelism.bucket_cap_mb
+    return found
 
 
 def copied_gradients(plan: Plan) -> list[str]:

@@ -14,6 +14,7 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.exports.ranks import (
     copied_gradients,
     fsdp_settings,
+    trainer_ddp_settings,
     zero_settings,
 )
 
@@ -95,9 +96,7 @@ def _several(plan: Plan) -> dict[str, Any]:
         found["deepspeed"] = {**zero_settings(plan), "gradient_clipping": "auto"}
     else:
         copied_gradients(plan)
-        found["ddp_find_unused_parameters"] = False
-        if parallelism.bucket_cap_mb is not None:
-            found["ddp_bucket_cap_mb"] = parallelism.bucket_cap_mb
+        found |= trainer_ddp_settings(parallelism)
     if parallelism.sync_each_batch:
         kwargs = {"sync_each_batch": True}
         found["accelerator_config"] = {"gradient_accumulation_kwargs": kwargs}

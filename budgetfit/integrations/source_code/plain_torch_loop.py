@@ -163,8 +163,7 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
 def _compile_blocks(recipe: Recipe) -> str:
     if recipe.compile != "blocks":
         return ""
-    by_ddp = recipe.parallelism is not None and recipe.parallelism.engine == "ddp"
-    return parts.WHOLE_GRAPHS * by_ddp + parts.COMPILE_BLOCKS
+    return parts.WHOLE_GRAPHS * (recipe.engine == "ddp") + parts.COMPILE_BLOCKS
 
 
 def _weights(precision: Precision) -> str:

@@ -57,14 +57,16 @@ class RateOverLengths:
         self._each_waits = parallelism is not None and (
             parallelism.engine != "ddp" or parallelism.sync_each_batch
         )
-        self._extents = sorted(map(self._extent, traced))
+        # 480x640 and 640x480 have as many pixels, and take as long.
+        by_extent = {self._extent(size): trace for size, trace in traced.items()}
+        self._extents = sorted(by_extent)
         self._micro_batch_ns: list[float] = []
         self._network_ns: list[float] = []  # of an update
         self._optimizer_ns = 0.0
-        for size in sorted(traced, key=self._extent):
-            times = times_of_ops(traced[size], self._recipe, gpu)
-            own = step_time_ns(traced[size], times.times_ns)
-            waits = network_of(traced[size], times, self._recipe, gpu, rated_steps)
+        for trace in map(by_extent.__getitem__, self._extents):
+            times = times_of_ops(trace, self._recipe, gpu)
+            own = step_time_ns(trace, times.times_ns)
+            waits = network_of(trace, times, self._recipe, gpu, rated_steps)
             self._micro_batch_ns.append(own.forward_ns + own.backward_ns)
             self._network_ns.append(waits.expected_ns if waits else 0.0)
             self._optimizer_ns = max(self._optimizer_ns, own.optimizer_ns)
