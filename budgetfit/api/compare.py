@@ -17,6 +17,7 @@ from budgetfit.inputs.arguments import (
     QUANTIZATION_SETTINGS,
     Arguments,
 )
+from budgetfit.inputs.engines_for_model import worth_tracing
 from budgetfit.inputs.several_gpus import (
     AUTO,
     CountedGpu,
@@ -25,7 +26,6 @@ from budgetfit.inputs.several_gpus import (
     parse_link,
     refuse_engine_of_one,
     samples_per_rank,
-    worth_tracing,
 )
 from budgetfit.inputs.target_gpu import find_target_gpu
 from budgetfit.planning.alternatives.compare_gpus import Card, compare_gpus

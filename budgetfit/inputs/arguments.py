@@ -55,6 +55,7 @@ from budgetfit.inputs.adapter import (
     find_adapter,
     model_to_trace,
 )
+from budgetfit.inputs.engines_for_model import worth_tracing
 from budgetfit.inputs.plan_source import PlanSource
 from budgetfit.inputs.several_gpus import (
     AUTO,
@@ -62,7 +63,6 @@ from budgetfit.inputs.several_gpus import (
     parallelisms,
     refuse_engine_of_one,
     samples_per_rank,
-    worth_tracing,
 )
 from budgetfit.inputs.target_gpu import TargetGpu, find_target_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model

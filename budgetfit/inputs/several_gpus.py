@@ -5,21 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
-from budgetfit.applying.quantized_layers.stored_weights import for_quantized
-from budgetfit.applying.sharding import for_batch_norms
 from budgetfit.core.parallelism import MOST_GPUS, Parallelism, ZeroStage, check_engine
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
-from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.gpus.table import Gpu, find_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from torch import nn
-
-    from budgetfit.core.budget import Budget
 
 AUTO: Final = "auto"
 _STAGES: Final[dict[str, tuple[ZeroStage, ...]]] = {
@@ -190,47 +183,6 @@ def refuse_engine_of_one(engine: str) -> None:
             f"engine={engine!r} is for several GPUs, and this is one. Say how many, "
             "for example gpus=2, or leave engine= out."
         )
-
-
-def worth_tracing(
-    candidates: tuple[Parallelism, ...], model: nn.Module, budget: Budget
-) -> tuple[Parallelism, ...]:
-    """Return those that can train the model, with the dtypes that it needs.
-
-    Those are left out whose weights and gradients alone do not fit beside NCCL's
-    memory, unless none does.
-
-    DDP holds both in full, and FSDP2 all weights, in half precision at least, where it
-    keeps them after the forward, as DeepSpeed does in stages 1 and 2.
-
-    Raises:
-        InputError: If the model has quantised weights and all would shard them.
-    """
-    candidates = for_batch_norms(for_quantized(candidates, model), model)
-    weights = sum(each.numel() * each.element_size() for each in model.parameters())
-    elements = sum(each.numel() for each in model.parameters())
-    gradients = sum(
-        each.numel() * each.element_size()
-        for each in model.parameters()
-        if each.requires_grad
-    )
-
-    def least(parallelism: Parallelism) -> int:
-        if parallelism.engine == "ddp":
-            return weights + gradients
-        keeps = parallelism.zero_stage in {1, 2} or (
-            parallelism.reshard_after_forward is False
-        )
-        kept = 2 * elements if keeps else 0
-        shards = parallelism.gpus // parallelism.replicate
-        return kept + (weights + gradients) // shards
-
-    def usable(parallelism: Parallelism) -> int:
-        nccl = nccl_memory(parallelism.gpus, parallelism.communicators)
-        return budget.usable_bytes - nccl.high_bytes
-
-    fitting = tuple(each for each in candidates if least(each) < usable(each))
-    return fitting or tuple(sorted(candidates, key=least)[:1])
 
 
 def samples_per_rank(effective_batch_size: int | None, ranks: int) -> int | None:

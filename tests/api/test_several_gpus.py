@@ -19,12 +19,12 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.loop import RUN
 from budgetfit.core.plan import Plan
 from budgetfit.core.plan_json import from_json, to_json
+from budgetfit.inputs.engines_for_model import worth_tracing
 from budgetfit.inputs.several_gpus import (
     find_counted_gpu,
     parallelisms,
     parse_gpus,
     samples_per_rank,
-    worth_tracing,
 )
 from tests.api.planned import plan_of_config
 from tests.models import EXAMPLES, Mebi

@@ -1,8 +1,8 @@
 """budgetfit.verify on the CPU: real steps, gradients, recomputation, live bytes."""
 
 import json
+import optparse
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -303,20 +303,20 @@ def test_a_recomputation_that_is_not_a_repetition_fails() -> None:
     assert "Block 'blocks.3' did something else" in " ".join(check.notes)
 
 
-class FilledInAnObject(FilledCache):
-    """Computes its mask in the first forward alone, where nothing can forget it."""
+class FilledInALibrary(FilledCache):
+    """Computes its mask in the first forward alone; a library's object holds it."""
 
     def prepare(self) -> None:
-        self.held = SimpleNamespace(cache={})
+        self.held = optparse.Values({"cache": {}})
 
     @property
     def cache(self) -> dict[str, torch.Tensor]:
-        return self.held.cache
+        return vars(self.held)["cache"]
 
 
 def test_a_block_that_saves_other_tensors_is_not_planned() -> None:
     with pytest.raises(TraceError, match=r"^Tower cannot be recomputed: a block saves"):
-        checked(FilledInAnObject)
+        checked(FilledInALibrary)
 
 
 def test_what_only_noise_could_excuse_is_not_checked() -> None:

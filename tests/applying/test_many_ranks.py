@@ -314,6 +314,7 @@ def _compiled_alike() -> dict[tuple[str, str], Any]:
 
     def noting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:  # noqa: ANN401
         calls.append("compiled")
+        assert dynamo.config.optimize_ddp is (engine == "fsdp2")
         return dynamo.lookup_backend("aot_eager")(graph, inputs)
 
     def compiled(block: torch.nn.Module) -> Any:  # noqa: ANN401

@@ -153,6 +153,13 @@ def test_one_length_again_and_again_takes_what_one_trace_says(
     found = _sequence(recipe).peaks([(longest,) * steps] * 4)
     assert found.reserved_bytes == alone.reserved_bytes
     assert found.allocated_bytes == alone.allocated_bytes
+    # A first backward whose results are dropped leaves all later steps as they are, but
+    # for DDP's: it makes its buckets anew before the optimizer has made its states.
+    first = _sequence(recipe).peaks([(longest,) * steps] * 4, longest_first=longest)
+    earlier = alone.allocated_bytes - first.allocated_bytes
+    assert (earlier > 0) is (recipe.engine == "ddp")
+    states = sum(8 * weight.numel() for weight in _workload().model.parameters())
+    assert 0 <= earlier < states
 
 
 def test_many_lengths_fragment_and_the_longest_first_less() -> None:
