@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from budgetfit.workload.training_setup import TrainingSetup
     from budgetfit.workload.workload import Workload
 
-# Of several GPUs the steps are not derived: FSDP2 gathers into new memory in the first,
-# DDP builds its buckets in the second, and ZeRO-3 prefetches from the second on.
-_STEPS_OF = {"fsdp2": 2, "ddp": 3, "deepspeed": 2}
+# Of these the steps are not derived: DDP builds its buckets in the second, and ZeRO-3
+# prefetches from the second on.
+TRACED_STEPS: dict[str | None, int] = {"ddp": 3, "deepspeed": 2}
 MICRO_STEPS = 2  # a third micro-batch does what the second did
 EVALUATED_BATCHES = 2  # one after the other
 # A Run and the trainers switch it off (transformers 5.23, ``TrainingArguments``).
@@ -101,7 +101,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
                 append_micro_batch(raw, raw.gradients)
             else:
                 raw = program.trace(MICRO_STEPS)
-    if derives:
+    if loop.kind == "run" and recipe.engine not in TRACED_STEPS:
         append_steady_step(raw)
     raw.notes.extend(compiled.notes if compiled else ())
     return raw
@@ -177,11 +177,9 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _steps(recipe: Recipe) -> int:
-    """Return how many steps are traced until they repeat."""
-    if recipe.parallelism is None:
-        return 1  # the others are derived
+    """Return how many steps are traced; after one the next is derived."""
     prefetches = recipe.zero_stage == 3  # noqa: PLR2004 - a name
-    return _STEPS_OF[recipe.parallelism.engine] + prefetches
+    return TRACED_STEPS.get(recipe.engine, 1) + prefetches
 
 
 def _with_most_blocks(trace: Callable[[], RawTrace], count: int) -> RawTrace:

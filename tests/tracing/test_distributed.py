@@ -21,10 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from budgetfit.core.parallelism import Parallelism
-from budgetfit.core.recipe import Recipe
+from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
+from budgetfit.traces import trace_program
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import MIB
@@ -101,6 +102,50 @@ def test_a_block_that_is_a_list_is_sharded_as_a_group() -> None:
     found = TraceSession(workload).exact(Recipe(batch_size=2, parallelism=FSDP2))
     assert live(found, "optimizer")["parameters"] == BLOCKS * MIB // 8
     assert live(found, "forward")["parameters"] < BLOCKS * MIB  # each for itself
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "settings"),
+    [
+        (FSDP2, {}),
+        (replace(FSDP2, reshard_after_forward=False, param_dtype="bf16"), BF16),
+        (replace(FSDP2, sync_each_batch=True), {"gradient_accumulation_steps": 2}),
+        (
+            replace(FSDP2, shard=4, param_dtype="bf16"),
+            {"gradient_accumulation_steps": 3},
+        ),
+        (FSDP2, {"precision": "bf16", "optimizer": "sgd"}),
+        (FSDP2, {"segments": (Segment(("blocks.0",)), Segment(("blocks.1",)))}),
+    ],
+)
+def test_the_second_step_of_fsdp2_is_the_first_again(
+    parallelism: Parallelism, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe(batch_size=2, parallelism=parallelism, **settings)
+    derived = TraceSession(session("mebi").workload).exact(recipe)
+    monkeypatch.setitem(trace_program.TRACED_STEPS, "fsdp2", 2)
+    traced = TraceSession(session("mebi").workload).exact(recipe)
+
+    def rows(trace: StepTrace) -> list[tuple[Any, ...]]:
+        """Events with all that is known of their storages."""
+        streams = trace.side_streams()
+        return [
+            (
+                event > 0,
+                trace.fixed_bytes[storage],
+                CATEGORIES[trace.category[storage]],
+                trace.layer[storage],
+                streams.get(storage + 1, 0),
+            )
+            for event in trace.events.tolist()
+            for storage in [abs(event) - 1]
+        ]
+
+    assert rows(derived) == rows(traced)
+    assert derived.events.tolist() == traced.events.tolist()
+    assert derived.phases == traced.phases
+    assert derived.passes == traced.passes
+    assert derived.ops.name.tolist() == traced.ops.name.tolist()
 
 
 def test_uneven_shards_are_those_of_the_largest_rank() -> None:

@@ -109,7 +109,7 @@ def test_weights_come_in_the_order_in_which_a_model_is_moved() -> None:
 
     model._apply(note)  # noqa: SLF001 - what ``Module.to`` is made of
     raw = trace(model, torch.zeros(2, 512))
-    setup = raw.log.events[: raw.step_start]
+    setup = raw.log.events[: raw.phases[0].end]
     assert [raw.log.sizes[event - 1] // MIB for event in setup] == moved == [1, 2, 3]
 
 

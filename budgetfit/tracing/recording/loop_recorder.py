@@ -64,11 +64,9 @@ class LoopRecorder:
     def _start_forward(self) -> None:
         recorder = self._recorder
         before = recorder.phase.name
-        if before == "setup":
-            recorder.raw.step_start = len(recorder.log.events)
-        elif before == "backward":
+        if before == "backward":
             recorder.micro_step += 1
-        else:
+        elif before != "setup":
             assert self._runner is not None  # noqa: S101 - set by train
             log_optimizer_state(
                 recorder.fake,

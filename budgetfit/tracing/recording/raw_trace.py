@@ -60,7 +60,6 @@ class RawTrace:
     batch_size: int
     log: StorageLog
     layers: list[str]
-    step_start: int = 0
     ops_before_update: int = 0
     blocks: list[int] = field(default_factory=list)
     joined: list[bool] = field(default_factory=list)

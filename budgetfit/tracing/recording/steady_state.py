@@ -2,7 +2,7 @@
 
 The first step allocates what then persists: optimizer state, workspaces, scalers. The
 second repeats its events without those allocations. Tracing it would double the time;
-the test suite compares both for every kind of optimizer.
+the test suite compares both for every kind of optimizer, and for FSDP2.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 def append_steady_step(raw: RawTrace) -> None:
     """Append a steady-state step to a trace of one first step, in place."""
-    log, begin = raw.log, raw.step_start
-    end = len(log.events)
+    log = raw.log
+    phases = [phase for phase in raw.phases if phase.step == 0]
+    begin, end = phases[0].start, len(log.events)
     step = log.events[begin:]
     freed = {-event - 1 for event in step if event < 0}
     copies: dict[int, int] = {}
@@ -36,7 +37,6 @@ def append_steady_step(raw: RawTrace) -> None:
     def moved(event: int) -> int:
         return position[event - begin]
 
-    phases = [phase for phase in raw.phases if phase.step == 0]
     raw.phases += [
         phase._replace(step=1, start=moved(phase.start), end=moved(phase.end))
         for phase in phases
@@ -83,7 +83,7 @@ def copy_storage(raw: RawTrace, storage: int) -> int:
     for rows in (log.sizes, log.categories, log.layers):
         rows.append(rows[storage])
     copy = len(log.sizes) - 1
-    for column in (log.scratch, log.unverified):
+    for column in (log.scratch, log.unverified, log.streams):
         if storage in column:
             column[copy] = column[storage]  # type: ignore[assignment]
     if storage in log.made_from:

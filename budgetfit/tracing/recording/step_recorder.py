@@ -46,9 +46,8 @@ class StepRecorder:
         log, tracker, raw = self.log, self.tracker, self.raw
         log_weights(self.fake, log, tracker)  # a dtype policy may have replaced them
         raw.gradients = GradientLog(log)
-        if steps == 1:  # more are derived from it
+        if steps == micro_steps == 1:  # another is derived from it
             raw.gradients.register_hooks(self.fake)
-        raw.step_start = len(log.events)
         for self.step in range(steps):
             for self.micro_step in range(micro_steps):
                 self._micro_step(runner, batch)
