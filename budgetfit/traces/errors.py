@@ -45,6 +45,11 @@ _ADVICE: Final = {
         "not implemented for 'BFloat16'",
         "not implemented for 'Half'",
     ): 'This op takes no half precision: pass precision="fp32" or "tf32".',
+    ("expected tensors of one dtype", "the same dtype", "equal to src.dtype"): (
+        "Tensors of two dtypes meet under this precision, which CUDA's kernel refuses: "
+        'cast one of them in the model (x.to(y.dtype)), or pass precision="fp32" or '
+        '"tf32".'
+    ),
     ("scalar parameters",): (
         "fully_shard takes no scalar parameters: make it a tensor of one element, "
         'nn.Parameter(torch.tensor([value])), or use engine="ddp".'

@@ -138,7 +138,8 @@ class TraceSession:
             TraceError: If the model cannot run on fake tensors.
         """
         recipe = replace(recipe, compile="none")
-        if self.is_affine(recipe):
+        # Such a tensor is in every program of the model.
+        if any(self._affine.values()) or self.is_affine(recipe):
             return False
         few, more = TRACED_BATCH_SIZES
         one, other = (

@@ -28,6 +28,7 @@ from budgetfit.tracing.values.concrete_execution import (
     weights_bytes,
 )
 from budgetfit.tracing.values.known_values import UnknownValueError
+from budgetfit.tracing.values.value_checks import ValueChecks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,6 +150,7 @@ class Tracer:
         self.log: list[str] = []
         self.redirect_cuda = torch.cuda.is_available()
         self.real_values = False
+        self._checks = ValueChecks()
         self._compiled: dict[tuple[CudaTarget, bool], CompiledBlocks] = {}
         self._first_steps: dict[_FirstStep, RawTrace] = {}
 
@@ -178,6 +180,7 @@ class Tracer:
             "short": short,
             "real_values": self.real_values,
             "redirect_cuda": self.redirect_cuda,
+            "checks": self._checks,
         }
         if program.evaluates:
             recipe = program.recipe(batch_size, segments)
@@ -241,6 +244,7 @@ class Tracer:
                 target=self._target(program),
                 real_values=self.real_values,
                 redirect_cuda=self.redirect_cuda,
+                checks=self._checks,
                 containers=containers,
             )
         return frozenset(containers.blocks)
@@ -299,6 +303,9 @@ class Tracer:
         """
         if isinstance(error, BudgetfitError):
             return error
+        if self._checks.deny(error):
+            self.log.append(f"answered with no from here on: {error}")
+            return None
         if not self.redirect_cuda and "cuda" in str(error).lower():
             self.redirect_cuda = True
             return None

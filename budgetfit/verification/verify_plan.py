@@ -19,7 +19,9 @@ from budgetfit.calibration.known_measurements import (
     store_context,
     store_step_time,
 )
+from budgetfit.core.precision import find_precision
 from budgetfit.core.verification import WITHOUT_COMPILE
+from budgetfit.errors import InputError
 from budgetfit.measuring.compare_gradients import (
     COMPARED_ON_CUDA,
     GradientCheck,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.memory_timeline import MemoryTimeline
     from budgetfit.core.plan import Plan
+    from budgetfit.core.recipe import Recipe
     from budgetfit.core.verification import Verification
     from budgetfit.gpus.table import Gpu
     from budgetfit.measuring.real_step import RealSteps
@@ -55,7 +58,8 @@ def verify_plan(
     """Run real steps of a plan, measure them and compare gradients.
 
     Raises:
-        InputError: If there are too few steps, or no such device.
+        InputError: If there are too few steps, or no such device; or the model cannot
+            train under the CPU's autocast.
     """
     check_steps(steps)
     say = progress or (lambda _: None)
@@ -147,7 +151,7 @@ def _run(
     free_memory(device)
     with loss_modules_on(device, setup.loss, setup.model) as loss_modules:
         counted = (setup.model, *loss_modules)
-        with preserved_model(setup.model, device):
+        with preserved_model(setup.model, device), _cpu_autocast_named(recipe, device):
             say(f"running {steps} real steps of batch {recipe.batch_size}")
             measured = run_real_steps(
                 setup.run_factory(recipe, blocks=plan.model.blocks),
@@ -161,6 +165,26 @@ def _run(
         with preserved_model(setup.model, device):
             say("comparing gradients with the unmodified model")
             return measured, _compare(plan, setup, on_cuda=on_cuda)
+
+
+@contextlib.contextmanager
+def _cpu_autocast_named(recipe: Recipe, device: torch.device) -> Iterator[None]:
+    """Say of an error that the CPU's autocast is not CUDA's.
+
+    Raises:
+        InputError: Instead of the model's RuntimeError.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if device.type == "cuda" or find_precision(recipe.precision).autocast is None:
+            raise
+        text = str(error).split("\n", 1)[0].rstrip(".")
+        raise InputError(
+            f"On the CPU the model cannot train under {recipe.precision}: {text}. "
+            "Autocast leaves other ops in fp32 there than on GPUs, where it may train: "
+            'verify it there, or a plan with precision="fp32".'
+        ) from error
 
 
 def with_recorded_step_time(

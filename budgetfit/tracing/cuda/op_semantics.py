@@ -20,6 +20,7 @@ from budgetfit.tracing.call_cache import CallCache
 from budgetfit.tracing.cuda.dispatch.autocast import cuda_autocast
 from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
 from budgetfit.tracing.cuda.dispatch.meta_kernels import META_KERNELS
+from budgetfit.tracing.cuda.kernel_dtypes import check_dtypes
 from budgetfit.tracing.cuda.kernel_memory.matmul import CublasWorkspaces
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     HALVES,
@@ -53,6 +54,8 @@ WRITES_INTO_ZEROS = {
     aten.index_add.default: aten.index_add_.default,
     aten.put.default: aten.put_.default,
 }
+# The gradients of amax and amin count equal values, which are not zeros.
+_COUNTS_EQUALS = frozenset({"ScatterReduceBackward0", "IndexReduceBackward0"})
 CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 # Mean and rstd are fp32 for any input dtype; on a CPU they have the input's.
 FP32_STATISTICS = frozenset(
@@ -180,6 +183,7 @@ class CudaOpSemantics:
         return known.memory._replace(steps=tuple(steps))
 
     def _memory_of(self, call: Call) -> CallMemory:
+        check_dtypes(call)
         steps = kernel_steps(call)
         unknown = [step for step in steps if isinstance(step, Unverified)]
         verified = is_verified(call.func) and not unknown
@@ -218,9 +222,12 @@ def _in_place_in_autograd(
 
 
 def _in_gradient() -> bool:
-    """Return whether autograd's own formula runs, not a recomputation."""
-    return not torch.is_grad_enabled() and (
-        torch._C._current_autograd_node() is not None
+    """Return whether autograd's own formula of such an op runs, no recomputation."""
+    node = torch._C._current_autograd_node()
+    return (
+        node is not None
+        and not torch.is_grad_enabled()
+        and node.name() not in _COUNTS_EQUALS
     )
 
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from budgetfit.tracing.fake.shortened_model import Shortening
     from budgetfit.tracing.recording.changed_containers import ChangedContainers
     from budgetfit.tracing.records import OpSemantics, RunOp
+    from budgetfit.tracing.values.value_checks import ValueChecks
 
 
 # Values too large to propagate are assumed only at the batch sizes of an affine trace;
@@ -69,6 +70,7 @@ class TraceOptions(TypedDict):
             fakes are.
         containers: Watches the containers that blocks are given; the trace then says
             nothing about memory.
+        checks: Checks of values that earlier traces found.
     """
 
     blocks: Sequence[str]
@@ -77,6 +79,7 @@ class TraceOptions(TypedDict):
     real_values: NotRequired[bool]
     redirect_cuda: NotRequired[bool]
     containers: NotRequired[ChangedContainers]
+    checks: NotRequired[ValueChecks]
 
 
 def trace_step(  # noqa: PLR0913 - one value each, all needed
@@ -129,6 +132,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
             results.run,
             assumes_for_large=batch_size <= MAX_ASSUMED_BATCH_SIZE,
             all_values=real_values,
+            checks=options.get("checks"),
         )
         fake = fake_copy(model, mode, short, values.record_weight)
         others = () if copy_modules is None else copy_modules(mode, fake)

@@ -54,6 +54,7 @@ from budgetfit.tracing.values.propagation import (
     PropagatedValues,
     tensors_of,
 )
+from budgetfit.tracing.values.value_checks import ValueChecks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -86,7 +87,7 @@ class KnownValues:
 
     ``run`` runs an op on fakes. Without ``assumes_for_large`` nothing is assumed once
     an integer tensor was too large to be tracked: its values may be known in a smaller
-    batch.
+    batch. ``checks``: those that earlier traces found.
 
     Attributes:
         notes: Assumption that a model relied on -> the module that did so first.
@@ -100,8 +101,10 @@ class KnownValues:
         *,
         assumes_for_large: bool = True,
         all_values: bool = False,
+        checks: ValueChecks | None = None,
     ) -> None:
         self._run = run
+        self._checks = checks or ValueChecks()
         self._assumes = assumes_for_large
         self._values = PropagatedValues(all_values=all_values)
         self._asked: Counter[tuple[object, int]] = Counter()
@@ -239,7 +242,7 @@ class KnownValues:
             real = self._values.compute(func, args, kwargs)
             if real is None:
                 raise UnknownValueError(str(func), "it does not run with real values")
-            return self._fakes_of(real, why)
+            return self._answer(real, why)
         if func is aten.masked_select.default:
             x, mask = torch.broadcast_tensors(args[0], args[1])
             return self.run(aten.index.Tensor, (x, [mask]), {})
@@ -263,11 +266,17 @@ class KnownValues:
         self._note(why, func)
         host = HOST_OUTPUTS.get(func, ())
         if not host:
-            return self._fakes_of(found.result, why)
+            return self._answer(found.result, why)
         return tuple(
             x if n in host else self._fakes_of(x, why)
             for n, x in enumerate(found.result)
         )
+
+    def _answer(self, real: Any, why: Iterable[str]) -> Any:
+        """Return a result's fakes, or the answer to a question about unknown values."""
+        if real is True and FULL_MASK in why:
+            return self._checks.answer()
+        return self._fakes_of(real, why)
 
     def _fakes_of(self, real: Any, why: Iterable[str] = ()) -> Any:
         """Return fakes for concrete tensors, and for unknown ones on meta."""

@@ -348,3 +348,20 @@ def layout_of(rng: random.Random, shape: list[int], dtype: torch.dtype) -> torch
     for dim in order:
         stride[dim], step = step, step * shape[dim]
     return tensor(shape, dtype, stride)
+
+
+def bilinear() -> Iterator[Case]:
+    """``nn.Bilinear``, and the gradients of both inputs and of the weight."""
+    rng = seeded(71)
+    for _ in range(24):
+        dtype = rng.choice(FLOATS)
+        rows, outputs, one, other = (rng.randint(1, n) for n in (900, 5, 130, 130))
+        x, y = tensor([rows, one], dtype), tensor([rows, other], dtype)
+        if rng.random() < 0.2:
+            x = tensor([rows, one], dtype, [1, rows])
+        weight = tensor([outputs, one, other], dtype)
+        gradient = tensor([rows, outputs], dtype)
+        yield "_trilinear", [x, weight, y, [1, 3], [0], [1, 2], [2, 3]], {}
+        yield "_trilinear", [gradient, weight, y, [2, 3], [0], [1, 2], [1, 3]], {}
+        yield "_trilinear", [x, gradient, y, [1, 3], [2, 3], [1, 2], [0]], {}
+        yield "_trilinear", [x, weight, gradient, [1, 3], [0], [2, 3], [1, 2]], {}

@@ -17,6 +17,7 @@ from tests.accuracy.op_level.op_layouts import Case
 
 # Recordings of odd calls: any layout, dtype and size.
 ODD = (
+    "bilinear",
     "embedding_bags",
     "folds",
     "long_rows",
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "attention": layer_cases.attention,
     "attention_forward": layer_cases.attention_forward,
     "batch_norms": module_cases.batch_norms,
+    "bilinear": module_cases.bilinear,
     "binary": plain_cases.binary,
     "convolutions": index_cases.convolutions,
     "every_convolution": convolution_cases.every_convolution,

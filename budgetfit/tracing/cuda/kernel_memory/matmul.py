@@ -10,6 +10,7 @@ Sources: ``prepare_matrix_for_cublas``, ``prepare_batch_matrix_for_cublas`` and
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,12 +26,13 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     KernelStep,
     Steps,
     Unverified,
+    buffer,
     copy_of,
     freed_at_once,
     kernel_memory,
     scratch,
 )
-from budgetfit.tracing.records import Workspace
+from budgetfit.tracing.records import Free, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -106,6 +108,41 @@ def product_with_activation(call: Call) -> Steps:
 def other_products(_call: Call) -> Steps:
     """Without copies."""
     yield Gemm()
+
+
+@kernel_memory("_trilinear")
+def trilinear(call: Call) -> Steps:
+    """Two products one after the other, for each slice of one dimension.
+
+    A product that sums over no dimension is elementwise, and its result as large as
+    both. Source: ``_trilinear`` in ``aten/src/ATen/native/Linear.cpp``.
+    """
+    tensors, expanded, summed = call.args[:3], call.args[3:6], set(call.args[6])
+    slices: int = call.get(7, 1)
+    shapes = []
+    for tensor, dims in zip(tensors, expanded, strict=True):
+        sizes = list(tensor.shape)
+        for dim in sorted(dims):
+            sizes.insert(dim, 1)
+        sizes[slices] = 1
+        shapes.append(sizes)
+    found, left = shapes[0], None
+    for right, dims in (
+        (shapes[1], summed.intersection(expanded[2])),
+        (shapes[2], summed.difference(expanded[2])),
+    ):
+        dims.discard(slices)
+        found = [
+            1 if dim in dims else max(pair)
+            for dim, pair in enumerate(zip(found, right, strict=True))
+        ]
+        if dims:
+            yield Gemm()
+        result = buffer(prod(found) * call.out.element_size())
+        yield result
+        if left is not None:
+            yield Free(left)
+        left = result
 
 
 def in_cublaslt(call: Call) -> bool:

@@ -1,0 +1,60 @@
+"""Find questions that a program asks only to raise an error: ``if (x < 0).any(): ...``.
+
+Questions about unknown values are answered with yes. Where the function that asked then
+raises, the trace is made again with no for an answer: the program is right, and so are
+its values.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from pathlib import Path
+from types import CodeType
+from typing import Final
+
+import torch
+
+Line = tuple[CodeType, int]
+
+_PACKAGE: Final = str(Path(__file__).parents[2])
+_TORCH: Final = Path(torch.__file__).parent
+_NOT_ASKING: Final = (_PACKAGE, str(_TORCH / "_"), str(_TORCH / "utils"))
+
+
+class ValueChecks:
+    """The lines that were answered with yes, the last of them, and those with no."""
+
+    def __init__(self) -> None:
+        self._last: Line | None = None
+        self._denied: set[Line] = set()
+
+    def answer(self) -> bool:
+        """Answer a question about unknown values, which the calling line asks."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(
+            _NOT_ASKING
+        ):
+            frame = frame.f_back
+        line = frame.f_code, frame.f_lineno
+        if line in self._denied:
+            return False
+        self._last = line
+        return True
+
+    def deny(self, error: BaseException) -> bool:
+        """Answer with no from here on if the function that last asked raised an error.
+
+        Returns:
+            Whether it did.
+        """
+        last, self._last = self._last, None
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if last is None or trace is None or trace.tb_frame.f_code is not last[0]:
+            return False
+        if dis.opname[last[0].co_code[trace.tb_lasti]] != "RAISE_VARARGS":
+            return False  # no ``raise`` or ``assert``
+        self._denied.add(last)
+        return True
