@@ -1,6 +1,16 @@
-"""Entry point of ``python -m budgetfit``."""
+"""Entry point of ``budgetfit`` and ``python -m budgetfit``."""
 
-from budgetfit.cli.app import main
+import sys
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C ends with 130 while its modules load, too."""
+    try:
+        from budgetfit.cli.app import main as run  # noqa: PLC0415
+    except KeyboardInterrupt:
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 
-from budgetfit.cli.output import report_errors
+from budgetfit.cli.output import json_writer, report_errors
 from budgetfit.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Of click, or of the copy of it in newer versions of typer.
+_UsageError: Any = typer.BadParameter.__base__
 
 _SEVERAL_GPUS: Final = (
     "use --gpus 8 of plan or estimate, or --gpus 8x4 for 4 nodes with 8 each; --engine "
@@ -76,11 +84,45 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands."""
+    """A group of commands; usage errors are documents where ``--json`` is asked for."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: Any = None,  # noqa: ANN401
+        **extra: Any,
+    ) -> Any:  # noqa: ANN401
+        """Parse what stands before a command."""
+        as_json = parent is None and "--json" in args  # of groups inside: once
+        with _usage_error_document(as_json=as_json):
+            ctx = super().make_context(info_name, args, parent, **extra)
+        ctx.meta.setdefault(__name__, as_json)  # shared with contexts inside
+        return ctx
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Parse and run the command."""
+        as_json = ctx.parent is None and ctx.meta[__name__]
+        with _usage_error_document(as_json=as_json):
+            return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
         """Return the parameters, without ``<bool>`` after flags in the help."""
         return _plain(super().get_params(ctx))
+
+
+@contextlib.contextmanager
+def _usage_error_document(*, as_json: bool) -> Iterator[None]:
+    """Print a usage error on stdout as other errors are; typer's text is on stderr."""
+    try:
+        yield
+    except _UsageError as error:
+        if as_json:
+            path = error.ctx.command_path if error.ctx is not None else "budgetfit"
+            said = error.format_message().rstrip(".")
+            told = InputError(f"{said}. Use {path} --help to see what there is.")
+            typer.echo(json_writer().error_json(told))
+        raise
 
 
 def _plain(params: list[Any]) -> list[Any]:

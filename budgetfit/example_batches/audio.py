@@ -15,25 +15,36 @@ _SECONDS = 10  # about the mean of LibriSpeech's training utterances (12.3 s)
 _SAMPLES_PER_S = 16_000  # what every speech model of transformers is trained on
 _FRAMES_PER_S = 100  # spectrogram columns every 10 ms
 _DEFAULT_MELS = 80
+_FUSED_VIEWS = 4  # the whole sound and three parts of it, as CLAP's processor makes
+_MASKED_SPANS = 0.065  # wav2vec 2.0: part of the frames at which a masked span begins
+_SPAN_FRAMES = 10
 _TRANSCRIPT_TOKENS = 128  # about 13 characters a second
 
 
 def waveforms(request: BatchRequest, config: object) -> Tensor:
-    """Return waveforms ``[batch, samples]``; spectrograms for models with patches."""
+    """Return waveforms ``[batch, samples]``; spectrograms for models with patches.
+
+    Codecs, which encode and decode, take ``[batch, channels, samples]``.
+    """
     mels = first_field(config, "num_mel_bins")
     columns = first_field(config, "max_length")
     if mels is not None and columns is not None:
         request.notes.append(f"spectrograms of {columns} columns and {mels} mel bins")
         return request.floats((request.batch_size, columns, mels))
     request.notes.append(f"sound of {_SECONDS} s at {_SAMPLES_PER_S // 1000} kHz")
-    return request.floats((request.batch_size, _SECONDS * _SAMPLES_PER_S))
+    samples = _SECONDS * _SAMPLES_PER_S
+    if all(callable(getattr(request.model, x, None)) for x in ("encode", "decode")):
+        channels = first_field(config, "audio_channels") or 1
+        return request.floats((request.batch_size, channels, samples))
+    return request.floats((request.batch_size, samples))
 
 
 def spectrograms(request: BatchRequest, config: object) -> Tensor:
     """Return mel spectrograms in the layout that the model takes.
 
     Whisper-like models take exactly ``[batch, mels, 2 * max_source_positions]``, others
-    ``[batch, columns, mels]`` of any length.
+    ``[batch, columns, mels]`` of any length; CLAP-like ones, which fold a spectrogram
+    into an image of ``spec_size``, ``[batch, 1, columns, mels]``.
     """
     encoder = first_field(config, "audio_config", "encoder_config", "audio_encoder")
     encoder = encoder or config
@@ -47,6 +58,12 @@ def spectrograms(request: BatchRequest, config: object) -> Tensor:
         request.notes.append(f"spectrograms of {mels} mel bins and {columns} columns")
         return request.floats((request.batch_size, mels, columns))
     columns = _SECONDS * _FRAMES_PER_S
+    folded = first_field(encoder, "spec_size")
+    if folded is not None:
+        columns = min(columns, folded * (folded // mels))
+        request.notes.append(f"spectrograms of {columns} columns and {mels} mel bins")
+        views = _FUSED_VIEWS if first_field(encoder, "enable_fusion") else 1
+        return request.floats((request.batch_size, views, columns, mels))
     request.notes.append(f"spectrograms of {columns} columns and {mels} mel bins")
     return request.floats((request.batch_size, columns, mels))
 
@@ -62,6 +79,25 @@ def ctc_labels(request: BatchRequest, sound: Tensor) -> Tensor:
     length = min(request.max_length or _TRANSCRIPT_TOKENS, most)
     request.notes.append(f"transcripts of {length} tokens")
     return random_token_ids(request, length)
+
+
+def contrastive_targets(request: BatchRequest, sound: Tensor) -> dict[str, Tensor]:
+    """Return what wav2vec 2.0's data collator adds for its contrastive loss.
+
+    ``mask_time_indices``, bool ``[batch, frames]``, and ``sampled_negative_indices``,
+    int64 ``[batch, frames, negatives]``: rows of all samples' frames.
+    """
+    frames = _frames(request, sound)
+    spans = max(1, int(frames * _MASKED_SPANS))
+    begins = request.integers((request.batch_size, spans), 0, frames - _SPAN_FRAMES)
+    masked = begins[..., None] + torch.arange(_SPAN_FRAMES, device="cpu")
+    mask = torch.zeros(request.batch_size, frames, dtype=torch.bool, device="cpu")
+    mask.scatter_(1, masked.flatten(1).clamp(0, frames - 1), value=True)
+    negatives = first_field(request.model.config, "num_negatives")
+    # The first sample's frames are there in batches of any size.
+    sampled = request.integers((request.batch_size, frames, negatives), 0, frames)
+    request.notes.append(f"masked frames, {negatives} negative samples for each")
+    return {"mask_time_indices": mask, "sampled_negative_indices": sampled}
 
 
 def transcripts(request: BatchRequest, config: object) -> Tensor:

@@ -29,6 +29,11 @@ def add_extra_arguments(request: BatchRequest, batch: Arguments) -> None:
         # Feature extractors pad, so they always return a mask.
         shape = (request.batch_size, max(sound.shape[1:]))
         batch["attention_mask"] = request.ones(shape)
+    fused = first_field(request.model.config, "audio_config") or request.model.config
+    if "is_longer" in missing and first_field(fused, "enable_fusion"):
+        # Of a fused CLAP: whether the sound is longer than what it hears at once.
+        shape = (request.batch_size, 1)
+        batch["is_longer"] = torch.zeros(shape, dtype=torch.bool, device="cpu")
     if "qformer_input_ids" in needs and isinstance(ids, Tensor):
         batch["qformer_input_ids"] = token_ids.random_token_ids(request, 32)
 

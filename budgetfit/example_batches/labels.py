@@ -41,7 +41,14 @@ def _target_tokens(request: BatchRequest, batch: Arguments) -> Arguments:
         length = ids.shape[1]
         request.notes.append(f"targets of {length} tokens, as long as the sources")
     if token_ids.count_codebooks(request.model):
-        return {"labels": token_ids.audio_codes(request, length)}
+        codes = token_ids.audio_codes(request, length)
+        decoder = getattr(request.model.config, "decoder", None)
+        takes, _ = forward_arguments(request.model)
+        start = getattr(decoder, "decoder_start_token_id", None)
+        if start is None and "decoder_input_ids" in takes:
+            shifted = codes.roll(1, dims=1).transpose(1, 2).contiguous()
+            return {"labels": codes, "decoder_input_ids": shifted}
+        return {"labels": codes}
     labels = token_ids.random_token_ids(request, length)
     return _with_decoder_input(request, labels)
 
@@ -178,8 +185,10 @@ def _pretraining(request: BatchRequest, batch: Arguments) -> Arguments | None:
     """Masked tokens and, with the second head, sentence order."""
     ids = batch.get("input_ids")
     if ids is None:
-        # ViTMAE and the like mask patches themselves; the speech models' losses need
-        # masks and negative samples from their data collators.
+        takes, _ = forward_arguments(request.model)
+        if {"mask_time_indices", "sampled_negative_indices"} <= takes:
+            return audio.contrastive_targets(request, _first(batch))
+        # ViTMAE and the like mask patches themselves.
         return {} if "pixel_values" in batch else None
     if "Electra" in type(request.model).__name__:
         # Replaced token detection.

@@ -341,7 +341,8 @@ def _seed(seed: int, cards: Iterable[int]) -> None:
 def _relative_error(planned: torch.Tensor | None, plain: torch.Tensor | None) -> float:
     if planned is None or plain is None:
         return 0.0 if planned is plain else math.inf
-    planned, plain = planned.to("cpu", torch.float64), plain.double()
+    wide = torch.promote_types(plain.dtype, torch.float64)  # complex stays complex
+    planned, plain = planned.to("cpu", wide), plain.to(wide)
     same = (planned == plain) | (planned.isnan() & plain.isnan())
     if same.all():
         return 0.0

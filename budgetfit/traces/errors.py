@@ -73,9 +73,11 @@ _SPARSE: Final = (
 )
 
 # Of Python's own containers: "list index out of range", "pop from empty list", "pop
-# from an empty deque", "deque index out of range"; the rest is said of tensors.
-_PYTHON_INDEX: Final = re.compile(
-    r"^(list|tuple|string|bytes|bytearray|deque|range object|array|pop)\b"
+# from an empty deque", "deque index out of range"; or of a tensor's dimensions. The
+# rest is said of a tensor's rows.
+_NO_ROW: Final = re.compile(
+    r"^(list|tuple|string|bytes|bytearray|deque|range object|array|pop"
+    r"|Dimension|too many indices)\b"
 )
 
 
@@ -132,12 +134,13 @@ def _advice_on(error: Exception) -> str:
     for words, advice in _ADVICE.items():
         if any(word in str(error) for word in words):
             return advice
-    if isinstance(error, IndexError) and not _PYTHON_INDEX.search(str(error)):
+    if isinstance(error, IndexError) and not _NO_ROW.search(str(error)):
         return (
-            "Batches of 2 and 3 samples are cut from the given one: indices that point "
-            "into other samples' rows (edges of a graph) then point outside. Pass a "
-            "batch whose tensors have one row per sample, such as padded graphs; or "
-            "ask budgetfit.estimate(model, batch=...), which takes a batch as it is."
+            "Batches of 2 and 3 samples are cut from the example batch: indices that "
+            "point into other samples' rows (edges of a graph) then point outside. "
+            "Pass a batch whose tensors have one row per sample, such as padded "
+            "graphs; or ask budgetfit.estimate(model, batch=...), which takes a batch "
+            "as it is."
         )
     return (
         "Pass an example batch that the model's forward accepts (batch=...), and a "

@@ -19,6 +19,7 @@ from tests.applying.training_runs import (
     losses,
     recipe,
     start,
+    without_dropout,
 )
 
 CPU = torch.device("cpu")
@@ -81,6 +82,77 @@ def test_U15_the_scalers_state_is_saved_and_restored() -> None:
     assert resumed.scaler is not None
     assert resumed.scaler.get_scale() == 2.0**37
     assert resumed.skipped_steps == 3
+
+
+def in_a_group(
+    precision: str, inputs: list[dict[str, torch.Tensor]], scale: float = 2.0**8
+) -> Run:
+    """Return a run without dropout whose group of 3 has these micro-batches."""
+    run = without_dropout(start(recipe(4, 3, precision=precision, optimizer="sgd")))
+    if run.scaler is not None:
+        run.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    losses(run, inputs)
+    return run
+
+
+def scale_of(run: Run) -> float:
+    return 1.0 if run.scaler is None else run.scaler.get_scale()
+
+
+@pytest.mark.parametrize(
+    "precisions",
+    [
+        ("fp16-mixed", "bf16-mixed"),
+        ("fp32", "fp16-mixed"),
+        ("fp16-mixed", "fp16-mixed"),
+        ("fp16-mixed", "bf16-mixed", "fp16-mixed"),
+    ],
+)
+def test_a_group_goes_on_in_another_precision_with_gradients_of_its_scale(
+    precisions: tuple[str, ...],
+) -> None:
+    data = batches(3)
+    first = run = in_a_group(precisions[0], data[:1])
+    for precision in precisions[1:]:
+        state = through_a_file(run.state_dict())
+        run = in_a_group(precision, [], scale=2.0**5)
+        run.load_state_dict(state)
+    for loaded, saved in zip(run.trained, first.trained, strict=True):
+        assert loaded.grad is not None
+        assert saved.grad is not None
+        # Scales are powers of two: nothing is rounded.
+        factor = scale_of(run) / scale_of(first)
+        assert torch.equal(loaded.grad, saved.grad * factor)
+    losses(run, data[1:])
+    assert run.updated
+    assert_same(run, in_a_group("fp32", data), tolerance=1e-3)
+
+
+def test_gradients_that_overflowed_are_not_loaded_where_no_scaler_skips_them() -> None:
+    run = in_a_group("fp16-mixed", batches(1), scale=2.0**40)
+    state = through_a_file(run.state_dict())
+    other, fresh = in_a_group("bf16-mixed", []), in_a_group("bf16-mixed", [])
+    with pytest.raises(InputError, match=r"loss scale of 1,099,.*use a state saved"):
+        other.load_state_dict(state)
+    assert_same(other, fresh)
+    assert other.group.count == 0
+    same = in_a_group("fp16-mixed", [])
+    same.load_state_dict(state)
+    losses(same, batches(2))
+    assert (same.updated, same.skipped_steps) == (False, 1)
+    assert_same(same, fresh)
+
+
+def test_gradients_that_overflow_in_the_scale_they_are_loaded_into_are_skipped() -> (
+    None
+):
+    run = in_a_group("fp32", batches(1))
+    state = through_a_file(run.state_dict())
+    state["gradients"][0].fill_(1e38)
+    other = in_a_group("fp16-mixed", [])
+    other.load_state_dict(state)
+    losses(other, batches(2))
+    assert (other.updated, other.skipped_steps) == (False, 1)
 
 
 def test_states_of_older_versions_are_read() -> None:

@@ -171,6 +171,30 @@ def test_with_json_an_error_is_one_document(
     assert error["message"] in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("plan config.json --bogus", "No such option: --bogus"),
+        ("plan config.json --batch-size abc", "Invalid value for '--batch-size'"),
+        ("plan", "Missing argument 'MODEL'. Use budgetfit plan --help"),
+        ("frobnicate", "No such command 'frobnicate'. Use budgetfit --help"),
+        ("cache frobnicate", "No such command 'frobnicate'"),
+        ("cache clear --bogus", "No such option: --bogus"),
+    ],
+)
+def test_with_json_a_mistake_of_usage_is_one_document_too(
+    words: str, message: str
+) -> None:
+    result = run(*words.split(), "--json")
+    assert result.exit_code == 2
+    error = json.loads(result.stdout)["error"]
+    assert error["type"] == "InputError"
+    assert message in error["message"]
+    assert "Usage: budgetfit" in result.stderr
+    plain = run(*words.split())
+    assert (plain.exit_code, plain.stdout) == (2, "")
+
+
 def test_a_model_that_fails_while_it_runs_ends_with_1(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(

@@ -173,6 +173,26 @@ main()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_an_interruption_while_the_commands_load_ends_the_program() -> None:
+    result = python(
+        "-c",
+        """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+from budgetfit.__main__ import main
+main()
+""",
+    )
+
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_interruptions_are_python_s_again_once_torch_is_loaded() -> None:
     before = signal.getsignal(signal.SIGINT)
     api()

@@ -29,6 +29,10 @@ ADVICE: dict[str, tuple[Exception, str]] = {
     ),
     "an empty list": (IndexError("pop from empty list"), "Pass an example batch"),
     "a short list": (IndexError("list index out of range"), "Pass an example batch"),
+    "a missing dimension": (
+        IndexError("Dimension out of range (expected to be in [-3, 2], but got 3)"),
+        "Pass an example batch",
+    ),
     "flex attention": (
         NotImplementedError("FlexAttention does not support backward on CPU."),
         'Plan with another: .* set_attn_implementation\\("eager"\\)',

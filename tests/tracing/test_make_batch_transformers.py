@@ -6,7 +6,12 @@ from torch import nn
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch, resize_batch
 from budgetfit.errors import InputError
 from budgetfit.example_batches.make_batch import make_batch
-from tests.tracing.tiny_transformers import WITH_LOSS, WITHOUT_LOSS, tiny_model
+from tests.tracing.tiny_transformers import (
+    FUSED_CLAP,
+    WITH_LOSS,
+    WITHOUT_LOSS,
+    tiny_model,
+)
 
 
 def on_meta(model_class: type, **fields: object) -> transformers.PreTrainedModel:
@@ -39,12 +44,28 @@ def test_a_bare_model_runs_on_its_made_batch_and_no_loss_is_promised(name: str) 
 
 @pytest.mark.parametrize(
     "name",
-    ["GPT2LMHeadModel", "BartForSequenceClassification", "CLIPModel", "Wav2Vec2ForCTC"],
+    [
+        "GPT2LMHeadModel",
+        "BartForSequenceClassification",
+        "CLIPModel",
+        "ClapModel",
+        "MusicgenForConditionalGeneration",
+        "Wav2Vec2ForCTC",
+        "Wav2Vec2ForPreTraining",
+    ],
 )
 def test_a_made_batch_stays_valid_at_other_batch_sizes(name: str) -> None:
     model = tiny_model(name)
     batch = resize_batch(make_batch(model).batch, 3)
     assert batch_size_of(batch) == 3
+    assert model(**batch).loss.isfinite()
+
+
+def test_a_clap_that_fuses_views_of_a_sound_gets_four() -> None:
+    model = transformers.ClapModel(transformers.ClapConfig(**FUSED_CLAP)).train()
+    batch = make_batch(model).batch
+    assert batch["input_features"].shape[:2] == (2, 4)
+    assert not batch["is_longer"].any()
     assert model(**batch).loss.isfinite()
 
 

@@ -112,6 +112,36 @@ DISTIL |= {"max_position_embeddings": 40}
 BLOOM = {"vocab_size": 99, "hidden_size": 16, "n_layer": 1, "n_head": 2}
 VIDEO = VIT | {"num_frames": 4, "tubelet_size": 2}
 
+WAVES_MASKED = WAVES | {"codevector_dim": 8, "proj_codevector_dim": 8}
+WAVES_MASKED |= {"num_codevectors_per_group": 4, "num_negatives": 5}
+WAVES_MASKED |= {"mask_time_prob": 0.05}
+SWIN_OF_SOUND = {
+    "hidden_size": 16,
+    "patch_embeds_hidden_size": 8,
+    "depths": [1, 1],
+    "num_hidden_layers": 2,
+    "num_attention_heads": [2, 2],
+    "spec_size": 32,
+    "num_mel_bins": 8,
+    "window_size": 4,
+}
+CLAP = {"text_config": BERT, "audio_config": SWIN_OF_SOUND, "projection_dim": 8}
+FUSED_CLAP = CLAP | {"audio_config": SWIN_OF_SOUND | {"enable_fusion": True}}
+CODEC = {"num_filters": 2, "hidden_size": 8, "codebook_size": 8, "codebook_dim": 8}
+MUSIC = {
+    "text_encoder": T5 | {"model_type": "t5"},
+    "audio_encoder": CODEC | {"model_type": "encodec"},
+    "decoder": {
+        "vocab_size": 8,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "ffn_dim": 16,
+        "pad_token_id": 7,
+        "bos_token_id": 7,
+    },
+}
+
 # Class name -> fields of its config: models whose heads compute a loss.
 WITH_LOSS = {
     "GPT2LMHeadModel": GPT2,
@@ -158,6 +188,9 @@ WITH_LOSS = {
     "SiglipModel": CLIP,
     "VisionEncoderDecoderModel": CAPTION,
     "Wav2Vec2ForCTC": WAVES,
+    "Wav2Vec2ForPreTraining": WAVES_MASKED,
+    "ClapModel": CLAP,
+    "MusicgenForConditionalGeneration": MUSIC,
     "HubertForSequenceClassification": WAVES | {"num_labels": 3},
     "Wav2Vec2ForAudioFrameClassification": WAVES | {"num_labels": 3},
     "WavLMForXVector": WAVES | {"num_labels": 3},
@@ -175,6 +208,7 @@ WITHOUT_LOSS = {
     "ViTModel": VIT,
     "CLIPVisionModel": VIT,
     "Wav2Vec2Model": WAVES,
+    "EncodecModel": CODEC,
     "WhisperModel": WHISPER,
 }
 

@@ -160,6 +160,14 @@ def test_errors_are_relative_to_the_plain_models_norm(
     assert name == ("w" if error else "")
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_errors_of_complex_gradients_count_both_parts(dtype: torch.dtype) -> None:
+    plain = torch.tensor([3 + 4j, 0], dtype=dtype)
+    for planned, error in ((plain, 0.0), (plain.conj(), 1.6), (plain.real, 0.8)):
+        found, _ = largest_error([("w", planned.to(dtype))], {"w": plain})
+        assert found == pytest.approx(error)
+
+
 def point(step: int, phase: str, peak: int, micro_step: int = 0) -> TimelinePoint:
     return TimelinePoint(
         step=step,

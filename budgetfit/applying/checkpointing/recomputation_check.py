@@ -244,7 +244,7 @@ def _difference(mine: torch.Tensor, others: torch.Tensor) -> float:
 def _tolerance(tensor: torch.Tensor) -> float:
     """Return the relative tolerance: at least two rounding steps of the dtype."""
     least = _CPU if tensor.device.type == "cpu" else _ELSEWHERE
-    if not tensor.is_floating_point():
+    if not tensor.is_floating_point() and not tensor.is_complex():
         return least
     return max(least, 2 * torch.finfo(tensor.dtype).eps)
 

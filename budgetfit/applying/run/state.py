@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from budgetfit.applying.run.accumulation import (
     AccumulatedGradients,
     AccumulationGroup,
@@ -21,7 +23,6 @@ from budgetfit.applying.zero import ZeroOptimizer
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from budgetfit.applying.ranks import Ranks
@@ -125,10 +126,13 @@ def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
         run.optimizer.state.clear()  # it was made only to be loaded into
     gradients = state.get("gradients")
     if gradients is not None:
+        factor = _own_scale(run, state) / _saved_scale(state)
         for parameter, gradient in zip(run.trained, gradients, strict=True):
             if gradient is not None:
-                # A copy: the next micro-batch accumulates in place.
-                parameter.grad = gradient.to(parameter, copy=True)
+                # In the wider dtype, where a scale of fp16-mixed does not overflow. A
+                # new tensor: the next micro-batch accumulates in place.
+                wide = torch.promote_types(gradient.dtype, parameter.dtype)
+                parameter.grad = (gradient.to(wide) * factor).to(parameter)
         run.group = AccumulationGroup(**state["group"])
         run.accumulated.record()
     if random and "random" in state:
@@ -152,10 +156,40 @@ def _check_state(run: Resumable, state: dict[str, Any]) -> bool:
             f"one GPU, and {run.ranks.size} train here. Save it when run.updated is "
             "True."
         )
+    if gradients is not None:
+        _check_unscales(run, state)
     by_name = run.ranks is not None or is_by_name(state["optimizer"])
     if not by_name:
         _check_groups(run.optimizer, state["optimizer"])
     return by_name
+
+
+def _saved_scale(state: dict[str, Any]) -> float:
+    """Return the factor that saved gradients have of a GradScaler; 1 without one."""
+    return state["scaler"]["scale"] if state["scaler"] is not None else 1.0
+
+
+def _own_scale(run: Resumable, state: dict[str, Any]) -> float:
+    """Return the factor that gradients have in this run, which loads the state."""
+    if run.scaler is None:
+        return 1.0
+    # A scaler continues with the saved scale.
+    return run.scaler.get_scale() if state["scaler"] is None else _saved_scale(state)
+
+
+def _check_unscales(run: Resumable, state: dict[str, Any]) -> None:
+    """Refuse gradients that overflowed where no GradScaler would skip their update."""
+    if run.scaler is not None or state["scaler"] is None:
+        return
+    if not all(
+        item is None or item.to_dense().isfinite().all() for item in state["gradients"]
+    ):
+        raise InputError(
+            "The gradients in this state overflowed at a loss scale of "
+            f"{_saved_scale(state):,.0f}: a GradScaler skips that update, and this run "
+            "has none. Load it into a run with fp16-mixed, or use a state saved when "
+            "run.updated was True."
+        )
 
 
 def _set_random(run: Resumable, saved: Any) -> None:
