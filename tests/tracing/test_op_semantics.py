@@ -137,6 +137,25 @@ def test_the_gradient_of_a_norms_input_is_one_piece() -> None:
     assert of_input.is_contiguous()
 
 
+class Largest(nn.Module):
+    """The largest rows that go to each of 512 places; each sample is 1 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(512, 512, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(1, 1, 1, dtype=torch.int64).expand_as(x)
+        return torch.ones_like(x).scatter_reduce(1, rows, self.layer(x), "amax")
+
+
+def test_equal_values_are_counted_in_a_new_tensor() -> None:
+    """Of ``amax``: where gradients of choices are written, there are no zeros."""
+    x = torch.zeros(2, 512, 512)
+    on_cpu = backward_births(Largest(), x, None)
+    assert backward_births(Largest(), x, target()) == on_cpu
+
+
 class Indexed(nn.Module):
     """Rows of 1 MiB of a table of 8 MiB, chosen by index."""
 
