@@ -153,6 +153,27 @@ def tensors_without_vote(part: Mapping[Any, Any]) -> tuple[set[str], int | None]
     return names, samples
 
 
+def unnamed_offsets(parts: Mapping[Any, Any]) -> list[str]:
+    """Return the integer vectors that look like offsets and are not known as such.
+
+    They begin with 0, never fall, and there is a longer vector that they could cut.
+    """
+    if _offset_names(parts):
+        return []
+    vectors = {n: each for n, each in parts.items() if _is_vector_of_integers(each)}
+    return [
+        name
+        for name, tensor in vectors.items()
+        for values in [_values(tensor)]
+        if values[:1] == [0]
+        and values == sorted(values)
+        and any(
+            max(len(values) + 1, values[-1]) <= other.shape[0]
+            for other in vectors.values()
+        )
+    ]
+
+
 def sample_index(part: Mapping[Any, Any]) -> tuple[str | None, int]:
     """Return name and length of the sample index tensor, which has to be sorted."""
     for name in SAMPLE_INDEX_NAMES:
