@@ -354,6 +354,15 @@ def test_ragged_batches_are_planned_cut_and_verified(
         torch.testing.assert_close(weight, plain.state_dict()[name])
 
 
+def test_sizes_that_are_traced_each_for_itself_are_few() -> None:
+    said: list[str] = []
+    batch = without(bags(3, 2, 4, 3), "per_sample_weights")
+    budgetfit.plan(
+        Bags(), gpu="t4", batch=batch, precision="fp32", progress=said.append
+    )
+    assert sum(text.startswith("tracing batch") for text in said) < 60  # noqa: PLR2004
+
+
 def test_offsets_without_their_name_are_refused() -> None:
     batch = tuple(without(bags(3, 2, 4, 3), "per_sample_weights").values())
     with pytest.raises(InputError, match=r"'1' \[4\] looks like the offsets.* Use a b"):
