@@ -360,7 +360,7 @@ def test_sizes_that_are_traced_each_for_itself_are_few() -> None:
     budgetfit.plan(
         Bags(), gpu="t4", batch=batch, precision="fp32", progress=said.append
     )
-    assert sum(text.startswith("tracing batch") for text in said) < 60  # noqa: PLR2004
+    assert sum(text.startswith("tracing batch") for text in said) < 60
 
 
 def test_offsets_without_their_name_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 # ruff: noqa: ARG005, SLF001 - some questions ignore what they are given
 
+import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -496,3 +497,12 @@ def test_experts_together_take_what_they_really_take() -> None:
         assert log.live_bytes - before == real
         del out
     assert list(values.notes) == [EVEN_CHOICE]
+
+
+def test_a_list_of_known_numbers_is_read_at_once(
+    values: KnownValues, stand_in: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    real = torch.arange(6).view(2, 3)
+    fake = stand_in(real)
+    with patch_libraries(values), unittest.mock.patch.object(FakeTensor, "item"):
+        assert fake.tolist() == real.tolist()
