@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from budgetfit.batches.packed_rows import PackedRows
 from budgetfit.batches.sample_count import (
     children_of,
     count_samples,
@@ -76,8 +77,9 @@ def resize_batch(
 ) -> Batch:
     """Return the batch with ``batch_size`` samples: rows repeated or cut off.
 
-    Values stay valid, because every row is one of the given rows. Rows of boxes, nodes
-    or patches move with their sample (``sample_count.packed_rows``). Other tensors with
+    Values stay valid, because every row is one of the given rows, each repeated in its
+    place: [a, b] becomes [a, a, b]. Rows of boxes, nodes, edges, patches or bags move
+    with their sample (``packed_rows.py``). Other tensors with
     a different batch dimension are unchanged. Resized tensors own storages of exactly
     their size, like those of a data loader; the given batch is not modified.
 
@@ -88,37 +90,42 @@ def resize_batch(
         of_first: Repeat only so many of the first samples; 0 for all.
 
     Raises:
-        InputError: The size is below 1, or ``batch_size_of`` finds none in the batch.
+        InputError: The size is below 1, ``batch_size_of`` finds none in the batch, or
+            rows cannot be assigned to samples (``packed_rows``).
     """
     if batch_size < 1:
         raise InputError(f"A batch needs at least 1 sample, not {batch_size}.")
     old_size = batch_size_of(batch, dims=dims)
     used = min(of_first or old_size, old_size)
+    as_given = list(range(old_size))
+    # Each sample is repeated in its place: sorted samples stay sorted, as packed
+    # sequences need.
+    chosen = (
+        as_given[:batch_size]
+        if batch_size <= used
+        else [place * used // batch_size for place in range(batch_size)]
+    )
 
     def resized(part: Batch, path: str) -> Batch:
         if isinstance(part, Tensor):
             dim = sample_dimension(part, old_size, dims, path)
-            return part if dim is None else _repeat_rows(part, batch_size, dim, used)
+            return part if dim is None else _repeat_rows(part, dim, chosen)
         if has_entry_per_sample(part, old_size, dims, path):
-            rows = [part[row % used] for row in range(batch_size)]
+            rows = [part[row] for row in chosen]
             return type(part)(
                 _copy_tensor(row) if isinstance(row, Tensor) else copy.copy(row)
                 for row in rows
             )
         if is_list_of_other_items(part, dims, path):
             return list(part)
-        packed, index = packed_rows(part, old_size, dims, path)
+        packed = packed_rows(part, old_size, dims, path)
         if packed:
             others = {name: part[name] for name in part if name not in packed}
-            packed = {name: shares[:used] for name, shares in packed.items()}
             moved = {
-                name: _repeat_packed_rows(part[name], shares, batch_size)
-                for name, shares in packed.items()
+                name: _take_rows(part[name], rows, chosen)
+                for name, rows in packed.items()
+                if chosen != as_given
             }
-            if index in moved:
-                moved[index] = _renumber_samples(
-                    moved[index], packed[index], batch_size
-                )
             return _rebuild_mapping(part, _rebuild(others, resized, path) | moved)
         return _rebuild(part, resized, path)
 
@@ -158,37 +165,24 @@ def describe_batch(batch: Batch) -> dict[str, tuple[tuple[int, ...], str]]:
     }
 
 
-def _repeat_packed_rows(tensor: Tensor, shares: list[int], batch_size: int) -> Tensor:
-    """Return the packed rows of ``batch_size`` samples, repeating cyclically."""
-    parts = tensor.detach()[: sum(shares)].split(shares)
-    chosen = [parts[sample % len(parts)] for sample in range(batch_size)]
-    return torch.cat(chosen).requires_grad_(tensor.requires_grad)
-
-
-def _renumber_samples(index: Tensor, shares: list[int], batch_size: int) -> Tensor:
-    """Return the sample index of cyclically repeated samples."""
-    counts = [shares[sample % len(shares)] for sample in range(batch_size)]
-    numbers = [sample for sample, count in enumerate(counts) for _ in range(count)]
-    return torch.tensor(numbers, dtype=index.dtype).view_as(index)
+def _take_rows(tensor: Tensor, rows: PackedRows, chosen: list[int]) -> Tensor:
+    taken: Tensor = rows.take(tensor.detach(), chosen)
+    return taken.requires_grad_(tensor.requires_grad)
 
 
 def _copy_tensor(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def _repeat_rows(tensor: Tensor, batch_size: int, dim: int, used: int) -> Tensor:
-    """Cut or repeat along one dimension, into a storage of exactly the new size."""
-    if batch_size == used == tensor.shape[dim]:
+def _repeat_rows(tensor: Tensor, dim: int, chosen: list[int]) -> Tensor:
+    """Return the chosen rows of one dimension, in a storage of exactly their size."""
+    if chosen == list(range(tensor.shape[dim])):
         return tensor
-    source = tensor.detach().narrow(dim, 0, used)
-    if batch_size > used:
-        # cat rather than index_select: works with fake tensors without a fake index,
-        # and keeps channels_last.
-        copies = -(-batch_size // used)
-        source = torch.cat([source] * copies, dim=dim)
-    if batch_size <= used or source.shape[dim] != batch_size:
-        source = source.narrow(dim, 0, batch_size).clone()
-    return source.requires_grad_(tensor.requires_grad)
+    # cat rather than index_select: works with fake tensors without a fake index, and
+    # keeps channels_last.
+    rows = tensor.detach().split(1, dim)
+    taken = torch.cat([rows[sample] for sample in chosen], dim=dim)
+    return taken.requires_grad_(tensor.requires_grad)
 
 
 def _children(part: Batch) -> list[tuple[str, Any]] | None:

@@ -4,9 +4,8 @@ Each tensor of a batch has one sample dimension, unless
 
 * it is in a list or tuple with one tensor, or one mapping, per sample (Mask2Former's
   masks, torchvision's targets);
-* its rows are assigned to samples by an index tensor in the same mapping (``batch_idx``
-  of boxes in Ultralytics, ``batch`` of nodes in PyTorch Geometric), or are patches of
-  images with the counts in ``image_grid_thw`` (Qwen's processors).
+* its rows are assigned to samples by another tensor of the same mapping
+  (``packed_rows.py``): boxes, nodes and edges of graphs, patches, bags of ids.
 
 What the user specified (``SampleDims``) has precedence. Parts have paths, for example
 ``"targets.boxes"``; that of the batch itself is empty.
@@ -15,11 +14,16 @@ What the user specified (``SampleDims``) has precedence. Parts have paths, for e
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from budgetfit.batches.packed_rows import (
+    PackedRows,
+    is_tensor,
+    packed_tensors,
+    tensors_without_vote,
+)
 from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
 if TYPE_CHECKING:
@@ -27,19 +31,15 @@ if TYPE_CHECKING:
 
     Shape = tuple[int, ...]
 
-SAMPLE_INDEX_NAMES: Final = ("batch_idx", "batch_index", "batch")
 _MAX_NON_TENSORS: Final = 64  # flags and numbers among the tensors of a tuple
-_GRIDS: Final = (
-    ("image_grid_thw", "pixel_values"),
-    ("video_grid_thw", "pixel_values_videos"),
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _ShapeOnly:
-    """Placeholder of a tensor with a shape only."""
+    """Placeholder of a tensor without values."""
 
     shape: Shape
+    dtype: str
 
     def dim(self) -> int:
         return len(self.shape)
@@ -48,12 +48,12 @@ class _ShapeOnly:
 def batch_from_shapes(described: Mapping[str, tuple[Shape, str]]) -> Any:
     """Rebuild a nested batch from shapes by path; numbers are list indices."""
     top: dict[str, Any] = {}
-    for path, (shape, _) in described.items():
+    for path, (shape, dtype) in described.items():
         *parents, last = path.split(".")
         place = top
         for name in parents:
             place = place.setdefault(name, {})
-        place[last] = _ShapeOnly(shape)
+        place[last] = _ShapeOnly(shape, dtype)
 
     def listed(part: Any) -> Any:
         if not isinstance(part, dict):
@@ -68,11 +68,6 @@ def batch_from_shapes(described: Mapping[str, tuple[Shape, str]]) -> Any:
     found = listed(top) if top else {}
     # A single mapping is a positional argument rather than a list of one sample.
     return tuple(found) if isinstance(found, list) and len(found) == 1 else found
-
-
-def is_tensor(part: object) -> bool:
-    """Whether a part of a batch is a tensor, without importing torch."""
-    return hasattr(part, "shape") and hasattr(part, "dim")
 
 
 def count_samples(batch: Any, dims: SampleDims = FIRST_DIM) -> int | None:
@@ -132,7 +127,7 @@ def sample_dimensions(
         ):
             yield from ((name, None) for name, _ in _tensors(part, path))
         else:
-            rows, _ = packed_rows(part, samples, dims, path)
+            rows = packed_rows(part, samples, dims, path)
             for name, child in children_of(part) or ():
                 if name in rows:
                     yield join_path(path, name), None
@@ -179,75 +174,12 @@ def is_list_of_other_items(part: object, dims: SampleDims, path: str) -> bool:
 
 
 def packed_rows(
-    part: Any,
-    samples: int | None,
-    dims: SampleDims,
-    path: str,
-) -> tuple[dict[str, list[int]], str | None]:
-    """Return ``rows_per_sample`` of the unnamed parts of a mapping.
-
-    And the name of the sample index tensor among them, or None.
-    """
+    part: Any, samples: int | None, dims: SampleDims, path: str
+) -> dict[str, PackedRows]:
+    """Return ``packed_tensors`` of the unnamed parts of a mapping."""
     if samples is None or not isinstance(part, Mapping):
-        return {}, None
-    others = _without_named(part, dims, path)
-    return rows_per_sample(others, samples), _sample_index(others)[0]
-
-
-def rows_per_sample(part: Mapping[Any, Any], samples: int) -> dict[str, list[int]]:
-    """Return the number of rows of each sample in packed tensors, by tensor name.
-
-    Empty without an index or grid tensor, or if its values cannot be read.
-    """
-    rows: dict[str, list[int]] = {}
-    name, count = _sample_index(part)
-    if name is not None:
-        counts = _count_rows(_values(part[name]), samples)
-        if counts is not None:
-            rows |= {
-                other: counts
-                for other, tensor in part.items()
-                if is_tensor(tensor) and tensor.dim() and tensor.shape[0] == count
-            }
-    for grid, pixels in _GRIDS:
-        if not (is_tensor(part.get(grid)) and is_tensor(part.get(pixels))):
-            continue
-        images = [math.prod(image) for image in _values(part[grid])]
-        if not images or len(images) % samples:
-            continue
-        each = len(images) // samples
-        patches = [sum(images[i * each : (i + 1) * each]) for i in range(samples)]
-        if sum(patches) == part[pixels].shape[0]:
-            rows |= {pixels: patches, grid: [each] * samples}
-    return rows
-
-
-def _sample_index(part: Mapping[Any, Any]) -> tuple[str | None, int]:
-    """Return name and length of the sample index tensor, which has to be sorted."""
-    for name in SAMPLE_INDEX_NAMES:
-        tensor = part.get(name)
-        if tensor is None or not is_tensor(tensor) or not tensor.dim():
-            continue
-        rows, values = tensor.shape[0], _values(tensor)
-        if math.prod(tensor.shape) == rows and values == sorted(values):
-            return name, rows
-    return None, 0
-
-
-def _count_rows(index: list[Any], samples: int) -> list[int] | None:
-    """Return the number of rows of each sample; None for an invalid index."""
-    numbers = [int(item[0]) if isinstance(item, list) else int(item) for item in index]
-    if not numbers or numbers[0] < 0 or numbers[-1] >= samples:
-        return None
-    counted = Counter(numbers)
-    return [counted[sample] for sample in range(samples)]
-
-
-def _values(tensor: Any) -> list[Any]:
-    try:
-        return list(tensor.tolist())
-    except Exception:  # noqa: BLE001 - meta and fake tensors have none
-        return []
+        return {}
+    return packed_tensors(_without_named(part, dims, path), samples)
 
 
 def _without_named(
@@ -282,29 +214,19 @@ def _possible_sizes(
         is_list = dims.is_named(path) and isinstance(part, list)
         yield path, sizes[::-1] if is_list else sizes
     else:
-        is_mapping = isinstance(part, Mapping)
-        index, rows = (
-            _sample_index(_without_named(part, dims, path)) if is_mapping else (None, 0)
+        without_vote, samples = (
+            tensors_without_vote(_without_named(part, dims, path))
+            if isinstance(part, Mapping)
+            else (set(), None)
         )
-
-        def is_row(name: str, child: Any) -> bool:
-            return (
-                index is not None
-                and is_tensor(child)
-                and bool(child.dim())
-                and child.shape[0] == rows
-                and not dims.is_named(join_path(path, name))
-            )
-
-        children = children_of(part) or []
-        others = [each for each in children if not is_row(*each)]
         found = [
             each
-            for name, child in others
+            for name, child in children_of(part) or ()
+            if name not in without_vote
             for each in _possible_sizes(child, dims, join_path(path, name))
         ]
-        if not found and len(others) < len(children):
-            found = [(path, (rows,))]
+        if not found and samples is not None:
+            found = [(path, (samples,))]
         yield from found
 
 

@@ -19,6 +19,8 @@ from budgetfit.applying.optimizers.for_recipe import left_out_notes
 from budgetfit.applying.torch_compile import compiled_modules, unwrap_compiled
 from budgetfit.applying.training_modes import mode_notes
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
+from budgetfit.batches.packed_rows import unnamed_offsets
+from budgetfit.batches.sample_count import children_of
 from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.core.budget import Budget
 from budgetfit.core.image_sizes import (
@@ -494,9 +496,28 @@ def _example_batch(
         made = remake(resolved.model, **largest)
         batch, notes = made.batch, made.notes
     batch_size_of(batch, dims=dims)
+    _refuse_unnamed_offsets(resolved.model, batch)
     if lengths is not None:
         _check_holds(batch, lengths.planned, made=remake is not None)
     return batch, dims, remake, notes
+
+
+def _refuse_unnamed_offsets(model: nn.Module, batch: Any) -> None:  # noqa: ANN401
+    """Refuse flat ids of embedding bags whose offsets do not show by their name.
+
+    Raises:
+        InputError: Says how to name them.
+    """
+    if not any(isinstance(module, nn.EmbeddingBag) for module in model.modules()):
+        return
+    parts = dict(children_of(batch) or ())
+    for name in unnamed_offsets(parts):
+        raise InputError(
+            f"{name!r} {list(parts[name].shape)} looks like the offsets of an "
+            "nn.EmbeddingBag, at which flat ids are cut, and only the name offsets "
+            'says so. Use a batch by argument names, such as {"ids": ..., "offsets": '
+            "...}, whose name ends with offsets; or ids [samples, length]."
+        )
 
 
 def _sample_sizes(asked: Arguments) -> SampleSizes | None:

@@ -66,9 +66,8 @@ _ADVICE: Final = {
 }
 
 _SPARSE: Final = (
-    "Sparse tensors in a batch, and a whole graph as one batch, are not planned: "
-    "batches of 2 and 3 samples are cut from the given one. Use edge_index, a dense "
-    "tensor of indices, in padded graphs with one row per sample; or ask "
+    "Sparse tensors in a batch are not planned: batches of 2 and 3 samples are cut "
+    "from the given one. Use edge_index [2, edges], a dense tensor of indices; or ask "
     "budgetfit.estimate(model, batch=...), which takes a batch as it is."
 )
 
@@ -136,10 +135,11 @@ def _advice_on(error: Exception) -> str:
             return advice
     if isinstance(error, IndexError) and not _NO_ROW.search(str(error)):
         return (
-            "Batches of 2 and 3 samples are cut from the example batch: indices that "
-            "point into other samples' rows (edges of a graph) then point outside. "
-            "Pass a batch whose tensors have one row per sample, such as padded "
-            "graphs; or ask budgetfit.estimate(model, batch=...), which takes a batch "
+            "Batches of other sizes are made from the given one, and indices then "
+            "point into rows of other samples. Use a mapping with the names x, "
+            "edge_index [2, edges] and batch, without batch_dims for them: graphs are "
+            "cut with their edges; or padded samples with one row each in every "
+            "tensor; or ask budgetfit.estimate(model, batch=...), which takes a batch "
             "as it is."
         )
     return (

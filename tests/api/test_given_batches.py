@@ -1,5 +1,6 @@
 """Batches and losses out of files, sizes of images, and text alone."""
 
+import copy
 import json
 import sys
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from torch import nn
 import budgetfit
 from budgetfit import InputError, Recipe
 from budgetfit.api.estimate import estimate_settings, layers
-from tests.core.test_sample_count import boxes
+from tests.core.test_sample_count import bags, boxes, graphs, without
 
 FILE = """
 import torch
@@ -73,7 +74,8 @@ def file(tmp_path: Path) -> Iterator[Path]:
 
 
 def planned(model: object, **asked: Any) -> budgetfit.Plan:
-    return budgetfit.plan(model, gpu="t4", batch_size=2, precision="fp32", **asked)  # type: ignore[arg-type]
+    asked = {"batch_size": 2} | asked
+    return budgetfit.plan(model, gpu="t4", precision="fp32", **asked)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -278,6 +280,99 @@ def test_boxes_of_all_images_are_no_samples() -> None:
     )
     assert plan.model.batch["0.img"][0][0] == 2
     assert budgetfit.verify(plan, device="cpu").passed
+
+
+class Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(12, 8, mode="sum")
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(
+        self, ids: torch.Tensor, offsets: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        hidden = self.bags(ids, offsets)
+        for block in self.blocks:
+            hidden = torch.relu(block(hidden))
+        return (hidden.mean(1) - y).square().mean()
+
+
+class Graphs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        edge_index: torch.Tensor,
+        batch: torch.Tensor,
+        y: torch.Tensor,
+    ) -> torch.Tensor:
+        for block in self.blocks:
+            x = x.index_add(0, edge_index[1], torch.tanh(block(x)[edge_index[0]]))
+        found = x.new_zeros(len(y), 3).index_add(0, batch, x)
+        return (found.mean(1) - y).square().mean()
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return self.lstm(packed)[1][0].square().mean()
+
+
+RAGGED: list[tuple[type[nn.Module], dict[str, torch.Tensor]]] = [
+    (Bags, without(bags(3, 2, 4, 3), "per_sample_weights")),
+    (Graphs, without(graphs(4, 2, 5, 3), "edge_attr", "ptr")),
+    (Packed, {"x": torch.ones(4, 9, 3), "lengths": torch.tensor([9, 5, 5, 1])}),
+]
+
+
+@pytest.mark.parametrize(("kind", "batch"), RAGGED)
+def test_ragged_batches_are_planned_cut_and_verified(
+    kind: type[nn.Module], batch: dict[str, torch.Tensor]
+) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    plain = copy.deepcopy(model)
+    sgd = torch.optim.SGD(plain.parameters(), lr=0.1)
+    plain(**batch).backward()
+    sgd.step()
+    for size in (4, 9):  # its own, and one that repeats samples
+        assert planned(model, batch=batch, batch_size=size).recipe.batch_size == size
+    plan = planned(model, batch=batch, effective_batch_size=4, optimizer="sgd")
+    assert budgetfit.verify(plan, model, device="cpu").passed
+    with budgetfit.apply(plan, model, learning_rate=0.1) as run:
+        for part in run.parts(batch):
+            run.step(part)
+        assert run.steps_done == 1
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(weight, plain.state_dict()[name])
+
+
+def test_sizes_that_are_traced_each_for_itself_are_few() -> None:
+    said: list[str] = []
+    batch = without(bags(3, 2, 4, 3), "per_sample_weights")
+    budgetfit.plan(
+        Bags(), gpu="t4", batch=batch, precision="fp32", progress=said.append
+    )
+    assert sum(text.startswith("tracing batch") for text in said) < 60
+
+
+def test_offsets_without_their_name_are_refused() -> None:
+    batch = tuple(without(bags(3, 2, 4, 3), "per_sample_weights").values())
+    with pytest.raises(InputError, match=r"'1' \[4\] looks like the offsets.* Use a b"):
+        planned(Bags(), batch=batch)
+
+
+def test_graphs_without_names_are_told_which_to_use() -> None:
+    batch = tuple(without(graphs(4, 2, 5, 3), "edge_attr", "ptr").values())
+    with pytest.raises(budgetfit.BudgetfitError, match=r"Use a mapping.*edge_index"):
+        planned(Graphs(), batch=batch)
 
 
 def test_a_model_that_saves_nothing_but_its_batch_grows_with_it() -> None:

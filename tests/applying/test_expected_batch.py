@@ -9,7 +9,8 @@ from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch, split
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
-from tests.core.test_sample_count import boxes, masks, patches
+from budgetfit.errors import InputError
+from tests.core.test_sample_count import bags, boxes, graphs, masks, patches
 
 # Made with 2 samples of 16 tokens; a plan for micro-batches of 4.
 EXAMPLE = {
@@ -126,6 +127,23 @@ def test_boxes_and_patches_go_with_their_image() -> None:
     first, second = split_batch(patches((1, 2, 2), (1, 4, 2), (1, 2, 4)), 2)
     assert [len(part["pixel_values"]) for part in (first, second)] == [12, 8]
     assert second["image_grid_thw"].tolist() == [[1, 2, 4]]
+
+
+def test_graphs_and_bags_are_cut_with_their_samples() -> None:
+    first, second = split_batch(graphs(4, 2, 3), 2)
+    assert first["ptr"].tolist() == [0, 4, 6]
+    assert second["edge_index"].tolist() == [[0, 1, 2], [2, 0, 1]]
+    assert second["batch"].tolist() == [0, 0, 0]
+    assert second["edge_attr"][:, 0].tolist() == [7, 8, 9]
+    for with_end in (False, True):
+        first, second = split_batch(bags(3, 2, 4, 3, with_end=with_end), 2)
+        assert first["offsets"].tolist() == [0, 3] + [5] * with_end
+        assert second["offsets"].tolist() == [0, 4] + [7] * with_end
+        assert second["ids"].tolist() == [5, 6, 7, 8, 9, 10, 11]
+    mixed = graphs(2, 2) | {"batch": torch.tensor([0, 1, 0, 1])}
+    assert next(split_batch(mixed, 2)) is mixed
+    with pytest.raises(InputError, match="cannot be cut into graphs"):
+        list(split_batch(mixed, 1))
 
 
 def test_a_plan_for_lists_of_samples_knows_how_many_there_are() -> None:

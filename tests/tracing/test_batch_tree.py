@@ -18,7 +18,7 @@ from budgetfit.batches.batch_tree import (
 )
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.errors import InputError
-from tests.core.test_sample_count import boxes, masks
+from tests.core.test_sample_count import bags, boxes, graphs, masks, without
 
 
 class Pair(NamedTuple):
@@ -97,8 +97,16 @@ def test_tensors_without_the_batch_dimension_stay_the_same_objects() -> None:
 
 def test_rows_are_repeated_in_order_and_so_stay_valid() -> None:
     resized = resize_batch({"x": torch.tensor([[1, 2], [3, 4]])}, 5)["x"]
-    assert resized.tolist() == [[1, 2], [3, 4], [1, 2], [3, 4], [1, 2]]
+    assert resized.tolist() == [[1, 2]] * 3 + [[3, 4]] * 2
     assert resize_batch(torch.tensor([5, 6, 7]), 2).tolist() == [5, 6]
+    of_first = resize_batch(torch.tensor([5, 6, 7]), 4, of_first=2)
+    assert of_first.tolist() == [5, 5, 6, 6]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 64])
+def test_sorted_samples_stay_sorted_at_every_size(size: int) -> None:
+    lengths = resize_batch({"lengths": torch.tensor([9, 5, 1])}, size)["lengths"]
+    assert lengths.tolist() == sorted(lengths.tolist(), reverse=True)
 
 
 def test_a_resized_tensor_owns_a_storage_of_exactly_its_size() -> None:
@@ -155,8 +163,8 @@ def test_detection_targets_are_repeated_as_a_list_of_samples() -> None:
 def test_lists_of_tensors_are_repeated_sample_by_sample() -> None:
     found = resize_batch(masks(1, 3), 3)
     assert found["pixel_values"].shape[0] == 3
-    assert [len(item) for item in found["mask_labels"]] == [1, 3, 1]
-    assert found["mask_labels"][0] is not found["mask_labels"][2]
+    assert [len(item) for item in found["mask_labels"]] == [1, 1, 3]
+    assert found["mask_labels"][0] is not found["mask_labels"][1]
     images = (torch.zeros(3, 8, 8), torch.zeros(3, 9, 9))
     targets = tuple({"boxes": torch.zeros(n, 4)} for n in (3, 3))
     cut, kept = resize_batch((images, targets), 1)
@@ -166,9 +174,67 @@ def test_lists_of_tensors_are_repeated_sample_by_sample() -> None:
 def test_boxes_are_repeated_with_their_image_and_numbered_anew() -> None:
     found = resize_batch(boxes(1, 2), 4)
     assert found["img"].shape[0] == 4
-    assert found["batch_idx"].tolist() == [0, 1, 1, 2, 3, 3]
+    assert found["batch_idx"].tolist() == [0, 1, 2, 2, 3, 3]
     assert found["bboxes"].shape == (6, 4)
     assert resize_batch(boxes(1, 2), 1)["batch_idx"].tolist() == [0]
+
+
+def test_graphs_are_repeated_with_their_edges() -> None:
+    found = resize_batch(graphs(2, 3), 3)
+    assert found["x"][:, 0].tolist() == [1, 2, 1, 2, 3, 4, 5]
+    assert found["edge_index"].tolist() == [
+        [0, 1, 2, 3, 4, 5, 6],
+        [1, 0, 3, 2, 6, 4, 5],
+    ]
+    assert found["edge_attr"][:, 0].tolist() == [1, 2, 1, 2, 3, 4, 5]
+    assert found["batch"].tolist() == [0, 0, 1, 1, 2, 2, 2]
+    assert found["ptr"].tolist() == [0, 2, 4, 7]
+    one = resize_batch(without(graphs(2), "batch", "ptr", "y"), 2)
+    assert one["edge_index"].tolist() == [[0, 1, 2, 3], [1, 0, 3, 2]]
+    assert one["x"].shape == (4, 3)
+
+
+@pytest.mark.parametrize("with_end", [False, True])
+def test_bags_are_cut_at_their_offsets(*, with_end: bool) -> None:
+    found = resize_batch(bags(2, 0, 3, with_end=with_end), 4)
+    assert found["ids"].tolist() == [0, 1, 0, 1, 2, 3, 4]
+    assert found["per_sample_weights"].tolist() == found["ids"].tolist()
+    assert found["offsets"].tolist() == [0, 2, 4, 4] + [7] * with_end
+    assert found["y"].tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (graphs(2, 3) | {"edge_index": torch.tensor([[0, 1], [1, 4]])}, "edge_index"),
+        (graphs(2, 3) | {"edge_index": torch.tensor([[4, 0], [3, 1]])}, "edge_index"),
+        (graphs(2, 3) | {"batch": torch.tensor([0, 1, 0, 1, 1])}, "edge_index"),
+        (
+            {name: each.to("meta") for name, each in graphs(2, 3).items()},
+            "edge_index",
+        ),
+        (bags(2, 0, 1), "offsets"),  # as many ids as labels
+        (bags(2, 3) | {"others": torch.zeros(7, dtype=torch.long)}, "offsets"),
+        ({name: each.to("meta") for name, each in bags(2, 3).items()}, "offsets"),
+    ],
+)
+def test_rows_that_belong_to_no_sample_are_refused_in_one_line(
+    batch: Batch, message: str
+) -> None:
+    samples = batch_size_of(batch)
+    assert describe_batch(resize_batch(batch, samples)) == describe_batch(batch)
+    with pytest.raises(InputError, match=rf"^{message}.*Use .*estimate") as error:
+        resize_batch(batch, samples - 1)
+    assert "\n" not in str(error.value)
+
+
+def test_several_bags_have_names_with_a_common_start() -> None:
+    words = {f"words_{name}": each for name, each in bags(2, 3).items() if name != "y"}
+    others = {f"tags_{name}": each for name, each in bags(1, 3).items() if name != "y"}
+    found = resize_batch({**words, **others, "y": torch.zeros(2)}, 1)
+    assert found["words_ids"].tolist() == [0, 1]
+    assert found["tags_ids"].tolist() == [0]
+    assert found["tags_per_sample_weights"].tolist() == [0]
 
 
 def test_a_list_of_mappings_that_are_no_samples_stays_as_it_is() -> None:

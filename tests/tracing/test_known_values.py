@@ -2,6 +2,7 @@
 
 # ruff: noqa: ARG005, SLF001 - some questions ignore what they are given
 
+import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -496,3 +497,11 @@ def test_experts_together_take_what_they_really_take() -> None:
         assert log.live_bytes - before == real
         del out
     assert list(values.notes) == [EVEN_CHOICE]
+
+
+def test_a_list_of_known_numbers_is_read_at_once(
+    values: KnownValues, stand_in: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    fake = stand_in(MASK)
+    with patch_libraries(values), unittest.mock.patch.object(FakeTensor, "item"):
+        assert fake.tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]

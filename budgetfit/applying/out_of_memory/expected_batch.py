@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.pytree import named_tensors_in
+from budgetfit.batches.packed_rows import is_tensor
 from budgetfit.batches.sample_count import (
     batch_from_shapes,
     children_of,
     count_samples,
     has_entry_per_sample,
     is_list_of_other_items,
-    is_tensor,
     join_path,
     packed_rows,
     sample_dimension,
@@ -138,11 +138,12 @@ class ExpectedBatch:
 def split_batch(batch: Any, size: int, dims: SampleDims = FIRST_DIM) -> Iterator[Any]:
     """Split a batch into micro-batches of ``size`` samples; the last may be shorter.
 
-    Rows of boxes, nodes or patches go with their sample. Tensors and lists without an
-    entry per sample are in every part. A smaller batch is yielded unchanged.
+    Rows of boxes, nodes, edges, patches or bags go with their sample. Tensors and lists
+    without an entry per sample are in every part. A smaller batch is yielded unchanged.
 
     Raises:
-        InputError: The batch contradicts ``dims``.
+        InputError: The batch contradicts ``dims``, or its rows cannot be assigned to
+            samples (``packed_rows``).
     """
     samples = count_samples(batch, dims)
     if samples is None or samples <= size:
@@ -164,11 +165,11 @@ def _slice(part: Any, samples: int, taken: range, dims: SampleDims, path: str) -
     if children is None or is_list_of_other_items(part, dims, path):
         return part
     if isinstance(part, Mapping):
-        rows, index = packed_rows(part, samples, dims, path)
+        rows = packed_rows(part, samples, dims, path)
         return {
             name: _slice(each, samples, taken, dims, join_path(path, str(name)))
             if name not in rows
-            else _rows(each, rows[name], taken, is_index=name == index)
+            else rows[name].take(each, taken)
             for name, each in part.items()
         }
     parts = {
@@ -179,13 +180,6 @@ def _slice(part: Any, samples: int, taken: range, dims: SampleDims, path: str) -
         return dataclasses.replace(part, **parts)
     values = parts.values()
     return type(part)(*values) if hasattr(part, "_fields") else type(part)(values)
-
-
-def _rows(tensor: Any, shares: list[int], taken: range, *, is_index: bool) -> Any:
-    """Return the rows of a range of samples; a sample index is renumbered from 0."""
-    start, count = sum(shares[: taken.start]), sum(shares[taken.start : taken.stop])
-    rows = tensor.narrow(0, start, count)
-    return rows - taken.start if is_index else rows
 
 
 def _shapes(batch: Any) -> dict[str, Shape]:

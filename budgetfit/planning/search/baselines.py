@@ -23,6 +23,7 @@ from budgetfit.solvers.batch_size_grid import (
     largest_fitting,
 )
 from budgetfit.solvers.problem import Problem, Solution
+from budgetfit.timing.kernel_times import StepTime
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate
@@ -110,9 +111,7 @@ class BaselineProfile:
 
     def profile_at(self, batch_size: int) -> ChainProfile:
         """Return a chain of one block with the time of the whole micro-batch."""
-        recipe = replace(self._recipe, batch_size=batch_size)
-        gpu, trace = self._session.workload.gpu, self._session.traces.affine(recipe)
-        time = step_time(trace, recipe, gpu)
+        time = self._time(batch_size)
         block = BlockProfile(
             name="all",
             options=(_NOTHING,),
@@ -139,11 +138,29 @@ class BaselineProfile:
             explanation="replayed",
         )
 
+    def _time(self, size: int) -> StepTime:
+        """Return the time of a step.
+
+        Where each batch size is traced for itself, one between two that were replayed
+        has the time on the line through them: to trace each would take minutes.
+        """
+        recipe = replace(self._recipe, batch_size=size)
+        below = max((seen for seen in self._seen if seen < size), default=size)
+        above = min((seen for seen in self._seen if seen > size), default=size)
+        traces = self._session.traces
+        if size in self._seen or size in (below, above) or traces.is_affine(recipe):
+            return step_time(traces.affine(recipe), recipe, self._session.workload.gpu)
+        share = (size - below) / (above - below)
+        ends = zip(self._time(below), self._time(above), strict=True)
+        return StepTime(*(round(low + share * (high - low)) for low, high in ends))
+
     def _fits(self, size: int) -> bool:
         """Whether a batch size fits, by the largest that does: memory is monotonic."""
-        trace = self._session.traces.affine(replace(self._recipe, batch_size=size))
-        if len(trace.batch_sizes) == 1:
-            return self._replayed(size)
+        recipe = replace(self._recipe, batch_size=size)
+        if not self._session.traces.is_affine(recipe):
+            larger = (seen for seen, fits in self._seen.items() if fits and seen > size)
+            return any(larger) or self._replayed(size)
+        trace = self._session.traces.affine(recipe)
         if self._largest is None:
             bound = self._largest_by_live_bytes(trace)
             self._largest = largest_fitting(self._replayed, bound)

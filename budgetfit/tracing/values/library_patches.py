@@ -32,8 +32,17 @@ def patch_libraries(values: KnownValues) -> Iterator[None]:
     def numpy(fake: FakeTensor, *, force: bool = False) -> np.ndarray[Any, Any]:  # noqa: ARG001
         return values.array_of(fake)
 
+    item_by_item = FakeTensor.tolist
+
+    def tolist(fake: FakeTensor) -> Any:
+        # torch reads each item with an op of its own: minutes for long offsets.
+        if fake.is_floating_point() or values.value(fake) is None:
+            return item_by_item(fake)
+        return values.array_of(fake).tolist()
+
     patches: list[tuple[Any, str, Any]] = [
         (FakeTensor, "numpy", numpy),
+        (FakeTensor, "tolist", tolist),
         (FakeTensor, "__format__", _formatted),
         (torch, "tensor", _reading_lists(torch.tensor)),
         (torch.utils, "swap_tensors", _swapping_others(torch.utils.swap_tensors)),
