@@ -18,6 +18,7 @@ from tests.accuracy.op_level.op_layouts import Case
 # Recordings of odd calls: any layout, dtype and size.
 ODD = (
     "bilinear",
+    "complex_numbers",
     "embedding_bags",
     "folds",
     "long_rows",
@@ -36,6 +37,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "batch_norms": module_cases.batch_norms,
     "bilinear": module_cases.bilinear,
     "binary": plain_cases.binary,
+    "complex_numbers": plain_cases.complex_numbers,
     "convolutions": index_cases.convolutions,
     "every_convolution": convolution_cases.every_convolution,
     "embeddings": layer_cases.embeddings,

@@ -314,3 +314,17 @@ def makers() -> Iterator[Case]:
         yield "split_with_sizes_copy", [tensor([7, 9], dtype), [3, 4]], {}
         yield "pixel_shuffle", [tensor([2, 8, 6, 6], dtype), 2], {}
         yield "bucketize.Tensor", [z, tensor([64], dtype)], {}
+
+
+def complex_numbers() -> Iterator[Case]:
+    """Their size and angle, which are real."""
+    rng = seeded(72)
+    for _ in range(12):
+        dtype = rng.choice((torch.complex64, torch.complex128))
+        rows, columns = rng.randint(1, 900), rng.randint(1, 900)
+        x = tensor([rows, columns], dtype)
+        if rng.random() < 0.3:
+            x = tensor([rows, columns], dtype, [1, rows])
+        yield "abs", [x], {}
+        yield "angle", [x], {}
+        yield "angle", [tensor([rows, columns], torch.float32)], {}

@@ -1,7 +1,7 @@
 """Pointwise ops: casts to a common dtype, scalars as tensors, outputs in another order.
 
-Sources: ``TensorCompare.cpp`` (``where``, ``isinf``), ``Pow.cpp``, ``Dropout.cu`` and
-``Distributions.cu`` in ``aten/src/ATen/native``.
+Sources: ``TensorCompare.cpp`` (``where``, ``isinf``), ``UnaryOps.cpp``, ``Pow.cpp``,
+``Dropout.cu`` and ``Distributions.cu`` in ``aten/src/ATen/native``.
 """
 
 from __future__ import annotations
@@ -62,6 +62,14 @@ def resized_output(call: Call) -> Steps:
 def isinf(call: Call) -> Steps:
     """Absolute values."""
     if call.args[0].is_floating_point():
+        yield copy_of(call.args[0])
+    yield OUTPUTS
+
+
+@kernel_memory("abs", "angle")
+def size_or_angle(call: Call) -> Steps:
+    """Of complex numbers as complex ones first (``UnaryOps.cpp``)."""
+    if call.args[0].is_complex():
         yield copy_of(call.args[0])
     yield OUTPUTS
 
