@@ -317,7 +317,7 @@ def makers() -> Iterator[Case]:
 
 
 def complex_numbers() -> Iterator[Case]:
-    """Their size and angle, which are real."""
+    """Of two real ones, and their size and angle, which are real."""
     rng = seeded(72)
     for _ in range(12):
         dtype = rng.choice((torch.complex64, torch.complex128))
@@ -327,4 +327,7 @@ def complex_numbers() -> Iterator[Case]:
             x = tensor([rows, columns], dtype, [1, rows])
         yield "abs", [x], {}
         yield "angle", [x], {}
-        yield "angle", [tensor([rows, columns], torch.float32)], {}
+        real = tensor([rows, columns], rng.choice((torch.float32, torch.float64)))
+        yield "angle", [real], {}
+        yield "complex", [real, real], {}
+        yield "polar", [real, real], {}

@@ -68,10 +68,11 @@ def isinf(call: Call) -> Steps:
 
 @kernel_memory("abs", "angle")
 def size_or_angle(call: Call) -> Steps:
-    """Of complex numbers as complex ones first (``UnaryOps.cpp``)."""
+    """Of complex numbers as complex ones, which are then copied into real ones."""
     if call.args[0].is_complex():
         yield copy_of(call.args[0])
-    yield OUTPUTS
+        if call.func is aten.angle.default:
+            yield OUTPUTS
 
 
 @kernel_memory("pow.Scalar")
