@@ -22,8 +22,8 @@ FAULTS: Final = (
     ),
     Fault(
         "memory/caching_allocator.py",
-        "                    if size <= most_small\n",
-        "                    if size < most_small\n",
+        "keys = small if size <= most_small else large",
+        "keys = small if size < most_small else large",
         "memory",
     ),
     Fault(

@@ -43,8 +43,8 @@ def test_packed_patches_move_with_their_sample() -> None:
     ids = torch.zeros(2, 5, dtype=torch.int64)
     batch = {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": grid}
     more = resize_batch(batch, 3)
-    assert more["pixel_values"].flatten().tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
-    assert more["image_grid_thw"].tolist() == [[1, 1, 2], [1, 2, 2], [1, 1, 2]]
+    assert more["pixel_values"].flatten().tolist() == [0, 1, 0, 1, 2, 3, 4, 5]
+    assert more["image_grid_thw"].tolist() == [[1, 1, 2], [1, 1, 2], [1, 2, 2]]
     fewer = resize_batch(batch, 1)
     assert fewer["pixel_values"].flatten().tolist() == [0, 1]
     assert batch_size_of(more) == 3
