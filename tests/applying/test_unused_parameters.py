@@ -7,8 +7,8 @@ from torch import Tensor, distributed, nn
 from budgetfit import InputError, Parallelism
 from budgetfit.applying.run.run import Run
 from tests.applying.test_many_ranks import batches, start
-from tests.reporting.sample_plans import sample_recipe
 from tests.gloo_ranks import on_ranks
+from tests.reporting.sample_plans import sample_recipe
 
 
 class Experts(nn.Module):
@@ -28,7 +28,7 @@ class Experts(nn.Module):
         return total
 
 
-def _train(run_all: bool, steps: int) -> list[str]:  # noqa: FBT001 - sent to a process
+def _train(run_all: bool, steps: int) -> list[str]:
     torch.manual_seed(0)
     recipe = sample_recipe(
         batch_size=2,
