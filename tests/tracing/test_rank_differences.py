@@ -30,6 +30,19 @@ class Routed(nn.Module):
         return x + out
 
 
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(Routed() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
 class Masked(nn.Module):
     """Chooses rows by a mask, for all of its modules."""
 
@@ -94,18 +107,16 @@ def test_experts_that_may_get_no_sample_must_run_on_all_ranks(
 
 def test_a_plan_prints_it() -> None:
     plan = budgetfit.plan(
-        nn.Sequential(Routed(), Routed()),
-        gpu="t4",
-        checkpointing="none",
+        Layers(),
         precision="fp32",
+        gpu="t4",
         batch=torch.ones(4, WIDTH),
-        loss=lambda out, _: out.square().mean(),
         gpus=2,
         engine="ddp",
         effective_batch_size=16,
     )
     text = " ".join(str(plan).split())
-    assert "which experts run in '0' may depend on a rank's samples" in text
+    assert "which experts run in 'layers.0' may depend on a rank's samples" in text
 
 
 def test_masks_frozen_experts_and_one_gpu_need_no_warning() -> None:

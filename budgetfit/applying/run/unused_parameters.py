@@ -26,7 +26,7 @@ def check_all_reduced(wrapped: nn.Module | None) -> None:
     if not isinstance(wrapped, DistributedDataParallel):
         return
     try:
-        wrapped._check_reducer_finalized()  # type: ignore[no-untyped-call]
+        wrapped._check_reducer_finalized()
     except RuntimeError as error:
         if "finished reduction" not in str(error):
             raise
