@@ -37,7 +37,7 @@ class Layers(nn.Module):
         self.layers = nn.ModuleList(Routed() for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
+        x = self.first(x).flatten(0, 1)  # rows for all experts
         for layer in self.layers:
             x = layer(x)
         return x.square().mean()
@@ -110,7 +110,7 @@ def test_a_plan_prints_it() -> None:
         Layers(),
         precision="fp32",
         gpu="t4",
-        batch=torch.ones(4, WIDTH),
+        batch=torch.ones(4, 8, WIDTH),
         gpus=2,
         engine="ddp",
         effective_batch_size=16,
