@@ -65,6 +65,7 @@ from budgetfit.applying.run.step_conditions import (
     check_grad_and_autocast,
 )
 from budgetfit.applying.run.step_monitor import StepMonitor
+from budgetfit.applying.run.unused_parameters import check_all_reduced
 from budgetfit.applying.sharding import gradient_sync, wrap
 from budgetfit.applying.torch_compile import compiled_modules, warn_compiled_after_apply
 from budgetfit.applying.training_modes import TrainingModes
@@ -247,7 +248,8 @@ class Run:
 
         Raises:
             InputError: If the step is not the planned one: an empty batch, other
-                parameters, gradients that other code changed.
+                parameters, gradients that other code changed. Under DDP also if a
+                parameter gets no gradient.
             TrainingOutOfMemoryError: With predicted and measured memory, and a recipe
                 that should fit. It is a ``torch.OutOfMemoryError`` and a
                 ``BudgetfitError``.
@@ -571,6 +573,8 @@ class Run:
         Returns:
             The loss as the model computed it, times the factor, detached.
         """
+        if not self._is_trace:
+            check_all_reduced(self._wrapped)  # of a step whose error was caught
         with (
             self.autocast(),
             self._blocks.training_forward(),
@@ -593,6 +597,8 @@ class Run:
         else:
             engine: Any = self._wrapped
             engine.backward(value, scale_wrt_gas=False)
+        if not self._is_trace:
+            check_all_reduced(self._wrapped)
         return reported
 
     def _update(self, max_grad_norm: float | None) -> None:

@@ -90,14 +90,15 @@ class StepMonitor:
 
     def _warn_if_smaller(self, batch: Any) -> None:
         """Warn if the loader's first batch has fewer samples than planned."""
-        planned, effective = self._recipe.batch_size, self._recipe.samples_per_rank
+        planned, effective = self._recipe.batch_size, self._recipe.effective_batch_size
         samples = count_samples(batch, self._dims) or planned
         if self._plan is not None and samples < planned:
+            whole = samples * effective // planned
             warnings.warn(
-                f"The first micro-batch has {samples} samples, the plan's {planned}. "
-                f"With all like it an effective batch would have "
-                f"{samples * effective // planned} samples, not {effective}. Let the "
-                f"loader yield {planned}, or a multiple that run.parts cuts.",
+                f"The first micro-batch has {_counted(samples)}, the plan's {planned}. "
+                f"With all like it an effective batch would have {_counted(whole)}, "
+                f"not {effective}. Let the loader yield {planned}, or a multiple that "
+                "run.parts cuts.",
                 stacklevel=5,
             )
 
@@ -159,6 +160,10 @@ class StepMonitor:
             module=running_module(error, self._model),
         )
         return out_of_memory_error(error, step, device=self._device, plan=self._plan)
+
+
+def _counted(samples: int) -> str:
+    return "1 sample" if samples == 1 else f"{samples} samples"
 
 
 def _record(ran: set[str], name: str, *_: object) -> None:

@@ -23,6 +23,7 @@ from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
 from budgetfit.tracing.isolation.python_state import python_state_preserved
 from budgetfit.tracing.recording.loop_recorder import LoopRecorder
 from budgetfit.tracing.recording.module_tracker import ModuleTracker
+from budgetfit.tracing.recording.rank_differences import ChangedBuffers, experts_note
 from budgetfit.tracing.recording.raw_trace import (
     LoopRunner,
     RawTrace,
@@ -32,6 +33,7 @@ from budgetfit.tracing.recording.raw_trace import (
 from budgetfit.tracing.recording.step_recorder import StepRecorder
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.recording.tensor_owners import log_weights
+from budgetfit.tracing.values.assumptions import EVEN_CHOICE
 from budgetfit.tracing.values.concrete_execution import weight_values
 from budgetfit.tracing.values.known_values import KnownValues
 from budgetfit.tracing.values.library_patches import patch_libraries
@@ -162,6 +164,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
             at_end.callback(_remove_optimizer_hooks, runner)
             if parallelism is not None:
                 tracker.hook_wrapped(fake)
+                changed = ChangedBuffers(fake)
             if isinstance(runner, LoopRunner):
                 LoopRecorder(recorder, steps, micro_steps).train(runner, sized)
             else:
@@ -170,6 +173,10 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         _recategorize_forward_temporaries(raw)
         raw.notes = sorted(semantics.notes) if semantics is not None else []
         raw.notes += values.note_lines()
+        if parallelism is not None:
+            chooser = values.notes.get(EVEN_CHOICE)
+            raw.notes += experts_note(fake, chooser, parallelism.engine)
+            raw.notes += changed.note(parallelism.engine)
         raw.gives_containers = tracker.gives_containers
         tracker.remove_hooks()
     return raw
