@@ -101,6 +101,11 @@ def test_accelerate_reads_the_file(precision: str, word: str, tmp_path: Path) ->
     assert config.distributed_type.value == "NO"
 
 
+def test_the_training_script_shuffles_its_samples() -> None:
+    text = accelerate_module.export_text(plan_for(tiny_model("gpt2")), "plan.json")
+    assert f"DataLoader(dataset, batch_size={BATCH_SIZE}, shuffle=True)" in text
+
+
 def test_accelerate_launch_runs_a_script_with_the_file(tmp_path: Path) -> None:
     plan = plan_for(tiny_model("gpt2"), precision="bf16-mixed")
     config = tmp_path / "accelerate.yaml"
