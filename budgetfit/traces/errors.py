@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from budgetfit.errors import TraceError
+from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
 from budgetfit.tracing.values.concrete_execution import (
     MAX_WEIGHTS_BYTES,
     weights_bytes,
@@ -54,6 +55,10 @@ _ADVICE: Final = {
         "fully_shard takes no scalar parameters: make it a tensor of one element, "
         'nn.Parameter(torch.tensor([value])), or use engine="ddp".'
     ),
+    ("self.dim() cannot be 0 to view",): (
+        "DeepSpeed takes no scalar parameters: make it a tensor of one element, "
+        'nn.Parameter(torch.tensor([value])), or use engine="ddp".'
+    ),
     ("NestedTensor", "NestedInt", "shape_env must not be None"): (
         "Nested tensors are not traced. Use padded samples with a mask "
         "(torch.nested.to_padded_tensor) in their place."
@@ -64,6 +69,11 @@ _ADVICE: Final = {
         'weight. Use another optimizer, or engine="ddp".'
     ),
 }
+
+_COMPILED: Final = (
+    'torch.compile runs it while it compiles. Use compile="none", or "auto", which '
+    "does without where that fails."
+)
 
 _SPARSE: Final = (
     "Sparse tensors in a batch are not planned: batches of 2 and 3 samples are cut "
@@ -102,10 +112,11 @@ def trace_error(
             op=op,
         )
     said = f"{type(error).__name__}: {text}"
+    runs = "be traced compiled" if _is_of_compiling(error) else "run on fake tensors"
     if isinstance(error, UnknownValueError):
         said = f"its own values decide what it does: {text}"
     return TraceError(
-        f"{name} cannot run on fake tensors{place}: {said}. "
+        f"{name} cannot {runs}{place}: {said}. "
         f"{_SPARSE if is_sparse else _advice(model, error)}",
         module=module or name,
         op=op,
@@ -133,6 +144,8 @@ def _advice_on(error: Exception) -> str:
     for words, advice in _ADVICE.items():
         if any(word in str(error) for word in words):
             return advice
+    if _is_of_compiling(error):
+        return _COMPILED
     if isinstance(error, IndexError) and not _NO_ROW.search(str(error)):
         return (
             "Batches of other sizes are made from the given one, and indices then "
@@ -145,6 +158,14 @@ def _advice_on(error: Exception) -> str:
     return (
         "Pass an example batch that the model's forward accepts (batch=...), and a "
         "loss= if it returns none."
+    )
+
+
+def _is_of_compiling(error: Exception) -> bool:
+    """Whether it was raised where torch.compile compiles, or runs what it could not."""
+    return any(
+        frame.f_globals.get("__name__") == CompiledBlocks.__module__
+        for frame, _ in traceback.walk_tb(error.__traceback__)
     )
 
 

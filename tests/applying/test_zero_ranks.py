@@ -1,5 +1,6 @@
 """A plan for DeepSpeed's ZeRO, carried out by two processes with gloo."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,18 +8,26 @@ import pytest
 import torch
 
 import budgetfit
-from budgetfit import InputError, Parallelism
+from budgetfit import InputError, Parallelism, Recipe, Segment
 from budgetfit.core.parallelism import ZeroStage
 from tests.applying.test_many_ranks import RANKS, UPDATES, assert_same, batches, start
 from tests.applying.test_many_ranks import one_process as one_process_of
 from tests.gloo_ranks import on_ranks
+from tests.integrations.tiny_training import plan_for
 from tests.zero_ranks import deepspeed_of_its_own
-
-STAGES: tuple[ZeroStage, ...] = (1, 2, 3)
 
 
 def zero(stage: ZeroStage) -> dict[str, Any]:
     return {"engine": "deepspeed", "zero_stage": stage}
+
+
+RECOMPUTED = Recipe(
+    batch_size=3,
+    precision="fp32",
+    optimizer="sgd",
+    segments=tuple(Segment((f"transformer.h.{i}",)) for i in range(4)),
+    parallelism=Parallelism(gpus=RANKS, **zero(3)),
+)
 
 
 def weights(run: budgetfit.Run) -> dict[str, torch.Tensor]:
@@ -82,12 +91,55 @@ def _refused(folder: str) -> dict[str, str]:
     return said
 
 
+class Block(torch.nn.MultiheadAttention):
+    """It takes a weight from a layer that it does not call: ``out_proj``'s."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x + super().forward(x, x, x, need_weights=False)[0]
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(64, 16)
+        blocks = torch.nn.ModuleList(Block(16, 2, batch_first=True) for _ in range(4))
+        self.transformer = torch.nn.ModuleDict({"h": blocks})
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.embedding(input_ids)
+        for block in self.transformer["h"]:  # type: ignore[attr-defined]
+            x = block(x)
+        return (x - labels[..., None]).abs().mean()
+
+
+def _attention_losses(
+    segments: tuple[Segment, ...], parallelism: Parallelism | None
+) -> list[float]:
+    model = Attention()
+    plan = plan_for(
+        model,
+        segments,
+        optimizer="sgd",
+        gradient_accumulation_steps=1,
+        parallelism=parallelism,
+    )
+    run = budgetfit.apply(plan, model, learning_rate=0.1)
+    return [float(run.step(batches(1)[0])) for _ in range(3)]
+
+
+def _recomputed_attention() -> list[float]:
+    with deepspeed_of_its_own():
+        return _attention_losses(RECOMPUTED.segments, RECOMPUTED.parallelism)
+
+
 def _all(folder: str) -> dict[Any, Any]:
     found: dict[Any, Any] = {
         (stage, treated): _train(stage, treated)
         for stage, treated in ((1, "none"), (2, "mixed"), (3, "one"), (3, "host"))
     }
     found |= {stage: _uneven(stage) for stage in (1, 3)}
+    found["attention"] = _recomputed_attention()
     found["refused"] = _refused(folder)
     return found
 
@@ -110,6 +162,9 @@ def test_ranks_of_zero_train_as_one_process_with_all_their_samples(
     assert "run.engine.save_checkpoint" in said["state"]
     assert "run.engine.load_checkpoint" in said["load"]
     assert "keeps gradients of it" in said["after an error"]
+    kept = _attention_losses((), None)
+    assert first.pop("attention") == pytest.approx(kept, rel=1e-5)
+    second.pop("attention")
     uneven = _one_process_uneven()
     for stage in (1, 3):
         assert_same(([], first.pop(stage)), ([], uneven))
@@ -118,6 +173,15 @@ def test_ranks_of_zero_train_as_one_process_with_all_their_samples(
     for case, found in first.items():
         assert_same(found, expected)
         assert_same(found, second[case])
+
+
+def test_weights_that_a_block_takes_from_other_modules_are_traced_recomputed() -> None:
+    batch = batches(1)[0]
+    kept, recomputed = (
+        budgetfit.estimate(Attention(), recipe, gpu="rtx-4090", batch=batch)
+        for recipe in (replace(RECOMPUTED, segments=()), RECOMPUTED)
+    )
+    assert recomputed.step_ms > kept.step_ms
 
 
 def test_what_does_not_run_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def test_the_file_says_what_the_script_needs() -> None:
     text = accelerate_module.export_text(plan_for(tiny_model("gpt2")), "p.json")
     assert '#     plan = budgetfit.Plan.load("p.json")' in text
     assert f"Accelerator(gradient_accumulation_steps={ACCUMULATION})" in text
-    assert f"batch_size={BATCH_SIZE})" in text
+    assert f"DataLoader(dataset, batch_size={BATCH_SIZE}, shuffle=True)" in text
 
 
 def test_only_what_the_installed_accelerate_knows_is_written(

@@ -1,10 +1,14 @@
 """What a user is told where a model cannot be traced."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import budgetfit
+from budgetfit import Recipe
 from budgetfit.errors import InputError, TraceError
 from budgetfit.traces import errors
 from budgetfit.traces.errors import trace_error
@@ -49,6 +53,10 @@ ADVICE: dict[str, tuple[Exception, str]] = {
         ValueError("fully_shard doesn't support scalar parameters. Change scale"),
         'make it a tensor of one element, .* or use engine="ddp"',
     ),
+    "a temperature under DeepSpeed": (
+        RuntimeError("self.dim() cannot be 0 to view Float as Byte (different"),
+        'DeepSpeed takes no scalar parameters: .* or use engine="ddp"',
+    ),
     "anything else": (KeyError("labels"), "Pass an example batch .* and a loss="),
 }
 
@@ -69,6 +77,26 @@ def test_a_model_too_large_for_real_values_is_told_how_large_it_may_be(
     error = UnknownValueError("aten.bincount.default", "it needs values")
     told = str(trace_error(nn.Linear(2, 2), error))
     assert "weights of 8 B or less it is computed for real; these have 24 B" in told
+
+
+class Conditional(nn.Linear):
+    """It runs with real values, which what is compiled does not have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y * 1.5 if float(y.detach().sum()) > 0 else y
+
+
+def test_a_block_that_cannot_be_compiled_is_told_how_to_do_without() -> None:
+    model = nn.Sequential(*(Conditional(4, 4) for _ in range(3)))
+    recipe = Recipe(batch_size=2, precision="fp32", compile="blocks")
+    settings: dict[str, Any] = {"gpu": "rtx-4090", "batch": torch.ones(2, 4)}
+    settings["loss"] = lambda y, _: y.mean()
+    with pytest.raises(
+        TraceError, match=r'cannot be traced compiled, in .* Use compile="none", or "au'
+    ):
+        budgetfit.estimate(model, recipe, **settings)
+    assert budgetfit.estimate(model, replace(recipe, compile="none"), **settings)
 
 
 class Graph(nn.Module):

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 _ABSENT: Any = object()
 _OTHER: Any = object()  # not kept: may hold the graph of an earlier step
-_OF_TORCH = frozenset(vars(nn.Module()))
+# The last: weights that DeepSpeed's ZeRO-3, in a forward, has found that a module takes
+# from another one. It gathers them before the module runs, so also when it runs again.
+_NOT_OF_BLOCK = frozenset((*vars(nn.Module()), "_external_params"))
 _WITHOUT_GRAPH = (nn.Module, type, types.FunctionType, types.ModuleType, Enum)
 
 
@@ -136,7 +138,7 @@ class MutatedAttributes:
     def _roots(self) -> Iterator[tuple[str, Any]]:
         for module in self._modules:
             for name, value in module.__dict__.items():
-                if kind_of(value) is not None and name not in _OF_TORCH:
+                if kind_of(value) is not None and name not in _NOT_OF_BLOCK:
                     yield name, value
         for places, name in self._globals:
             yield name, places.get(name)

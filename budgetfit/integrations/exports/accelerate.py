@@ -129,6 +129,7 @@ def export_text(plan: Plan, plan_file: str) -> str:
         if several is not None and several.nodes > 1
         else []
     )
+    samples = f"dataset, batch_size={plan.recipe.batch_size}"
     script = [
         "",
         *machines,
@@ -143,7 +144,7 @@ def export_text(plan: Plan, plan_file: str) -> str:
         f"    plan = budgetfit.Plan.load({to_source(plan_file)})",
         "    plan.prepare(model)  # recomputes the planned blocks",
         "    optimizer = plan.make_optimizer(model.parameters(), lr=5e-5)",
-        f"    loader = DataLoader(dataset, batch_size={plan.recipe.batch_size})",
+        f"    loader = DataLoader({samples}, shuffle=True)",
         *accelerator,
     ]
     comments = [
