@@ -6,11 +6,16 @@
 import gc
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from budgetfit.calibration.file import FOLDER_VARIABLE
 from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests import durations
+
+# No test asserts a time: a busy machine is no failure.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)
