@@ -193,6 +193,24 @@ FAULTS: Final = (
         "tracing",
     ),
     Fault(
+        "tracing/recording/steady_state.py",
+        "for column in (log.scratch, log.unverified, log.streams):",
+        "for column in (log.scratch, log.unverified):",
+        "tracing",
+    ),
+    Fault(
+        "tracing/cuda/kernel_dtypes.py",
+        "if one != other and call.func",
+        "if one == other and call.func",
+        "tracing",
+    ),
+    Fault(
+        "tracing/values/value_checks.py",
+        'if dis.opname[last[0].co_code[trace.tb_lasti]] != "RAISE_VARARGS":',
+        'if dis.opname[last[0].co_code[trace.tb_lasti]] == "RAISE_VARARGS":',
+        "tracing",
+    ),
+    Fault(
         "tracing/recording/tensor_owners.py",
         "if owners.setdefault(index, layer) != layer:",
         "if owners.setdefault(index, layer) == layer:",
