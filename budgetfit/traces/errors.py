@@ -148,8 +148,8 @@ def _advice_on(error: Exception) -> str:
         return _COMPILED
     if isinstance(error, IndexError) and not _NO_ROW.search(str(error)):
         return (
-            "Batches of other sizes are made from the given one, and indices then "
-            "point into rows of other samples. Use a mapping with the names x, "
+            "Batches of other sizes are made from the given one, and indices (edges of "
+            "a graph) then point into rows of other samples. Use a mapping with x, "
             "edge_index [2, edges] and batch, without batch_dims for them: graphs are "
             "cut with their edges; or padded samples with one row each in every "
             "tensor; or ask budgetfit.estimate(model, batch=...), which takes a batch "

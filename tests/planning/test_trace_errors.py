@@ -29,7 +29,7 @@ ADVICE: dict[str, tuple[Exception, str]] = {
     ),
     "a graph's edges": (
         IndexError("index 7 is out of bounds for dimension 0 with size 4"),
-        "Use a mapping with the names x, edge_index",
+        "Use a mapping with x, edge_index",
     ),
     "an empty list": (IndexError("pop from empty list"), "Pass an example batch"),
     "a short list": (IndexError("list index out of range"), "Pass an example batch"),

@@ -84,6 +84,12 @@ PATCHES: Final = (
         _FAKES,
     ),
     Patch(
+        "torch._subclasses.fake_tensor.FakeTensor.tolist",
+        _LIBRARIES,
+        "torch reads each item with an op of its own: minutes for long offsets",
+        _FAKES,
+    ),
+    Patch(
         "torch._subclasses.fake_tensor.FakeTensor.__format__",
         _LIBRARIES,
         "models name layers by numbers that are tensors",
