@@ -115,9 +115,9 @@ def trace_error(
     runs = "be traced compiled" if _is_of_compiling(error) else "run on fake tensors"
     if isinstance(error, UnknownValueError):
         said = f"its own values decide what it does: {text}"
+    hint = _SPARSE if is_sparse else _advice(model, error)
     return TraceError(
-        f"{name} cannot {runs}{place}: {said}. "
-        f"{_SPARSE if is_sparse else _advice(model, error)}",
+        f"{name} cannot {runs}{place}: {said}. {hint}",
         module=module or name,
         op=op,
     )
