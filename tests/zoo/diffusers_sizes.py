@@ -98,7 +98,10 @@ def plan_arguments(name: str) -> dict[str, Any]:
     fields = inspect.signature(getattr(diffusers, name).__init__).parameters
     takes = inspect.signature(getattr(diffusers, name).forward).parameters
     arguments: dict[str, Any] = {}
-    if any(word in argument for argument in takes for word in ("encoder_", "cap_")):
+    has_texts = any(
+        word in argument for argument in takes for word in ("encoder_", "cap_")
+    )
+    if has_texts and "num_embeddings" not in fields:  # which is their length
         arguments["max_length"] = TOKENS
     if any(word in name for word in ("3D", "Motion", "Temporal")):
         arguments["frames"] = next(
