@@ -92,11 +92,13 @@ def have_gradients(wrapped: nn.Module) -> dict[str, bool]:
 def to_shards(wrapped: nn.Module) -> None:
     """Register the sharded weights again, after an evaluation without a backward.
 
-    The outermost module keeps its gathered weights until a backward.
+    Until a backward the outermost module keeps its gathered weights, and so does each
+    block whose weights are kept after the forward.
     """
     if _is_sharded(wrapped):
-        module: Any = wrapped
-        module.reshard()
+        module: Any
+        for module in filter(_is_sharded, wrapped.modules()):
+            module.reshard()
 
 
 def warn_if_stays_sharded(wrapped: nn.Module) -> None:
