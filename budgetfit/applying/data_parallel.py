@@ -6,8 +6,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from budgetfit.applying.ranks import started_processes
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -67,9 +66,7 @@ def refuse_wrapper(model: nn.Module, verb: str = "apply") -> None:
 
 def warn_if_not_synchronized(model: nn.Module) -> None:
     """Warn if several processes train without gradient synchronization (DDP, FSDP)."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    processes = torch.distributed.get_world_size()
+    processes = started_processes()
     if processes == 1 or _exchanges(model):
         return
     warnings.warn(

@@ -68,6 +68,15 @@ def test_the_first_step_of_several_processes_misses_a_wrapper() -> None:
         warn_if_not_synchronized(run.model)
 
 
+def test_processes_of_torchrun_without_a_process_group_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "3")
+    with pytest.warns(UserWarning, match=r"3 processes train, .*plan\(..., gpus=3\)"):
+        start(recipe()).step(batches(1)[0])
+
+
 def test_one_process_needs_none() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
