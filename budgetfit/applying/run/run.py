@@ -67,6 +67,7 @@ from budgetfit.applying.run.step_conditions import (
 from budgetfit.applying.run.step_monitor import StepMonitor
 from budgetfit.applying.run.unused_parameters import (
     check_all_reduced,
+    check_all_used,
     check_same_on_ranks,
 )
 from budgetfit.applying.sharding import gradient_sync, wrap
@@ -611,8 +612,7 @@ class Run:
         else:
             engine: Any = self._wrapped
             engine.backward(value, scale_wrt_gas=False)
-        if not self._is_trace:
-            check_all_reduced(self._wrapped)
+        (check_all_used if self._is_trace else check_all_reduced)(self._wrapped)
         return reported
 
     def _update(self, max_grad_norm: float | None) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from budgetfit.applying.reduction import have_gradients
-from budgetfit.errors import InputError
+from budgetfit.errors import InputError, TraceError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,9 +38,29 @@ def check_all_reduced(wrapped: nn.Module | None) -> None:
         grads = have_gradients(wrapped)
         names = [name for name, has_gradient in grads.items() if not has_gradient]
         raise InputError(
-            f"{_explanation(names, len(grads), 'this rank', _BY_DDP)} Then start all "
-            "ranks anew: they wait for each other."
+            f"{_explanation(names, len(grads), 'on this rank', _BY_DDP)} Then start "
+            "all ranks anew: they wait for each other."
         ) from error
+
+
+def check_all_used(wrapped: nn.Module | None) -> None:
+    """Check in a trace that DDP would reduce all parameters in the first micro-batch.
+
+    Raises:
+        TraceError: If not; names the parameters without a gradient.
+    """
+    if not isinstance(wrapped, DistributedDataParallel):
+        return
+    grads = have_gradients(wrapped)
+    names = [name for name, has_gradient in grads.items() if not has_gradient]
+    if names:
+        said = _explanation(names, len(grads), "in the traced step", _BY_DDP)
+        raise TraceError(
+            f'{said} Or use engine="fsdp2", where all ranks may leave out the same '
+            "modules.",
+            module=names[0].rpartition(".")[0],
+            op="",
+        )
 
 
 def check_same_on_ranks(wrapped: nn.Module, ranks: Ranks) -> None:
@@ -59,7 +79,7 @@ def check_same_on_ranks(wrapped: nn.Module, ranks: Ranks) -> None:
     names = [name for name, of_ranks in pairs if of_ranks not in same]
     if names:
         why = _BY_DDP if is_ddp else "fully_shard reduces the same ones on all ranks"
-        raise InputError(_explanation(names, len(grads), "a rank or more", why))
+        raise InputError(_explanation(names, len(grads), "on a rank or more", why))
 
 
 def _explanation(names: list[str], count: int, where: str, why: str) -> str:
@@ -72,7 +92,7 @@ def _explanation(names: list[str], count: int, where: str, why: str) -> str:
             f"({', '.join(names[:_SHOWN])}{more})"
         )
     return (
-        f"The backward gave {which} no gradient on {where}, and {why}. Use every "
+        f"The backward gave {which} no gradient {where}, and {why}. Use every "
         "module in each step (an expert without tokens on an empty input, or add 0 * "
         "the sum of its parameters to the output), and freeze what never trains with "
         "requires_grad_(False)."
