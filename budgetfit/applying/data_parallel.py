@@ -65,7 +65,17 @@ def refuse_wrapper(model: nn.Module, verb: str = "apply") -> None:
 
 
 def warn_if_not_synchronized(model: nn.Module) -> None:
-    """Warn if several processes train without gradient synchronization (DDP, FSDP)."""
+    """Warn if several processes train a plan for one GPU, and exchange no gradients.
+
+    Or if ``fully_shard`` has sharded the model, which the plan does not know.
+    """
+    if _has(model, _SHARDED):
+        warnings.warn(
+            "fully_shard has sharded the model, and the plan is for one GPU that holds "
+            "all of it: the predicted memory and times do not hold. Plan for as many "
+            "GPUs, plan(..., gpus=N), and hand in the plain model on each rank.",
+            stacklevel=4,
+        )
     processes = started_processes()
     if processes == 1 or _exchanges(model):
         return

@@ -457,7 +457,8 @@ class Run:
         self._blocks.reapply_if_changed()
         if self.steps_done + self.skipped_steps == 0:
             warn_compiled_after_apply(self.model, self._compiled)
-            warn_if_not_synchronized(self._called)
+            if self.recipe.parallelism is None:
+                warn_if_not_synchronized(self.model)
 
     def _unwrap(self) -> None:
         """Drop what is around the model: hooks of DDP go with it."""
