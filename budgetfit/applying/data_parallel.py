@@ -6,8 +6,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from budgetfit.applying.ranks import started_processes
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,10 +65,18 @@ def refuse_wrapper(model: nn.Module, verb: str = "apply") -> None:
 
 
 def warn_if_not_synchronized(model: nn.Module) -> None:
-    """Warn if several processes train without gradient synchronization (DDP, FSDP)."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    processes = torch.distributed.get_world_size()
+    """Warn if several processes train a plan for one GPU, and exchange no gradients.
+
+    Or if ``fully_shard`` has sharded the model, which the plan does not know.
+    """
+    if _has(model, _SHARDED):
+        warnings.warn(
+            "fully_shard has sharded the model, and the plan is for one GPU that holds "
+            "all of it: the predicted memory and times do not hold. Plan for as many "
+            "GPUs, plan(..., gpus=N), and hand in the plain model on each rank.",
+            stacklevel=4,
+        )
+    processes = started_processes()
     if processes == 1 or _exchanges(model):
         return
     warnings.warn(

@@ -127,6 +127,14 @@ def same_random_weights() -> Iterator[None]:
         yield
 
 
+def started_processes() -> int:
+    """Return how many processes train: of the process group, or torchrun's number."""
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    by_torchrun = all(name in os.environ for name in _TORCHRUN)
+    return int(os.environ["WORLD_SIZE"]) if by_torchrun else 1
+
+
 def is_first_rank() -> bool:
     """Whether this process is rank 0, or the only one."""
     if distributed.is_available() and distributed.is_initialized():

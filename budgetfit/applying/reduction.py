@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     import torch
     from torch import nn
@@ -62,26 +62,43 @@ def drop_accumulated(wrapped: nn.Module) -> None:
     reset = getattr(module, "reset_iter_state", None)  # from torch 2.13 on
     if reset is not None:
         reset()
-    for state in root._state_ctx.all_states:
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:  # before torch 2.13
-            groups = filter(None, [state._fsdp_param_group])
-        for group in groups:
-            for parameter in group.fsdp_params:
-                # 2.13's reset keeps them.
-                parameter.unsharded_accumulated_grad = None
-                if hasattr(parameter, "_unsharded_param"):
-                    parameter._unsharded_param.grad = None
+    for parameter in _sharded_parameters(module):
+        # 2.13's reset keeps them.
+        parameter.unsharded_accumulated_grad = None
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None
+
+
+def have_gradients(wrapped: nn.Module) -> dict[str, bool]:
+    """Return whether trainable parameters have a gradient, reduced or not, by name."""
+    module: Any = wrapped
+    not_reduced = set()
+    if _is_sharded(wrapped):
+        not_reduced = {
+            each.sharded_param
+            for each in _sharded_parameters(module)
+            if each.unsharded_accumulated_grad is not None
+            or getattr(each, "_unsharded_param", each.sharded_param).grad is not None
+        }
+    else:
+        module = wrapped.module
+    return {
+        name: parameter.grad is not None or parameter in not_reduced
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def to_shards(wrapped: nn.Module) -> None:
     """Register the sharded weights again, after an evaluation without a backward.
 
-    The outermost module keeps its gathered weights until a backward.
+    Until a backward the outermost module keeps its gathered weights, and so does each
+    block whose weights are kept after the forward.
     """
     if _is_sharded(wrapped):
-        module: Any = wrapped
-        module.reshard()
+        module: Any
+        for module in filter(_is_sharded, wrapped.modules()):
+            module.reshard()
 
 
 def warn_if_stays_sharded(wrapped: nn.Module) -> None:
@@ -107,6 +124,16 @@ def warn_if_stays_sharded(wrapped: nn.Module) -> None:
 def is_engine(wrapped: nn.Module) -> bool:
     """Whether it is DeepSpeed's engine."""
     return hasattr(wrapped, "zero_optimization_stage")
+
+
+def _sharded_parameters(root: Any) -> Iterator[Any]:
+    """Yield what ``fully_shard`` keeps of each parameter, after the first forward."""
+    for state in root._get_fsdp_state()._state_ctx.all_states:
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # before torch 2.13
+            groups = filter(None, [state._fsdp_param_group])
+        for group in groups:
+            yield from group.fsdp_params
 
 
 def _is_sharded(wrapped: nn.Module) -> bool:

@@ -52,6 +52,7 @@ def report_errors(
 ) -> Iterator[None]:
     """Print an error as one message and exit with its code.
 
+    Under torchrun the first process of each machine prints those of the arguments.
     ``vram`` is the limit as typed: its meaning in bytes is printed where nothing fits.
     ``save`` is checked to be writable before the work starts.
     """
@@ -64,6 +65,9 @@ def report_errors(
     except Exception as error:  # noqa: BLE001 - users get a message, not a traceback
         if traceback:
             tracebacks.print_exc()
+        # What is wrong with the arguments is so for all processes of torchrun.
+        if isinstance(error, InputError) and os.environ.get("LOCAL_RANK", "0") != "0":
+            raise typer.Exit(_exit_code(error)) from None
         if as_json:
             typer.echo(json_writer().error_json(error))
         # DoesNotFitError is a result, for stdout; anything else is an error.

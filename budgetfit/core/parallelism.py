@@ -35,7 +35,8 @@ _NOT_PLANNED: Final = {
     ),
     **dict.fromkeys(
         ("zero", "zero1", "zero2", "zero3"),
-        'The engine of ZeRO is "deepspeed", with zero_stage=1, 2 or 3.',
+        'Plan ZeRO with engine="zero1", "zero2" or "zero3"; in Parallelism its engine '
+        'is "deepspeed", with zero_stage=1, 2 or 3.',
     ),
     **dict.fromkeys(("fsdp", "fsdp1", "dp"), "FSDP1 and DataParallel are not planned."),
 }

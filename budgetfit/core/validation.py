@@ -41,8 +41,10 @@ def check_positive_int(
     return value
 
 
-def check_batch(batch_size: int | None, effective_batch_size: int | None) -> None:
-    """Check batch sizes before anything is traced.
+def check_batch(
+    batch_size: int | None, effective_batch_size: int | None, ranks: int = 1
+) -> None:
+    """Check batch sizes before anything is traced; the effective one is each rank's.
 
     Raises:
         InputError: If a size is below 1 or the micro-batch does not divide the
@@ -57,10 +59,12 @@ def check_batch(batch_size: int | None, effective_batch_size: int | None) -> Non
     if batch_size and effective_batch_size and effective_batch_size % batch_size:
         smaller = range(batch_size, 0, -1)
         divisor = next(size for size in smaller if effective_batch_size % size == 0)
+        whole = f"effective_batch_size {effective_batch_size * ranks}"
+        if ranks > 1:
+            whole += f" over {ranks} ranks ({effective_batch_size} on each)"
         raise InputError(
-            f"batch_size {batch_size} does not divide effective_batch_size "
-            f"{effective_batch_size}, and the effective batch is never changed. The "
-            f"next smaller one that does is {divisor}."
+            f"batch_size {batch_size} does not divide {whole}, and the effective "
+            f"batch is never changed. The next smaller one that does is {divisor}."
         )
 
 

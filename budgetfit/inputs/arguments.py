@@ -160,6 +160,12 @@ class Arguments:
     trust_remote_code: bool = False
     progress: Progress | None = None
 
+    def __post_init__(self) -> None:
+        """Take an engine in any spelling: ``ZeRO-3`` as ``zero3``."""
+        if isinstance(self.engine, str):
+            spelled = self.engine.lower().replace("zero-", "zero")
+            object.__setattr__(self, "engine", spelled)
+
     def adapter_on(self, gpu: Gpu, precisions: Sequence[str]) -> Adapter | None:
         """Return the adapters to train, which compute in a dtype that the GPU has.
 
@@ -186,7 +192,8 @@ class Arguments:
         if not engines:
             refuse_engine_of_one(self.engine)
         ranks = engines[0].gpus if engines else 1
-        check_batch(self.batch_size, samples_per_rank(self.effective_batch_size, ranks))
+        share = samples_per_rank(self.effective_batch_size, ranks)
+        check_batch(self.batch_size, share, ranks)
         self._check_update_in_backward()
         check_compile(self.compile, AUTO)
         target = find_target_gpu(self.vram, self.gpu, self.allocator)

@@ -254,7 +254,7 @@ def _worth_tracing(
             return parallelisms
         whole = replay(
             trace,
-            1,
+            TRACED_BATCH_SIZES[0],
             workload.gpu,
             limit_bytes=UNLIMITED_BYTES,
             settings=budget.allocator,

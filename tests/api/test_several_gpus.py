@@ -116,6 +116,11 @@ def test_an_effective_batch_is_divided_among_ranks() -> None:
         ({"compile": "blocks", "engine": "zero2"}, "compile='blocks' is not planned"),
         ({"optimizer_in_backward": True}, "optimizer_in_backward="),
         ({"effective_batch_size": 7}, "no multiple of 2 ranks"),
+        (
+            {"batch_size": 4, "effective_batch_size": 12},
+            r"batch_size 4 does not divide effective_batch_size 12 over 2 ranks \(6 on",
+        ),
+        ({"compile": "blocks", "engine": "ZeRO-2"}, "compile='blocks' is not planned"),
         ({"engine": "tp"}, "Tensor, context, pipeline"),
         ({"link": "pcie-9"}, "Nearest: pcie, pcie-5, pcie-4"),
         ({"link": "infiniband"}, "connects machines, and all GPUs are in one"),

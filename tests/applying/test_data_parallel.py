@@ -64,8 +64,19 @@ def test_the_first_step_of_several_processes_misses_a_wrapper() -> None:
         warnings.simplefilter("error")
         run.step(second)  # said once
         warn_if_not_synchronized(DistributedDataParallel(run.model))
-        fully_shard(run.model)
+    fully_shard(run.model)
+    with pytest.warns(UserWarning, match="fully_shard has sharded the model") as said:
         warn_if_not_synchronized(run.model)
+    assert len(said) == 1
+
+
+def test_processes_of_torchrun_without_a_process_group_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "3")
+    with pytest.warns(UserWarning, match=r"3 processes train, .*plan\(..., gpus=3\)"):
+        start(recipe()).step(batches(1)[0])
 
 
 def test_one_process_needs_none() -> None:

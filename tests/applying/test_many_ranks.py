@@ -125,6 +125,28 @@ def test_ranks_train_as_one_process_with_all_their_samples() -> None:
         assert_same(found, second[case])
 
 
+def _evaluate() -> None:
+    """Evaluations between updates, with weights that the blocks keep or half keep."""
+    for kept in (False, 2):
+        settings = {"engine": "fsdp2", "gpus": 4, "reshard_after_forward": kept}
+        found = []
+        for evaluates in (True, False):
+            run = start(settings, gradient_accumulation_steps=1)
+            losses = []
+            for batch in batches(UPDATES + 1):
+                losses.append(float(run.step(batch)))
+                if evaluates:
+                    run.model.eval()
+                    with torch.no_grad(), run.autocast():
+                        run.model(**batch)
+            found.append((losses, weights(run)))
+        assert_same(found[0], found[1])
+
+
+def test_an_evaluation_leaves_no_gathered_weights_to_the_next_step() -> None:
+    on_ranks(_evaluate, 4)
+
+
 def masked(number: int) -> dict[str, torch.Tensor]:
     """A micro-batch with other numbers of tokens that count."""
     batch = batches(2 * RANKS)[number]

@@ -6,6 +6,7 @@ from torch import Tensor, distributed, nn
 
 from budgetfit import InputError, Parallelism
 from budgetfit.applying.run.run import Run
+from budgetfit.core.parallelism import Engine
 from tests.applying.test_many_ranks import batches, start
 from tests.gloo_ranks import on_ranks
 from tests.reporting.sample_plans import sample_recipe
@@ -28,7 +29,7 @@ class Experts(nn.Module):
         return total
 
 
-def _train(run_all: bool, steps: int) -> list[str]:
+def _run(run_all: bool, steps: int, engine: Engine = "ddp") -> Run:
     torch.manual_seed(0)
     recipe = sample_recipe(
         batch_size=2,
@@ -36,9 +37,13 @@ def _train(run_all: bool, steps: int) -> list[str]:
         precision="fp32",
         optimizer="sgd",
         segments=(),
-        parallelism=Parallelism(engine="ddp", gpus=2),
+        parallelism=Parallelism(engine=engine, gpus=2),
     )
-    run = Run(Experts(run_all=run_all), recipe, loss=lambda out, _: out, device="cpu")
+    return Run(Experts(run_all=run_all), recipe, loss=lambda out, _: out, device="cpu")
+
+
+def _train(run_all: bool, steps: int) -> list[str]:
+    run = _run(run_all, steps)
     said = []
     for _ in range(2 * steps):
         try:
@@ -62,6 +67,36 @@ def test_a_module_without_a_gradient_under_ddp_is_named(steps: int) -> None:
 
 def test_experts_that_run_on_empty_inputs_train() -> None:
     assert on_ranks(_train, 2, True, 1) == [[], []]
+
+
+def _reduce_others() -> list[str]:
+    """Other parameters of each rank in flushes and in an update; then the same."""
+    said = []
+    for engine, steps in (("ddp", 2), ("fsdp2", 2), ("fsdp2", 1)):
+        run = _run(run_all=False, steps=steps, engine=engine)
+        reduce = run.step if steps == 1 else lambda _, run=run: run.flush()
+        if steps > 1:
+            run.step(torch.ones(2, 4))
+        with pytest.raises(InputError) as refused:
+            reduce(torch.ones(2, 4))
+        said.append(str(refused.value))
+        assert run.group.count == 0
+        assert not run.updated
+        run.model.run_all = True
+        run.step(torch.ones(2, 4))
+        assert run.flush() is (steps == 2)
+        assert run.steps_done == 1
+    return said
+
+
+def test_ranks_that_would_add_up_gradients_of_different_modules_are_told() -> None:
+    first, second = on_ranks(_reduce_others, 2)
+    assert first == second
+    assert "gave some trainable parameters no gradient on a rank or more" in first[0]
+    assert "DDP reduces all of them on all ranks" in first[0]
+    for each in first[1:]:
+        assert "gave 4 of 6 trainable parameters (experts.0.weight, experts.0" in each
+        assert "fully_shard reduces the same ones on all ranks" in each
 
 
 def _small_micro_batch() -> str:

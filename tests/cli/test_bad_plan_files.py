@@ -129,6 +129,18 @@ def test_what_verify_refuses(
     assert_one_line(run("verify", place / "plan.json", *words.split()), 2, message)
 
 
+def test_one_process_of_a_machine_says_what_is_wrong(
+    saved: dict[str, Any], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert saved
+    words = ("verify", place / "plan.json", "--device", "tpu")
+    for rank, said in (("0", True), ("1", False)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        result = run(*words)
+        assert result.exit_code == 2
+        assert bool(result.output) is said
+
+
 def test_verify_refuses_another_model(saved: dict[str, Any], place: Path) -> None:
     assert saved
     result = run(

@@ -22,6 +22,7 @@ ZERO = Parallelism(engine="deepspeed", gpus=8, zero_stage=2)
     [
         ({"engine": "tp"}, 'Use engine="fsdp2"'),
         ({"engine": "zero3"}, '"deepspeed", with zero_stage=1, 2 or 3'),
+        ({"engine": "ZeRO-3"}, 'Plan ZeRO with engine="zero1", "zero2" or "zero3"'),
         ({"engine": "deepspeed"}, "given with zero_stage=1, 2 or 3; got None"),
         ({"engine": "deepspeed", "zero_stage": 4}, "zero_stage=1, 2 or 3; got 4"),
         ({"zero_stage": 2}, "no setting of fsdp2"),

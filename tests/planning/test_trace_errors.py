@@ -122,3 +122,36 @@ def test_a_nested_batch_is_refused_before_it_is_traced(layout: torch.layout) -> 
     for batch, place in ((nested, "The batch is"), ({"x": nested}, "batch at 'x' is")):
         with pytest.raises(InputError, match=f"{place} a nested tensor.* Use padded"):
             budgetfit.plan(nn.Linear(8, 8), gpu="rtx-4090", batch=batch)
+
+
+class _OneUnused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.extra = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        used: torch.Tensor = self.used(x)
+        return used
+
+
+@pytest.mark.parametrize("effective_batch_size", [4, 8])
+def test_a_module_that_ddp_would_wait_for_is_named_while_planning(
+    effective_batch_size: int,
+) -> None:
+    settings: dict[str, Any] = {
+        "batch": torch.zeros(2, 4),
+        "loss": lambda out, _: out.mean(),
+        "batch_size": 2,
+        "effective_batch_size": effective_batch_size,
+        "vram": "4GB",
+        "gpus": 2,
+    }
+    said = (
+        r"gave 2 of 4 trainable parameters \(extra\.weight, extra\.bias\) no gradient "
+        'in the traced step, .* Use every module .* Or use engine="fsdp2"'
+    )
+    with pytest.raises(TraceError, match=said):
+        budgetfit.plan(_OneUnused(), engine="ddp", **settings)
+    plan = budgetfit.plan(_OneUnused(), **settings)
+    assert plan.recipe.engine == "fsdp2"
+    assert any("engine ddp is left out: The backward" in x for x in plan.warnings)

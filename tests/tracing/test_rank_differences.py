@@ -119,6 +119,20 @@ def test_a_plan_prints_it() -> None:
     assert "which experts run in 'layers.0' may depend on a rank's samples" in text
 
 
+def test_a_plan_leaves_ddp_out_where_it_has_fewer_rows_than_experts() -> None:
+    plan = budgetfit.plan(
+        nn.Sequential(Routed()),
+        vram="4GB",
+        batch=torch.ones(4, WIDTH),
+        loss=lambda out, _: out.square().mean(),
+        gpus=2,
+        batch_size=4,
+        effective_batch_size=16,
+    )
+    assert plan.recipe.engine == "fsdp2"
+    assert any("ddp is left out: The backward gave" in each for each in plan.warnings)
+
+
 def test_masks_frozen_experts_and_one_gpu_need_no_warning() -> None:
     frozen = Routed()
     frozen.experts.requires_grad_(False)

@@ -65,7 +65,11 @@ from budgetfit.applying.run.step_conditions import (
     check_grad_and_autocast,
 )
 from budgetfit.applying.run.step_monitor import StepMonitor
-from budgetfit.applying.run.unused_parameters import check_all_reduced
+from budgetfit.applying.run.unused_parameters import (
+    check_all_reduced,
+    check_all_used,
+    check_same_on_ranks,
+)
 from budgetfit.applying.sharding import gradient_sync, wrap
 from budgetfit.applying.torch_compile import compiled_modules, warn_compiled_after_apply
 from budgetfit.applying.training_modes import TrainingModes
@@ -285,6 +289,8 @@ class Run:
             self.accumulated.check(self.group.count)
             parallelism = self.recipe.parallelism
             if parallelism is not None and not parallelism.sync_each_batch:
+                if self.ranks is not None:
+                    check_same_on_ranks(self._called, self.ranks)
                 reduce_accumulated(self._called, self.trained)
             self._update(max_grad_norm)
 
@@ -451,7 +457,8 @@ class Run:
         self._blocks.reapply_if_changed()
         if self.steps_done + self.skipped_steps == 0:
             warn_compiled_after_apply(self.model, self._compiled)
-            warn_if_not_synchronized(self._called)
+            if self.recipe.parallelism is None:
+                warn_if_not_synchronized(self.model)
 
     def _unwrap(self) -> None:
         """Drop what is around the model: hooks of DDP go with it."""
@@ -504,6 +511,7 @@ class Run:
             self._called, self.recipe.parallelism, is_last=self.group.is_complete
         ):
             loss = self._forward_backward(moved, function, divisor, factor)
+        self._check_reduced(is_last=self.group.is_complete)
         if self._wrapped is not None:
             loss = sum_over_ranks(loss.div_(self.recipe.ranks), self._wrapped)
         if self.group.is_complete:
@@ -511,6 +519,14 @@ class Run:
         elif not self._is_trace:
             self.accumulated.record()
         return loss
+
+    def _check_reduced(self, *, is_last: bool) -> None:
+        """Check that ``fully_shard`` has reduced the same parameters on all ranks."""
+        parallelism = self.recipe.parallelism
+        if self.ranks is None or parallelism is None or parallelism.engine != "fsdp2":
+            return
+        if is_last or parallelism.sync_each_batch:
+            check_same_on_ranks(self._called, self.ranks)
 
     def _over_ranks(
         self, weight: float, count: int | torch.Tensor | None
@@ -597,8 +613,7 @@ class Run:
         else:
             engine: Any = self._wrapped
             engine.backward(value, scale_wrt_gas=False)
-        if not self._is_trace:
-            check_all_reduced(self._wrapped)
+        (check_all_used if self._is_trace else check_all_reduced)(self._wrapped)
         return reported
 
     def _update(self, max_grad_norm: float | None) -> None:

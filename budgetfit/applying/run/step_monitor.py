@@ -117,7 +117,9 @@ class StepMonitor:
         ``trained`` are those of the optimizer.
         """
         self._updated_once = True
-        if self._plan is not None and not self._recipe.optimizer_in_backward:
+        # Gradients that are gone by now, into the weights or DeepSpeed's buckets.
+        taken = self._recipe.optimizer_in_backward or self._recipe.zero_stage
+        if self._plan is not None and not taken:
             # LayerDrop: a skipped block trains in another step.
             skipped = (
                 self._blocks().keys() - self._run_blocks if self._run_blocks else set()

@@ -1,17 +1,22 @@
-"""Explain DDP's error after a backward that left parameters out."""
+"""Explain that a backward left parameters out, which ranks reduce together."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from budgetfit.errors import InputError
+from budgetfit.applying.reduction import have_gradients
+from budgetfit.errors import InputError, TraceError
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from budgetfit.applying.ranks import Ranks
+
 _SHOWN = 3
+_BY_DDP = "DDP reduces all of them on all ranks"
 
 
 def check_all_reduced(wrapped: nn.Module | None) -> None:
@@ -30,24 +35,65 @@ def check_all_reduced(wrapped: nn.Module | None) -> None:
     except RuntimeError as error:
         if "finished reduction" not in str(error):
             raise
-        raise InputError(_explanation(wrapped.module)) from error
+        grads = have_gradients(wrapped)
+        names = [name for name, has_gradient in grads.items() if not has_gradient]
+        raise InputError(
+            f"{_explanation(names, len(grads), 'on this rank', _BY_DDP)} Then start "
+            "all ranks anew: they wait for each other."
+        ) from error
 
 
-def _explanation(model: Any) -> str:
-    grads = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
-    names = [name for name, grad in grads.items() if grad is None]
+def check_all_used(wrapped: nn.Module | None) -> None:
+    """Check in a trace that DDP would reduce all parameters in the first micro-batch.
+
+    Raises:
+        TraceError: If not; names the parameters without a gradient.
+    """
+    if not isinstance(wrapped, DistributedDataParallel):
+        return
+    grads = have_gradients(wrapped)
+    names = [name for name, has_gradient in grads.items() if not has_gradient]
+    if names:
+        said = _explanation(names, len(grads), "in the traced step", _BY_DDP)
+        raise TraceError(
+            f'{said} Or use engine="fsdp2", where all ranks may leave out the same '
+            "modules.",
+            module=names[0].rpartition(".")[0],
+            op="",
+        )
+
+
+def check_same_on_ranks(wrapped: nn.Module, ranks: Ranks) -> None:
+    """Check that all ranks have gradients of the same parameters; under DDP of all.
+
+    Each rank reduces its own one after the other: another's would be added to them.
+
+    Raises:
+        InputError: On all ranks, if one lacks some; names the parameters.
+    """
+    is_ddp = isinstance(wrapped, DistributedDataParallel)
+    grads = have_gradients(wrapped)
+    share = ranks.mean(torch.tensor(list(grads.values()), dtype=torch.float64))
+    same = {1.0} if is_ddp else {0.0, 1.0}
+    pairs = zip(grads, share.tolist(), strict=True)
+    names = [name for name, of_ranks in pairs if of_ranks not in same]
+    if names:
+        why = _BY_DDP if is_ddp else "fully_shard reduces the same ones on all ranks"
+        raise InputError(_explanation(names, len(grads), "on a rank or more", why))
+
+
+def _explanation(names: list[str], count: int, where: str, why: str) -> str:
     which = "some trainable parameters"
     # All of them where gradients were dropped, or freed by the backward itself.
-    if 0 < len(names) < len(grads):
+    if 0 < len(names) < count:
         more = ", ..." * (len(names) > _SHOWN)
         which = (
-            f"{len(names)} of {len(grads)} trainable parameters "
+            f"{len(names)} of {count} trainable parameters "
             f"({', '.join(names[:_SHOWN])}{more})"
         )
     return (
-        f"The backward gave {which} no gradient on this rank, and DDP reduces all of "
-        "them on all ranks. Use every module in each step (an expert without tokens "
-        "on an empty input, or add 0 * the sum of its parameters to the output), and "
-        "freeze what never trains with requires_grad_(False). Then start all ranks "
-        "anew: they wait for each other."
+        f"The backward gave {which} no gradient {where}, and {why}. Use every "
+        "module in each step (an expert without tokens on an empty input, or add 0 * "
+        "the sum of its parameters to the output), and freeze what never trains with "
+        "requires_grad_(False)."
     )
