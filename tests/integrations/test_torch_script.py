@@ -384,6 +384,30 @@ def test_tensors_behind_keywords_reach_checkpoint_by_position(tmp_path: Path) ->
     assert seen == [[torch.Tensor, torch.Tensor]]
 
 
+@pytest.mark.parametrize("config", [LLAMA, T5], ids=["llama", "t5"])
+def test_a_scripts_model_generates_in_training_mode(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    script = opened(tiny_plan(config, tmp_path, (2,), (3,)))
+    torch.manual_seed(0)
+    model: Any = script.build_model().train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+
+    def generated() -> list[int]:
+        torch.manual_seed(1)  # of the dropout
+        ids = torch.arange(1, 7)[None]
+        made = model.generate(
+            ids, max_new_tokens=5, do_sample=False, pad_token_id=0, use_cache=True
+        )
+        return made[0].tolist()
+
+    plain = generated()
+    script.recompute(model)
+    assert generated() == plain
+
+
 def test_what_waits_in_host_memory_is_not_exported(tmp_path: Path) -> None:
     blocks = BLOCKS["gpt2"]
     segments = (
