@@ -178,6 +178,27 @@ def test_an_lstm_with_other_inputs_is_refused() -> None:
         )
 
 
+def test_other_parameters_for_one_forward_are_refused_and_named() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Linear(4, 4)
+            self.repeats = RepeatableForwards(self.block, "block", check=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            # Its output depends on both, so that autograd saves a weight.
+            run = self.repeats.forward(lambda x: self.block(self.block(x)))
+            y: Tensor = checkpoint(run, x, use_reentrant=False)
+            return y
+
+    model = Model()
+    others = {name: item.detach() + 1 for name, item in model.named_parameters()}
+    x = torch.ones(2, 4, requires_grad=True)
+    y = torch.func.functional_call(model, others, (x,))
+    with pytest.raises(RecomputationError, match=r"torch\.func\.functional_call"):
+        y.sum().backward()
+
+
 def test_bytes_that_a_gradient_depends_on_may_not_differ() -> None:
     block, runs = nn.Identity(), itertools.count(1)
 
