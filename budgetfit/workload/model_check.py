@@ -93,7 +93,8 @@ def _names_trained_otherwise(plan: Plan, model: nn.Module) -> str:
     """
     planned = getattr(plan.source, "model", None)
     known = dict(planned.named_parameters()) if planned is not None else {}
-    frozen, trained = [], []
+    frozen: list[str] = []
+    trained: list[str] = []
     for name, parameter in model.named_parameters():
         other = known.get(name)
         if other is not None and other.requires_grad != parameter.requires_grad:

@@ -296,7 +296,7 @@ def _train_as_loaded(model: nn.Module) -> str:
         if not parameter.requires_grad and parameter.is_floating_point()
     }
     for parameter in frozen.values():
-        parameter.requires_grad_(requires_grad=True)
+        parameter.requires_grad = True
     if not frozen:
         return ""
     more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""  # noqa: PLR2004
