@@ -36,15 +36,15 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
     refuse_lazy_parameters(model, type(model).__name__)
     difference = _difference(plan, model)
     if difference:
-        advice = "Plan again for this model."
+        instead = "Plan again for this model."
         if difference.startswith("trains"):
-            advice = (
+            instead = (
                 "Use requires_grad_() to freeze and train what was planned, or plan "
                 "this model as it is: budgetfit.plan(model)."
             )
         raise InputError(
             f"The plan was made for {plan.model.name}, and this model {difference}. "
-            f"{advice}"
+            f"{instead}"
         )
 
 
