@@ -12,6 +12,7 @@ from budgetfit.api.how_many_gpus import check_price, plan_auto
 from budgetfit.api.in_loop import plan_in_loop
 from budgetfit.api.longest_context import plan_longest
 from budgetfit.api.what_would_fit import what_would_fit
+from budgetfit.applying.loss.prediction_loss import prediction_loss
 from budgetfit.core.image_sizes import ImageSizeSummary
 from budgetfit.core.loop import PLAIN, RUN, Loop, as_loop
 from budgetfit.core.recipe import Recipe
@@ -24,7 +25,7 @@ from budgetfit.planning.compile_choice import best_compiled
 from budgetfit.planning.planner import library_versions, make_plan
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
-from budgetfit.utils.function_name import qualified_name
+from budgetfit.utils.function_name import is_factory_text, qualified_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -219,6 +220,11 @@ def _recorded(asked: ParsedArguments) -> dict[str, object]:
     """Return the arguments that a saved plan records for ``verify`` and ``check``."""
     given, lengths = asked.given, asked.lengths
     loss, size = given.loss or asked.source.loss, given.image_size
+    is_factorys = (
+        given.loss is None
+        and loss not in (None, prediction_loss)
+        and is_factory_text(str(given.model or ""))
+    )
     length = given.max_length
     samples: dict[str, object] = {}  # as JSON has them: keys are texts
     if isinstance(lengths, ImageSizeSummary):
@@ -237,6 +243,7 @@ def _recorded(asked: ParsedArguments) -> dict[str, object]:
         "text_only": given.text_only,
         **samples,
         "loss": qualified_name(loss) if callable(loss) else loss,
+        **({"loss_of_factory": True} if is_factorys else {}),
         **({"gpus": given.gpus} if asked.parallelisms else {}),
     }
 

@@ -43,6 +43,7 @@ _ASKED: Final[dict[str, tuple[type, ...]]] = {
     "lengths": (dict,),
     "image_sizes": (dict,),
     "loss": (str,),
+    "loss_of_factory": (bool,),
     "gpus": (int, str),
 }
 

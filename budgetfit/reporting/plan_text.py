@@ -289,7 +289,8 @@ def _own_code(plan: Plan) -> str:
     asked = plan.provenance.get("asked")
     if not isinstance(asked, dict) or not is_factory_text(str(asked.get("model"))):
         return ""
-    named = {name: asked.get(name) for name in ("model", "loss")}
+    names = ("model",) if asked.get("loss_of_factory") else ("model", "loss")
+    named = {name: asked.get(name) for name in names}
     return "".join(
         f" --{name} {shlex.quote(str(text))}" for name, text in named.items() if text
     )

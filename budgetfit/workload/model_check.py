@@ -36,9 +36,15 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
     refuse_lazy_parameters(model, type(model).__name__)
     difference = _difference(plan, model)
     if difference:
+        instead = "Plan again for this model."
+        if difference.startswith("trains"):
+            instead = (
+                "Use requires_grad_() to freeze and train what was planned, or plan "
+                "this model as it is: budgetfit.plan(model)."
+            )
         raise InputError(
             f"The plan was made for {plan.model.name}, and this model {difference}. "
-            "Plan again for this model."
+            f"{instead}"
         )
 
 
@@ -70,11 +76,41 @@ def _difference(plan: Plan, model: nn.Module) -> str:
         return f"has {count:,} parameters, not {planned:,}"
     trained = trainable_count(model)
     if trained != plan.model.trainable_count:
-        return f"trains {trained:,} parameters, not {plan.model.trainable_count:,}"
+        return (
+            f"trains {trained:,} parameters, not {plan.model.trainable_count:,}"
+            f"{_names_trained_otherwise(plan, model)}"
+        )
     attention = describe_attention(model)
     if attention and plan.model.attention and attention != plan.model.attention:
         return f"has attention {attention}, not {plan.model.attention}"
     return ""
+
+
+def _names_trained_otherwise(plan: Plan, model: nn.Module) -> str:
+    """Name parameters that are frozen in one of both models, as far as is known.
+
+    A saved plan has no names: of a model that trains less, the frozen ones are named.
+    """
+    planned = getattr(plan.source, "model", None)
+    known = dict(planned.named_parameters()) if planned is not None else {}
+    frozen: list[str] = []
+    trained: list[str] = []
+    for name, parameter in model.named_parameters():
+        other = known.get(name)
+        if other is not None and other.requires_grad != parameter.requires_grad:
+            (trained if parameter.requires_grad else frozen).append(name)
+    if (
+        not frozen
+        and not trained
+        and trainable_count(model) < (plan.model.trainable_count)
+    ):
+        frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+    return "".join(
+        f"; {what}: {', '.join(names[:3])}{f' and {more} more' if more > 0 else ''}"
+        for what, names in (("frozen here", frozen), ("trained only here", trained))
+        if names
+        for more in (len(names) - 3,)
+    )
 
 
 def _other_classes(plan: Plan, model: nn.Module) -> str:

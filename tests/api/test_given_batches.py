@@ -388,3 +388,24 @@ def test_a_batch_of_which_nothing_grows_is_refused() -> None:
     batch = (torch.zeros(7, 4), torch.zeros(2, 1), torch.zeros(2))
     with pytest.raises(InputError, match=r"same from any batch size.* 2 rows"):
         budgetfit.plan(First(4, 4), gpu="t4", batch=batch)
+
+
+def test_an_lstms_live_bytes_are_predicted_on_the_cpu() -> None:
+    """OneDNN's LSTM saves a workspace of a size that a trace cannot know."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(16, 16, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lstm(x)[0].square().mean()
+
+    options: dict[str, Any] = {"batch_size": 16, "precision": "fp32"}
+    batch = {"x": torch.randn(16, 20, 16)}
+    plan = budgetfit.plan(Net(), gpu="t4", batch=batch, **options)
+    enabled = torch.backends.mkldnn.enabled
+    check = budgetfit.verify(plan, device="cpu", steps=3)
+    assert check.allocated_error is not None
+    assert abs(check.allocated_error) < 0.02
+    assert torch.backends.mkldnn.enabled == enabled

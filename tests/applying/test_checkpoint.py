@@ -221,12 +221,43 @@ def test_a_cache_that_a_model_always_fills_is_not_filled_twice() -> None:
     assert_same(backward(model, batch)[1], plain)
 
 
-def test_transformers_blocks_get_their_own_flag_and_no_new_forward() -> None:
-    model: Any = make("llama")
-    apply_segments(model, segments_of("llama", ((1,), (3,))))
-    flags = [layer.gradient_checkpointing for layer in model.model.layers]
-    assert flags == [False, True, False, True, False, False]
-    assert not any("forward" in layer.__dict__ for layer in model.model.layers)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("groups", [((0,), (1,), (2,)), ((0, 1, 2),)])
+def test_generation_in_training_mode_keeps_its_cache(
+    name: str, groups: tuple[tuple[int, ...], ...]
+) -> None:
+    model: Any = make(name)
+    ids = batch_for(name)["input_ids"][:1]
+
+    def generated() -> list[int]:
+        torch.manual_seed(2)  # of the dropout
+        made = model.generate(
+            ids, max_new_tokens=5, do_sample=False, pad_token_id=0, use_cache=True
+        )
+        return made[0].tolist()
+
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+    plain = generated()
+    assert model.training
+    assert len(set(plain)) > 2, "says nothing if all tokens are the same"
+    apply_segments(model, segments_of(name, groups))
+    assert generated() == plain
+
+
+def test_a_cache_given_in_evaluation_mode_is_read() -> None:
+    # Here transformers' own layers do not heed their flag either.
+    model: Any = make("llama").eval()
+    ids = batch_for("llama")["input_ids"]
+    with torch.no_grad():
+        model(ids, past_key_values=(cache := DynamicCache(config=model.config)))
+    plain = model(ids, past_key_values=copy.deepcopy(cache)).logits
+    apply_segments(model, segments_of("llama", SINGLES))
+    logits = model(ids, past_key_values=cache).logits
+    logits.sum().backward()
+    assert torch.equal(logits, plain)
 
 
 def test_a_block_kept_in_evaluation_mode_is_recomputed_all_the_same() -> None:

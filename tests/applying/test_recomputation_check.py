@@ -17,7 +17,10 @@ from budgetfit.applying.checkpointing.recomputation_check import (
     _Sample,
     _sampling_slices,
 )
-from budgetfit.applying.checkpointing.recomputation_state import RepeatableForwards
+from budgetfit.applying.checkpointing.recomputation_state import (
+    RepeatableForwards,
+    compares_values,
+)
 from budgetfit.errors import RecomputationError
 
 
@@ -83,14 +86,30 @@ def steps_until_refused(block: Begins, *, check: bool = True) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "found"), [(0, 1), (1, 1), (2, 2), (4, 4), (5, 4), (10, 8)]
+    ("begin", "found"), [(0, 1), (1, 1), (2, 2), (4, 3), (5, 3), (10, 8)]
 )
-def test_values_are_compared_in_forwards_1_2_4_and_so_on(
+def test_values_are_compared_in_the_first_forwards_and_some_later_ones(
     begin: int, found: int
 ) -> None:
     # Two runs a step, and what differs from the middle of a step on differs in it.
     assert steps_until_refused(Begins(begin)) == found
     assert steps_until_refused(Begins(begin), check=False) is None
+
+
+@pytest.mark.parametrize("period", range(1, 17))
+def test_each_of_up_to_16_forwards_in_turn_is_compared(period: int) -> None:
+    for phase in range(period):
+        assert any(map(compares_values, range(period + phase, 272, period)))
+        # Also where the fault begins late: before there are five times as many.
+        late = 1000 + phase
+        assert any(map(compares_values, range(late, 5 * late, period)))
+
+
+def test_few_of_many_forwards_are_compared() -> None:
+    assert all(map(compares_values, range(1, 6)))
+    for count in (2**k for k in range(21)):
+        compared = sum(map(compares_values, range(1, count + 1)))
+        assert compared <= 3.5 * count**0.5 + 1, count
 
 
 count = counting()
@@ -157,6 +176,27 @@ def test_an_lstm_with_other_inputs_is_refused() -> None:
             block,
             lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),
         )
+
+
+def test_other_parameters_for_one_forward_are_refused_and_named() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Linear(4, 4)
+            self.repeats = RepeatableForwards(self.block, "block", check=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            # Its output depends on both, so that autograd saves a weight.
+            run = self.repeats.forward(lambda x: self.block(self.block(x)))
+            y: Tensor = checkpoint(run, x, use_reentrant=False)
+            return y
+
+    model = Model()
+    others = {name: item.detach() + 1 for name, item in model.named_parameters()}
+    x = torch.ones(2, 4, requires_grad=True)
+    y = torch.func.functional_call(model, others, (x,))
+    with pytest.raises(RecomputationError, match=r"torch\.func\.functional_call"):
+        y.sum().backward()
 
 
 def test_bytes_that_a_gradient_depends_on_may_not_differ() -> None:

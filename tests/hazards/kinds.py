@@ -111,6 +111,34 @@ class HiddenGenerator(Block):
         return _draw_hidden(x)
 
 
+def _every(period: int) -> Callable[[], bool]:
+    """Return a counter in a closure: of so many forwards, whether it is the last."""
+    runs = itertools.count(1)
+    forwards: list[int] = []
+
+    def is_last() -> bool:
+        in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001
+        if not in_backward:
+            forwards.append(next(runs))
+        return not in_backward and forwards[-1] % period == 0
+
+    return is_last
+
+
+class EveryThird(Block):
+    """Its forward is another one every third time; what runs in backward never is."""
+
+    period = 3
+
+    def prepare(self) -> None:
+        is_last = _every(self.period)
+        self.inner.register_forward_hook(lambda _m, _a, y: y * (1 + is_last()))
+
+
+class EveryFifth(EveryThird):
+    period = 5
+
+
 class GlobalGenerator(Block):
     """Draws from a generator that its code names."""
 
@@ -429,7 +457,7 @@ ITERATING = tuple(
     )
 )
 
-# The fourteen kinds; each with the ways to write it.
+# The fifteen kinds; each with the ways to write it.
 KINDS: dict[str, tuple[Callable[[], Block], ...]] = {
     "torch dropout": (TorchDropout, RandomReLU, LastIsRandomReLU),
     "Python's random": (PythonScale, PythonGauss),
@@ -441,6 +469,7 @@ KINDS: dict[str, tuple[Callable[[], Block], ...]] = {
         GlobalGenerator,
         HiddenGenerator,
     ),
+    "some forwards only": (EveryThird, EveryFifth),
     "counter attribute": (Counter, SlowCounter),
     "counter in a buffer": (CounterBuffer,),
     "in-place state": (BatchNorm, RunningMean, RememberedState),

@@ -1,6 +1,6 @@
 """Train blocks that are not their inputs' function alone, by each technique.
 
-``python -m tests.hazards.run`` prints for 14 kinds of such blocks and 4 techniques
+``python -m tests.hazards.run`` prints for 15 kinds of such blocks and 4 techniques
 whether training is as the plain loop's, or refused and with which words.
 """
 

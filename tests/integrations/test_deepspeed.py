@@ -66,7 +66,9 @@ def test_the_exported_file_is_read_too(tmp_path: Path) -> None:
     path.write_text(text)
     config = read_by_deepspeed(str(path))
     assert config.train_batch_size == BATCH_SIZE * ACCUMULATION
-    assert any("Not predicted" in line for line in json.loads(text)["_comment"])
+    comment = json.loads(text)["_comment"]
+    assert any("Not predicted" in line for line in comment)
+    assert {"import budgetfit", "import deepspeed"} <= set(comment)
 
 
 def test_a_deepspeed_without_autocast_gets_its_older_block(

@@ -20,7 +20,7 @@ from budgetfit.core.recipe import Segment
 from budgetfit.integrations.exports import every_n_layers as plain_module
 from budgetfit.integrations.exports import trainer as trainer_module
 from budgetfit.integrations.exports.every_n_layers import trainer_checkpointing
-from budgetfit.planning.search.policies import every_nth
+from budgetfit.planning.search.policies import AS_ASKED, every_nth
 from tests.integrations.adapters import QUIET as QUIET_PEFT
 from tests.integrations.adapters import adapter
 from tests.integrations.test_trainer import QUIET
@@ -159,11 +159,31 @@ def test_a_row_that_is_as_fast_stands_in_for_a_plan_that_cannot_be_said() -> Non
     found = trainer_checkpointing(offloading(model, row))
     assert found is not None
     assert (found.every, found.plan.recipe) == (2, row.estimate.recipe)
-    assert "+0.9% slower: every 2nd block is recomputed" in found.remark
+    assert "simpler: every 2nd block is recomputed, by transformers" in found.remark
+    assert found.remark.endswith("Judged to fit too, and 0.9 % slower.")
     text = trainer_module.export_text(offloading(model, row), "plan.json")
     assert "per_device_train_batch_size=2," in text
     assert "Predicted for the process: 9.50 GiB" in text
     assert found.remark in text
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"), [(6600 / 1.1, "10.0 % faster."), (6600.0, "as fast.")]
+)
+def test_speed_is_said_in_words(ms: float, said: str) -> None:
+    model = tiny_model("llama")
+    found = trainer_checkpointing(offloading(model, second(model, ms=ms)))
+    assert found is not None
+    assert found.remark.endswith(f"Judged to fit too, and {said}")
+
+
+def test_checkpointing_that_was_asked_for_is_not_replaced() -> None:
+    model = tiny_model("llama")
+    plan = offloading(model, second(model))
+    asked = {**plan.provenance, "solver": AS_ASKED}
+    assert trainer_checkpointing(replace(plan, provenance=asked)) is None
+    same = replace(every(model, 2), provenance=asked)
+    assert trainer_checkpointing(same) is not None
 
 
 def test_the_fastest_of_such_rows_is_taken() -> None:

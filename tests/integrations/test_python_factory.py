@@ -1,12 +1,15 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import budgetfit
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports import accelerate, deepspeed, lightning, trainer
 from budgetfit.integrations.model_sources.python_factory import load_factory
 from budgetfit.utils.function_name import is_factory_text
 
@@ -238,3 +241,65 @@ def test_a_failure_leaves_nothing_behind(
 )
 def test_a_factory_is_told_from_a_path(text: str, answer: bool) -> None:
     assert is_factory_text(text) is answer
+
+
+WITH_LOSS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return {"logits": x}
+
+def loss(outputs, batch):
+    return (outputs["logits"] - batch["y"]).square().mean()
+
+def make():
+    torch.manual_seed(0)
+    return Net(), {"x": torch.ones(4, 4), "y": torch.ones(4, 4)}, loss
+"""
+
+
+@pytest.fixture(scope="module")
+def planned_with_loss(tmp_path_factory: pytest.TempPathFactory) -> budgetfit.Plan:
+    file = tmp_path_factory.mktemp("code") / "net.py"
+    file.write_text(WITH_LOSS)
+    path = file.with_name("plan.json")
+    budgetfit.plan(
+        f"{file}:make",
+        gpu="t4",
+        batch_size=4,
+        precision="fp32",
+        checkpointing=["layers.0", "layers.2"],
+    ).save(path)
+    return budgetfit.Plan.load(path)
+
+
+def test_scripts_have_a_factorys_model_and_loss(
+    planned_with_loss: budgetfit.Plan,
+) -> None:
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(planned_with_loss.to_torch_script(), names)  # noqa: S102
+    model, batch = names["build_model"](), names["factory"]()[1]
+    loss = names["loss_of"](model, batch)
+    expected = (model(batch["x"])["logits"] - 1).square().mean()
+    assert torch.equal(loss, expected)
+    assert len(names["main"](["--steps", "2", "--device", "cpu"])) == 2
+    for library in (trainer, accelerate, lightning, deepspeed):
+        text = library.export_text(planned_with_loss, "plan.json")
+        assert "planned with the loss of " in text
+        assert "net.py:make" in text
+
+
+def test_next_leaves_a_factorys_loss_to_the_factory(
+    planned_with_loss: budgetfit.Plan,
+) -> None:
+    asked = planned_with_loss.provenance["asked"]
+    assert asked["loss_of_factory"]
+    assert "--loss" not in "".join(str(planned_with_loss).split("NEXT")[1:])

@@ -18,6 +18,8 @@ from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.source_code.plain_torch import torch_script
+from budgetfit.integrations.source_code.plain_torch_loop import loss_part
+from budgetfit.integrations.source_code.plain_torch_templates import Part
 from tests.processes import python
 from tests.reporting.sample_plans import (
     sample_estimate,
@@ -382,6 +384,53 @@ def test_tensors_behind_keywords_reach_checkpoint_by_position(tmp_path: Path) ->
     x = torch.ones(2)
     assert torch.equal(block(x, input2=x), torch.nn.Bilinear.forward(block, x, x))
     assert seen == [[torch.Tensor, torch.Tensor]]
+
+
+@pytest.mark.parametrize("config", [LLAMA, T5], ids=["llama", "t5"])
+def test_a_scripts_model_generates_in_training_mode(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    script = opened(tiny_plan(config, tmp_path, (2,), (3,)))
+    torch.manual_seed(0)
+    model: Any = script.build_model().train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.5)
+
+    def generated() -> list[int]:
+        torch.manual_seed(1)  # of the dropout
+        ids = torch.arange(1, 7)[None]
+        made = model.generate(
+            ids, max_new_tokens=5, do_sample=False, pad_token_id=0, use_cache=True
+        )
+        return made[0].tolist()
+
+    plain = generated()
+    script.recompute(model)
+    assert generated() == plain
+
+
+def test_a_model_without_a_loss_is_not_trained_on_a_mean() -> None:
+    names: dict[str, Any] = {"torch": torch}
+    batch = {"x": ((2, 3), "float32")}
+    exec(loss_part(batch, None, own=False).code, names)  # noqa: S102
+    with pytest.raises(SystemExit, match=r"REPLACE loss_of\(\) by your own loss"):
+        names["loss_of"](torch.nn.Linear(3, 3), {"input": torch.ones(2, 3)})
+    one = names["loss_of"](torch.nn.Linear(3, 1), {"input": torch.ones(1, 3)})
+    assert one.numel() == 1
+
+
+def test_a_loss_that_was_named_is_called_with_outputs_and_targets() -> None:
+    part = Part("importlib.import_module('torch').nn.functional.mse_loss")
+    batch = {"0": ((2, 3), "float32"), "1": ((2, 3), "float32")}
+    names: dict[str, Any] = {}
+    code = loss_part(batch, part, own=False)
+    exec("import functools, importlib, inspect\n" + code.code, names)  # noqa: S102
+    names["planned_loss"] = lambda: lambda outputs, given: outputs.sum() + given[1]
+    model = torch.nn.Linear(3, 3)
+    x = torch.ones(2, 3)
+    got = names["loss_of"](model, {"0": x, "1": torch.tensor(5.0)})
+    assert torch.equal(got, model(x).sum() + 5)
 
 
 def test_what_waits_in_host_memory_is_not_exported(tmp_path: Path) -> None:

@@ -51,6 +51,57 @@ class OwnForCausalLM(PreTrainedModel):
 """
 
 
+POSITIONS = {
+    "marian": ["model.decoder.embed_positions", "model.encoder.embed_positions"],
+    "whisper": ["model.encoder.embed_positions"],
+    "roformer": ["roformer.encoder.embed_positions"],
+}
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
+def test_tables_that_code_freezes_are_planned_as_from_pretrained_leaves_them(
+    kind: str, stored: bool, tmp_path: Path
+) -> None:
+    sizes = dict.fromkeys(
+        ("d_model", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_size"), 16
+    )
+    layers = dict.fromkeys(("encoder_layers", "decoder_layers", "num_hidden_layers"), 1)
+    heads = dict.fromkeys(
+        ("encoder_attention_heads", "decoder_attention_heads", "num_attention_heads"), 2
+    )
+    config = transformers.CONFIG_MAPPING[kind](
+        vocab_size=32, pad_token_id=0, **sizes, **layers, **heads
+    )
+    made: Any = load_of(kind)(config)
+    config.architectures = [type(made).__name__]
+    frozen = {f"{name}.weight" for name in POSITIONS[kind]}
+    assert trained(made).isdisjoint(frozen)
+    weights = {k: v for k, v in made.state_dict().items() if stored or k not in frozen}
+    made.save_pretrained(tmp_path, state_dict=weights)
+    loaded = type(made).from_pretrained(tmp_path)
+
+    planned = load_model_on_meta(str(tmp_path))
+
+    assert trained(planned.model) == trained(loaded) >= frozen
+    assert planned.materialize is not None
+    assert trained(planned.materialize("cpu")) == trained(loaded)
+    (note,) = [note for note in planned.notes if "from_pretrained" in note]
+    assert all(name in note for name in frozen)
+
+
+def load_of(kind: str) -> type[transformers.PreTrainedModel]:
+    return {
+        "marian": transformers.MarianMTModel,
+        "whisper": transformers.WhisperForConditionalGeneration,
+        "roformer": transformers.RoFormerForMaskedLM,
+    }[kind]
+
+
+def trained(model: nn.Module) -> set[str]:
+    return {name for name, item in model.named_parameters() if item.requires_grad}
+
+
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
@@ -156,7 +207,9 @@ def test_a_config_without_architectures_gets_its_usual_head_and_a_note(
 ) -> None:
     resolved = load_model_on_meta(write({"model_type": model_type}))
     assert type(resolved.model).__name__ == name
-    assert resolved.notes == (f"the config names no architecture: planned as {name}",)
+    note, *others = resolved.notes
+    assert note == f"the config names no architecture: planned as {name}"
+    assert all("from_pretrained" in each for each in others)  # frozen tables
 
 
 def test_an_architecture_that_does_not_fit_is_replaced_with_a_note(

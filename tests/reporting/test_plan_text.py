@@ -82,6 +82,11 @@ def test_next_quotes_paths_and_asks_for_the_loss_that_is_missing() -> None:
     own = sample_plan(provenance={"asked": asked})
     text = render(plan_text(own, saved_as="p.json"))
     assert "verify p.json --model 'my model.py:build' --loss mine.py:loss   #" in text
+    asked: dict[str, object] = {"model": "mine.py:build", "loss": "mine.loss"}
+    asked["loss_of_factory"] = True
+    own = sample_plan(provenance={"asked": asked})
+    text = render(plan_text(own, saved_as="p.json"))
+    assert "budgetfit verify p.json --model mine.py:build   #" in text
     asked = {"model": "mine.py:build", "loss": None}
     own = sample_plan(estimate=without, provenance={"asked": asked})
     text = render(plan_text(own, saved_as="p.json"))

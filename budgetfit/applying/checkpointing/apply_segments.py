@@ -1,4 +1,8 @@
-"""Apply a recipe's segments, by transformers' flags or by wrapping forwards."""
+"""Apply a recipe's segments by wrapping forwards.
+
+Not by the flags of transformers' layers: these drop generation caches in training mode
+even where there is no gradient, so that ``generate`` gives other tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from budgetfit.applying.checkpointing.block_checkpoint import (
     BlockCall,
     CheckpointedForward,
-    is_transformers_layer,
 )
 from budgetfit.applying.checkpointing.recomputation_state import RepeatableForwards
 from budgetfit.applying.checkpointing.segment_checkpoint import SegmentCheckpoint
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from budgetfit.core.recipe import Segment
 
 _FLAG = "gradient_checkpointing"
-_CHECKPOINT_FUNCTION = "_gradient_checkpointing_func"
 
 
 def apply_segments(  # noqa: PLR0913 - one value each, all needed
@@ -143,14 +145,6 @@ def _apply_segment(segment: Segment, calls: list[BlockCall], undo: Undo) -> None
                 nested=segment.nested,
             )
             undo.set_attribute(call.block, "forward", forward)
-    elif (
-        _has_own_flag(first.block)
-        and not first.offload
-        # The flag acts in the class's forward, which a compiled one would contain.
-        and "forward" not in vars(first.block)
-    ):
-        undo.set_attribute(first.block, _FLAG, value=True)
-        undo.set_attribute(first.block, _CHECKPOINT_FUNCTION, first)
     else:
         forward = CheckpointedForward(first, first.block.forward)
         undo.set_attribute(first.block, "forward", forward)
@@ -197,15 +191,6 @@ def _unknown_block(name: str, modules: Collection[str]) -> str:
         nearest = [module for module in modules if module][:3]
     hint = f" Did you mean: {', '.join(nearest)}?" if nearest else ""
     return f"The model has no block {name!r}.{hint}"
-
-
-def _has_own_flag(block: nn.Module) -> bool:
-    """Whether transformers' per-layer flag works on this block.
-
-    It is ignored in evaluation mode; a frozen block in evaluation mode needs a wrapped
-    forward.
-    """
-    return is_transformers_layer(block) and block.training
 
 
 def _disable_checkpointing(module: nn.Module, undo: Undo) -> None:

@@ -149,6 +149,8 @@ class CheckpointedForward:
     @_eager
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block."""
+        if not self._call.block.training and any(map(_is_cache, kwargs.values())):
+            return self.__wrapped__(*args, **kwargs)  # as transformers' layers do
         if not self._call.offload:
             kwargs = _without_cache(self._call.block, kwargs)
         if self._segment is None or self._repeats is None:
@@ -165,7 +167,7 @@ class CheckpointedForward:
         )
 
 
-def is_transformers_layer(block: nn.Module) -> bool:
+def _is_transformers_layer(block: nn.Module) -> bool:
     """Whether the block is a transformers ``GradientCheckpointingLayer``."""
     layers = sys.modules.get("transformers.modeling_layers")  # if not imported, no
     return layers is not None and isinstance(block, layers.GradientCheckpointingLayer)
@@ -175,10 +177,6 @@ def _keywords_first(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Turn keyword tensor arguments into positional ones."""
-    if isinstance(function, functools.partial):  # transformers binds keywords this way
-        args = (*function.args, *args)
-        kwargs = {**function.keywords, **kwargs}
-        function = function.func
     names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
     rest = {name: value for name, value in kwargs.items() if name not in names}
     given = len(args)
@@ -197,7 +195,7 @@ def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     """
     if not torch.is_grad_enabled():
         return kwargs
-    if not is_transformers_layer(block):
+    if not _is_transformers_layer(block):
         return {k: None if _is_cache(value) else value for k, value in kwargs.items()}
     kwargs = dict(kwargs)
     if kwargs.get("use_cache"):

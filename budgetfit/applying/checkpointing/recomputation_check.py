@@ -182,7 +182,8 @@ class SavedTensorCheck:
             f"its forward changes {names}, which holds tensors of the graph or objects "
             "that cannot be copied."
             if names
-            else "look for a counter, a cache, a hook or a hidden generator."
+            else "look for a counter, a cache, a hook, a hidden generator, or other "
+            "parameters than the model's (torch.func.functional_call)."
         )
         raise RecomputationError(
             f"Block {self._block!r} did something else when it ran again in backward: "

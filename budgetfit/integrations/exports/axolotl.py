@@ -17,7 +17,10 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.exports.ranks import dtype_lines, yaml_settings
 from budgetfit.integrations.exports.yaml_file import config_text, uniform_treatment
 from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
-from budgetfit.integrations.source_code.python_source import planned_length
+from budgetfit.integrations.source_code.python_source import (
+    exported_eval_batch_size,
+    planned_length,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +57,7 @@ def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Setting
             "output_dir": "out",
             "micro_batch_size": recipe.batch_size,
             "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
-            "eval_batch_size": plan.estimate.eval_batch_size,
+            "eval_batch_size": exported_eval_batch_size(plan),
             "optimizer": recipe.optimizer,
             "learning_rate": 5e-5 if plan.adapter is None else 2e-4,
             "num_epochs": 1,

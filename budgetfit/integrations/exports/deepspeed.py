@@ -78,7 +78,8 @@ def export_text(plan: Plan, plan_file: str) -> str:
         InputError: As ``engine_config``.
     """
     loading = load_model_text(plan)
-    code = f"{import_block(loading.modules, loading.names)}{loading.constants}"
+    modules = {*loading.modules, "budgetfit", "deepspeed"}
+    code = f"{import_block(modules, loading.names)}{loading.constants}"
     comment = [
         *filter(None, plan_summary_lines(plan, "A DeepSpeed engine")),
         *filter(None, f"{code}{loading.code}".splitlines()),

@@ -17,7 +17,10 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.exports.ranks import yaml_settings
 from budgetfit.integrations.exports.yaml_file import config_text, uniform_treatment
 from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
-from budgetfit.integrations.source_code.python_source import planned_length
+from budgetfit.integrations.source_code.python_source import (
+    exported_eval_batch_size,
+    planned_length,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +59,7 @@ def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Setting
             "output_dir": "out",
             "per_device_train_batch_size": recipe.batch_size,
             "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
-            "per_device_eval_batch_size": plan.estimate.eval_batch_size,
+            "per_device_eval_batch_size": exported_eval_batch_size(plan),
             "optim": recipe.optimizer,
             "learning_rate": 5e-5 if plan.adapter is None else 1e-4,
             "bf16": policy.autocast == "bf16",

@@ -17,6 +17,7 @@ from budgetfit.integrations.exports.ranks import (
     trainer_ddp_settings,
     zero_settings,
 )
+from budgetfit.integrations.source_code.python_source import exported_eval_batch_size
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -55,8 +56,8 @@ def planned_arguments(
     wanted = {**settings(plan), "optim": recipe.optimizer}
     if find_precision(recipe.precision).tf32:
         wanted["tf32"] = True
-    if plan.estimate.eval_batch_size is not None:
-        wanted["per_device_eval_batch_size"] = plan.estimate.eval_batch_size
+    if (samples := exported_eval_batch_size(plan)) is not None:
+        wanted["per_device_eval_batch_size"] = samples
         if "eval_accumulation_steps" in known:
             # With compute_metrics, predictions of all batches would accumulate on the
             # GPU.

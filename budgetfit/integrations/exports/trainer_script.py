@@ -23,6 +23,7 @@ from budgetfit.integrations.source_code.python_source import (
     import_block,
     keyword_lines,
     plan_summary_lines,
+    planned_loss,
     to_source,
 )
 
@@ -136,6 +137,7 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
     remarks = [
         *program.remarks,
         *_launch(plan),
+        *_own_loss(plan, program),
         *([plain.remark] if plain and plain.remark else []),
     ]
     return _TEXT.substitute(
@@ -153,6 +155,16 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
         more=f"{tokens}{callback}{optimizer}",
         main=_main(shown, program, loading),
     )
+
+
+def _own_loss(plan: Plan, program: ScriptParts) -> list[str]:
+    """Say how a trainer gets a loss that the model does not return."""
+    if not planned_loss(plan):
+        return []
+    return [
+        f"REPLACE {program.trainer} by a class whose compute_loss(model, inputs, ...)",
+        "returns that loss: the model has none of its own.",
+    ]
 
 
 def _launch(plan: Plan) -> list[str]:

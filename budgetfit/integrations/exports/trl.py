@@ -12,7 +12,10 @@ from budgetfit.integrations.exports.language_models import (
 from budgetfit.integrations.exports.trainer_arguments import planned_arguments
 from budgetfit.integrations.exports.trainer_script import ScriptParts, program_text
 from budgetfit.integrations.optional_imports import import_attribute
-from budgetfit.integrations.source_code.python_source import planned_length
+from budgetfit.integrations.source_code.python_source import (
+    exported_eval_batch_size,
+    planned_length,
+)
 from budgetfit.reporting.formatting import sample_text
 
 if TYPE_CHECKING:
@@ -107,8 +110,8 @@ def _pairs(plan: Plan) -> dict[str, Any]:
         "precompute_ref_log_probs": True,
         **_length(plan),
     }
-    if plan.estimate.eval_batch_size is not None:
-        found["per_device_eval_batch_size"] = max(plan.estimate.eval_batch_size // 2, 1)
+    if (samples := exported_eval_batch_size(plan)) is not None:
+        found["per_device_eval_batch_size"] = max(samples // 2, 1)
     return found
 
 

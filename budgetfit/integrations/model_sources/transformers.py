@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from torch import nn
 from transformers.models.auto import modeling_auto
 
 from budgetfit.errors import InputError
@@ -141,7 +142,7 @@ def model_from_config(
     dtype_notes = settle_dtype(config, stored, folder)
     notes = [*stored.notes(config)]
     if trust_remote_code and getattr(config, "auto_map", None):
-        materialize = _remote_builder(config)
+        materialize = _remote_builder(config, notes)
     else:
         materialize = _native_builder(config, notes)
     resolved = _resolved(stored.builder(materialize), name, source, notes)
@@ -209,7 +210,7 @@ def _native_builder(
     own = config.get_text_config() if is_part else config
     own.dtype = own.dtype or config.dtype
     # Auto classes have from_config, but choose the class by the config's type.
-    return _builder(own, model_class._from_config)  # noqa: SLF001
+    return _builder(own, model_class._from_config, notes)  # noqa: SLF001
 
 
 def _named_class(
@@ -249,18 +250,22 @@ def _model_class(name: str) -> type[transformers.PreTrainedModel] | None:
     return found if is_model else None
 
 
-def _remote_builder(config: transformers.PreTrainedConfig) -> Materialize:
+def _remote_builder(
+    config: transformers.PreTrainedConfig, notes: list[str]
+) -> Materialize:
     """Return a builder for the class in the config's remote code (``auto_map``)."""
     names = [name for name in config.auto_map if name.startswith("AutoModel")]
     # Prefer a head to the bare model, as for architectures.
     name = max(names, key=len, default="AutoModel")
     auto_class = getattr(transformers, name)
-    return _builder(config, partial(auto_class.from_config, trust_remote_code=True))
+    build = partial(auto_class.from_config, trust_remote_code=True)
+    return _builder(config, build, notes)
 
 
 def _builder(
     config: transformers.PreTrainedConfig,
     build: Callable[..., transformers.PreTrainedModel],
+    notes: list[str],
 ) -> Materialize:
     """Return a builder that calls ``build`` with a copy of the config and a dtype."""
 
@@ -269,6 +274,34 @@ def _builder(
     ) -> transformers.PreTrainedModel:
         fields = copy.deepcopy(config)
         with fixed_seed(device), torch.device(device):
-            return build(fields, dtype=dtype or fields.dtype)
+            model = build(fields, dtype=dtype or fields.dtype)
+        note = _train_as_loaded(model)
+        if note and note not in notes:
+            notes.append(note)
+        return model
 
     return materialize
+
+
+def _train_as_loaded(model: nn.Module) -> str:
+    """Unfreeze what ``from_pretrained`` unfreezes, and return a note about it.
+
+    It puts a trainable parameter wherever the dtype has gradients, also over a table of
+    positions that ``__init__`` has frozen, in the checkpoint or not (transformers 5.23:
+    core_model_loading.py, ``set_param_for_module``).
+    """
+    frozen = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad and parameter.is_floating_point()
+    }
+    for parameter in frozen.values():
+        parameter.requires_grad = True
+    if not frozen:
+        return ""
+    more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""  # noqa: PLR2004
+    return (
+        f"{', '.join([*frozen][:3])}{more}: frozen by the model's code, trainable once "
+        "from_pretrained has loaded it, and planned so; to keep it frozen, plan the "
+        "loaded model"
+    )

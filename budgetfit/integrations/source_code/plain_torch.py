@@ -79,7 +79,11 @@ def torch_script(plan: Plan) -> str:
         *recompute_parts(plan.recipe),
         *ranks_parts(plan.recipe),
         *data_parts(plan.model.batch, plan.model.batch_dims),
-        loss_part(plan.model.batch, own="import transformers" in model.imports),
+        loss_part(
+            plan.model.batch,
+            _planned_loss(plan),
+            own="import transformers" in model.imports,
+        ),
         main_part(plan.recipe, pretrained="pretrained" in model.code),
     ]
     imports = {line for part in sections for line in part.imports}
@@ -174,6 +178,22 @@ def own_model(plan: Plan, text: str) -> Part:
 
 
 def _from_factory(text: str) -> Part:
+    found = _named(text)
+    code = parts.MODEL_FROM_FACTORY.substitute(made=found.code)
+    return Part(code, ("import functools", *found.imports))
+
+
+def _planned_loss(plan: Plan) -> Part | None:
+    """Return an expression of the planned loss; None if nothing names one."""
+    asked = plan.provenance.get("asked") or {}
+    loss = str(asked.get("loss") or "")
+    if asked.get("loss_of_factory") and is_factory_text(asked_model(plan)):
+        return Part("factory()[2]")
+    return _named(loss) if is_factory_text(loss) else None
+
+
+def _named(text: str) -> Part:
+    """Return an expression of what ``file.py:name`` or ``module:name`` names."""
     place, _, name = text.rpartition(":")
     first, *rest = name.split(".")
     if place.endswith(".py"):
@@ -182,8 +202,7 @@ def _from_factory(text: str) -> Part:
     else:
         made = f"importlib.import_module({to_source(place)}).{first}"
         imports = ("import importlib",)
-    code = parts.MODEL_FROM_FACTORY.substitute(made=".".join([made, *rest]))
-    return Part(code, imports)
+    return Part(".".join([made, *rest]), imports)
 
 
 def planned_model(plan: Plan) -> object:

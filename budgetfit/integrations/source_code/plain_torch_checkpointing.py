@@ -30,7 +30,6 @@ def recompute_parts(recipe: Recipe) -> list[Part]:
     long = [segment for segment in recipe.segments if len(segment.blocks) > 1]
     selective = [each for each in recipe.segments if each.mode == "selective"]
     code = RECOMPUTE.substitute(
-        flag=TRANSFORMERS_FLAG if recipe.compile == "none" else OWN_CHECKPOINT,
         region=REGION_CALL if long else "",
         selective=SELECTIVE_CALLS if selective else "",
     )
@@ -116,10 +115,16 @@ $selective
 
 def recompute_block(block, **options):
     again = functools.partial(checkpoint, use_reentrant=False, **options)
-$flag
+    block.forward = functools.partial(by_position, block, again, block.forward)
 
-def by_position(again, forward, *args, **kwargs):
+
+def by_position(block, again, forward, *args, **kwargs):
     """Checkpoint keeps the generators of devices of tensors without keywords only."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    if not getattr(block, "_can_checkpoint_with_cache", True):  # a transformers layer
+        # It would write to the cache again when it runs again.
+        kwargs.update(dict.fromkeys(kwargs.keys() & {"past_key_values", "layer_past"}))
     names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
     tensors = [kwargs.pop(name) for name in names]
 
@@ -141,19 +146,6 @@ def recompute(model):
         again = functools.partial(checkpoint, block.forward, use_reentrant=False)
         block.forward = again
 '''
-
-TRANSFORMERS_FLAG: Final = """\
-    if hasattr(block, "gradient_checkpointing"):  # a transformers layer
-        block.gradient_checkpointing = True
-        block._gradient_checkpointing_func = again
-    else:
-        block.forward = functools.partial(by_position, again, block.forward)
-"""
-
-# Some layers of transformers look at their flag inside ``forward``, which is compiled.
-OWN_CHECKPOINT: Final = """\
-    block.forward = functools.partial(by_position, again, block.forward)
-"""
 
 REGION_CALL: Final = """\
         if len(blocks) > 1:

@@ -90,18 +90,23 @@ def _random(name: str, shape: str, dtype: str) -> str:
     return f"torch.randint({limit}, {shape}, dtype=torch.{dtype})"
 
 
-def loss_part(batch: Batch, *, own: bool) -> Part:
+def loss_part(batch: Batch, planned: Part | None, *, own: bool) -> Part:
     """Return the source of the loss.
 
     Args:
         batch: With labels, a transformers model returns its loss.
+        planned: An expression of the loss function, and its imports; None without one.
         own: Whether the model is one of transformers.
     """
+    by_name = all(name.isidentifier() for name in batch)
+    if planned is not None:
+        call = parts.CALL_BY_NAME if by_name else parts.CALL_BY_POSITION
+        code = parts.NAMED_LOSS.substitute(found=planned.code, call=call)
+        return Part(code, ("import functools", "import inspect", *planned.imports))
     if own and "labels" in batch:
         return Part(parts.OWN_LOSS)
-    by_name = all(name.isidentifier() for name in batch)
     arguments = "**batch" if by_name else "*batch.values()"
-    return Part(parts.MADE_LOSS.substitute(arguments=arguments))
+    return Part(parts.FOUND_LOSS.substitute(arguments=arguments))
 
 
 def compile_parts(recipe: Recipe) -> list[Part]:

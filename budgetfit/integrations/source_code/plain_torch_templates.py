@@ -46,10 +46,17 @@ def build_model(*, pretrained=False):
 ''')
 
 MODEL_FROM_FACTORY: Final = Template('''\
+@functools.cache
+def factory():
+    """What the plan was made from: the model, perhaps with a batch and a loss."""
+    made = $made
+    made = made if isinstance(made, torch.nn.Module) else made()
+    return made if isinstance(made, tuple) else (made,)
+
+
 def build_model():
     """Build the model as it was planned."""
-    made = $made
-    return made if isinstance(made, torch.nn.Module) else made()
+    return factory()[0]
 ''')
 
 MODEL_TO_FILL_IN: Final = Template('''\
@@ -141,16 +148,44 @@ def loss_of(model, batch):
     return model(**batch).loss
 '''
 
-MADE_LOSS: Final = Template('''\
+FOUND_LOSS: Final = Template('''\
 def loss_of(model, batch):
     """REPLACE by your own loss where the model returns none."""
     outputs = model($arguments)
-    own = getattr(outputs, "loss", None)
-    if own is not None:
-        return own
-    outputs = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
-    return outputs.float().mean()
+    own = outputs if isinstance(outputs, dict) else {}
+    loss = own.get("loss", getattr(outputs, "loss", None))
+    if loss is None and isinstance(outputs, tuple) and "labels" in batch:
+        loss = outputs[0]
+    if loss is None and isinstance(outputs, torch.Tensor) and outputs.numel() == 1:
+        loss = outputs
+    if loss is None:
+        raise SystemExit("REPLACE loss_of() by your own loss: the model returns none.")
+    return loss
 ''')
+
+NAMED_LOSS: Final = Template('''\
+@functools.cache
+def planned_loss():
+    """Return the function that was planned: loss(outputs, batch)."""
+    return $found
+
+
+def loss_of(model, batch):
+    """The planned loss of the model's outputs."""
+    takes = inspect.signature(getattr(model, "module", model).forward).parameters
+$call
+''')
+
+CALL_BY_NAME: Final = """\
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+    inputs = {name: batch[name] for name in batch if takes_any or name in takes}
+    return planned_loss()(model(**inputs), batch)"""
+
+CALL_BY_POSITION: Final = """\
+    batch = list(batch.values())
+    needed = sum(each.default is each.empty for each in takes.values())
+    count = len(batch) if len(batch) <= needed else min(len(takes), len(batch) - 1)
+    return planned_loss()(model(*batch[:count]), batch)"""
 
 COMPILE: Final = '''\
 def compiled(forward):

@@ -17,14 +17,34 @@ if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
 
 _WIDTH: Final = 88  # columns of a source line
-_STANDARD: Final = frozenset({"importlib", "itertools", "runpy"})
+_STANDARD: Final = frozenset({"functools", "importlib", "itertools", "runpy"})
 DTYPES: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+MAX_EVAL_BATCH_SIZE: Final = 1024
 LENGTH_NAMES = ("input_ids", "decoder_input_ids")
 
 
 def asked_model(plan: Plan) -> str:
     """Return the text that named the model when the plan was made; empty if none."""
     return str((plan.provenance.get("asked") or {}).get("model") or "")
+
+
+def planned_loss(plan: Plan) -> str:
+    """Return what names the loss function that was planned; empty without one."""
+    asked = plan.provenance.get("asked") or {}
+    if asked.get("loss_of_factory"):
+        return f"the loss of {asked_model(plan)}"
+    return str(asked.get("loss") or "")
+
+
+def exported_eval_batch_size(plan: Plan) -> int | None:
+    """Return the evaluation batch size for exports; None if unknown.
+
+    At most 1,024, or the training batch: of a tiny model a million samples fit, which a
+    library would then wait for, and larger batches are no faster.
+    """
+    fits = plan.estimate.eval_batch_size
+    most = max(MAX_EVAL_BATCH_SIZE, plan.recipe.batch_size)
+    return None if fits is None else min(fits, most)
 
 
 def plan_summary_lines(plan: Plan, what: str) -> list[str]:
@@ -45,8 +65,8 @@ def plan_summary_lines(plan: Plan, what: str) -> list[str]:
     if length is not None:
         lines.append(f"Samples: at most {length} tokens.")
     lines += lengths_lines(plan)
-    loss = (plan.provenance.get("asked") or {}).get("loss")
-    if loss is not None:
+    loss = planned_loss(plan)
+    if loss:
         lines.append(f"Loss: planned with {loss}.")
     return [escape_line(line) for line in lines]
 
