@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--alternatives", action="store_true", help="of each plan")
     parser.add_argument("--sample", type=int, help="as many, spread over families")
     wanted = parser.parse_args()
-    names = [name for name in zoo() if _is_wanted(name, wanted.words)]
+    names = [name for name in zoo() if is_wanted(name, wanted.words)]
     if wanted.sample:
         names.sort(key=lambda name: (zoo()[name].family, name))
         names = names[:: max(1, len(names) // wanted.sample)][: wanted.sample]
@@ -59,7 +59,8 @@ def main() -> int:
     return int(any(outcome.reason for outcome in outcomes))
 
 
-def _is_wanted(name: str, words: Sequence[str]) -> bool:
+def is_wanted(name: str, words: Sequence[str]) -> bool:
+    """Whether a name, or its family, was asked for; all are by no word."""
     family = zoo()[name].family
     return not words or any(
         word == family or word.lower() in name.lower() for word in words

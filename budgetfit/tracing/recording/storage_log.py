@@ -54,6 +54,8 @@ _RECORDS: Final = (
     "events",
     "ops",
 )
+# What ``torch.tensor`` runs.
+_MADE_ON_HOST = {torch.ops.aten.lift_fresh.default}
 PRIM_DEVICE = torch.ops.prim.device.default
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
@@ -155,7 +157,11 @@ class StorageLog(TorchDispatchMode):
         # Of a cached result the arguments decide all else, on one target.
         call = self.take_key(func, args)  # of views too: it holds their arguments
         name, is_view = _name_and_is_view(func)
-        if name == TO_HOST:  # allocates no device memory
+        # Neither allocates device memory. torch's optimizers count steps on the host,
+        # with scalars that they make there.
+        if name == TO_HOST or (
+            self.in_optimizer and func in _MADE_ON_HOST and not out.dim()
+        ):
             self.log_storage(out, size_bytes=0)
         if semantics is None or is_view:
             self.log_outputs(out)
