@@ -563,9 +563,10 @@ def test_a_live_transformers_model_is_built_from_its_config(tmp_path: Path) -> N
 def test_a_model_from_a_file_is_built_by_its_function(tmp_path: Path) -> None:
     path = tmp_path / "net.py"
     path.write_text(
-        "import torch\n\n\ndef make():\n"
-        "    layers = [torch.nn.Linear(4, 4) for _ in range(3)]\n"
-        "    return torch.nn.Sequential(*layers)\n"
+        "import torch\n\n\nclass Net(torch.nn.Sequential):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x).mean()\n\n\ndef make():\n"
+        "    return Net(*(torch.nn.Linear(4, 4) for _ in range(3)))\n"
     )
     recipe = sample_recipe(
         batch_size=2,
