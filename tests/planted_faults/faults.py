@@ -229,6 +229,18 @@ FAULTS: Final = (
         "tracing",
     ),
     Fault(
+        "tracing/cuda/dispatch/composite_ops.py",
+        "aten.group_norm.default, x.contiguous(), *rest",
+        "aten.group_norm.default, x, *rest",
+        "tracing",
+    ),
+    Fault(
+        "tracing/recording/storage_log.py",
+        "self.in_optimizer and func in _MADE_ON_HOST",
+        "func in _MADE_ON_HOST",
+        "tracing",
+    ),
+    Fault(
         "tracing/cuda/dispatch/thread_kernels.py",
         "if name not in kernels:",
         "if False:",

@@ -182,3 +182,24 @@ def test_under_selective_checkpointing_a_mask_is_added_out_of_place(
             attend(query)
     assert added in seen.names
     assert len({"aten.add_.Tensor", "aten.add.Tensor"} & set(seen.names)) == 1
+
+
+def grouped(x: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+    with Ops() as ops:
+        out = functional.group_norm(x.to(memory_format=torch.channels_last), 2)
+    return out, ops.names
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_group_norm_copies_a_channels_last_input() -> None:
+    out, names = grouped(torch.ones(2, 8, 4, 4, requires_grad=True))
+    assert names.count("aten.clone.default") == 1
+    assert out.is_contiguous()
+    assert out.grad_fn._saved_input.is_contiguous()
+
+
+def test_a_cpus_group_norm_takes_channels_last_as_it_is() -> None:
+    with fake_mode():
+        out, names = grouped(torch.ones(2, 8, 4, 4, requires_grad=True))
+    assert "aten.clone.default" not in names
+    assert not out.is_contiguous()

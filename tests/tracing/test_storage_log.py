@@ -188,6 +188,14 @@ def test_real_and_fake_tensors_leave_the_same_log() -> None:
     assert real.peak_bytes == fake.peak_bytes
 
 
+def test_scalars_that_optimizers_make_are_on_the_host(log: StorageLog) -> None:
+    log.in_optimizer = True
+    torch.tensor(1.0)
+    log.in_optimizer = False
+    torch.tensor(1.0)
+    assert log.sizes == [0, 4]
+
+
 class Kernel:
     """Semantics of a device that takes a workspace, and scratch before and after."""
 

@@ -122,8 +122,10 @@ def record(names: Sequence[str]) -> None:
             name = row.pop("name")
             print(f"{name}: {row}", file=sys.stderr)
             found[name] = row
-    lines = (f"{json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found))
-    RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+            rows = (
+                f"{json.dumps(key)}: {json.dumps(found[key])}" for key in sorted(found)
+            )
+            RECORDED.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
 
 
 def _trained(folder: str) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -72,8 +73,8 @@ def train(name: str, batch: Any) -> dict[str, int]:  # noqa: ANN401 - any tree
     loss = entry.plan.get("loss") or loss_for(model, batch)
     trained = [item for item in model.parameters() if item.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
-    for _ in range(STEPS):
-        inputs = tree_map_only(torch.Tensor, torch.Tensor.cuda, batch)
+    for inputs in repeat(batch, STEPS):
+        inputs = tree_map_only(torch.Tensor, torch.Tensor.cuda, inputs)  # noqa: PLW2901 - as users do: the last batch goes first
         outputs = call_model(model, inputs, for_loss=loss is not None)
         try:
             value = find_loss(outputs, inputs, loss)

@@ -1,4 +1,4 @@
-"""Composite ops with a CUDA branch in torch's C++ (``is_cuda``): dropout, linear, SDPA.
+"""Composite ops with a CUDA branch in torch's C++ (``is_cuda``): dropout, norms, SDPA.
 
 So have some gradients for plain tensors (``product_gradients``). For fake CPU tensors
 they are overridden with the branch that CUDA takes; real tensors run as usual.
@@ -63,6 +63,19 @@ def _rms_norm(
     return _composite(aten.rms_norm.default, x, shape, weight, eps)
 
 
+def _group_norm(  # noqa: PLR0913, PLR0917 - aten's signature
+    x: torch.Tensor,
+    groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,  # noqa: FBT001, FBT002 - aten's signature
+) -> torch.Tensor:
+    """Copy channels-last inputs, which a CPU takes as they are (group_norm.cpp)."""
+    rest = groups, weight, bias, eps, cudnn_enabled
+    return _composite(aten.group_norm.default, x.contiguous(), *rest)
+
+
 def _half_to_float(
     fused: Callable[..., Any],
     composite: Any,
@@ -119,6 +132,7 @@ def cuda_composite_ops(target: CudaTarget) -> Iterator[None]:
     kernels: dict[str, tuple[Callable[..., Any], Any]] = {
         "dropout": (_dropout, aten.dropout.default),
         "linear": (_linear, aten.linear.default),
+        "group_norm": (_group_norm, aten.group_norm.default),
         "rms_norm": (_rms_norm, aten.rms_norm.default),
         "_fused_rms_norm": (fused_rms_norm, aten._fused_rms_norm.default),
         "softmax.int": (
