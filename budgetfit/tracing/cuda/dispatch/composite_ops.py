@@ -69,7 +69,7 @@ def _group_norm(  # noqa: PLR0913, PLR0917 - aten's signature
     weight: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
-    cudnn_enabled: bool = True,  # noqa: FBT001, FBT002 - aten's signature
+    cudnn_enabled: bool = True,
 ) -> torch.Tensor:
     """Copy channels-last inputs, which a CPU takes as they are (group_norm.cpp)."""
     rest = groups, weight, bias, eps, cudnn_enabled
