@@ -27,8 +27,8 @@ _SHARDED: Final = (
     "planned"
 )
 _COMPILED: Final = (
-    "use budgetfit plan MODEL --compile blocks, which plans with torch.compile for "
-    "each block; all else is for eager mode"
+    "use --compile blocks (torch.compile for each block) or --compile model; plan "
+    "--compile auto takes the better of none and blocks"
 )
 
 # Options of other tools that users try, and what to do instead.
