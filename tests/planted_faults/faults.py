@@ -236,8 +236,8 @@ FAULTS: Final = (
     ),
     Fault(
         "tracing/recording/storage_log.py",
-        "self.in_optimizer and func in _MADE_ON_HOST",
-        "func in _MADE_ON_HOST",
+        "            and self.in_optimizer",
+        "            and True",
         "tracing",
     ),
     Fault(

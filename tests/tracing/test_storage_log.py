@@ -188,14 +188,6 @@ def test_real_and_fake_tensors_leave_the_same_log() -> None:
     assert real.peak_bytes == fake.peak_bytes
 
 
-def test_scalars_that_optimizers_make_are_on_the_host(log: StorageLog) -> None:
-    log.in_optimizer = True
-    torch.tensor(1.0)
-    log.in_optimizer = False
-    torch.tensor(1.0)
-    assert log.sizes == [0, 4]
-
-
 class Kernel:
     """Semantics of a device that takes a workspace, and scratch before and after."""
 
@@ -213,6 +205,16 @@ class Kernel:
         workspace = Workspace(KernelScratch("workspace", (), 0))
         after = KernelScratch("after", (2,), 0)
         return OpMemory((*before, Output(), workspace, after), cost=cost)
+
+
+@pytest.mark.parametrize("of_cuda", [True, False])
+def test_scalars_that_optimizers_make_are_on_a_cards_host(of_cuda: bool) -> None:
+    with StorageLog(Kernel() if of_cuda else None) as log:
+        log.in_optimizer = True
+        torch.tensor(1.0)
+        log.in_optimizer = False
+        torch.tensor(1.0)
+    assert log.sizes == [0 if of_cuda else 4, 4]
 
 
 def test_scratch_surrounds_an_ops_outputs_and_goes_with_the_op() -> None:

@@ -157,11 +157,7 @@ class StorageLog(TorchDispatchMode):
         # Of a cached result the arguments decide all else, on one target.
         call = self.take_key(func, args)  # of views too: it holds their arguments
         name, is_view = _name_and_is_view(func)
-        # Neither allocates device memory. torch's optimizers count steps on the host,
-        # with scalars that they make there.
-        if name == TO_HOST or (
-            self.in_optimizer and func in _MADE_ON_HOST and not out.dim()
-        ):
+        if self._is_on_host(func, name, out):
             self.log_storage(out, size_bytes=0)
         if semantics is None or is_view:
             self.log_outputs(out)
@@ -179,6 +175,18 @@ class StorageLog(TorchDispatchMode):
                 OpRecord(name, event, layer, memory.cost, self.in_optimizer, touched)
             )
         return out
+
+    def _is_on_host(self, func: torch._ops.OpOverload, name: str, out: Any) -> bool:
+        """Whether an op's output allocates no device memory.
+
+        torch's optimizers count steps on the host, with scalars that they make there.
+        """
+        return name == TO_HOST or (
+            self.is_of_cuda
+            and self.in_optimizer
+            and func in _MADE_ON_HOST
+            and not out.dim()
+        )
 
     def _log_memory(self, memory: OpMemory, out: Any) -> None:
         """Log an op's scratch buffers and outputs, in the order of its kernels."""
