@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from budgetfit.tracing.cuda.dispatch import sdpa_backend
 from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
 from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, choose_backend
 from budgetfit.tracing.cuda.target import CudaTarget
@@ -218,6 +219,23 @@ def test_rows_of_a_mask_are_padded_to_eight_values(
         attend(call, target(ADA))
     half = 2 * 16 * 2  # samples, queries, bytes
     assert half * rows in log.sizes
+
+
+@pytest.mark.parametrize(
+    ("bias", "row"),
+    [
+        (torch.ones(1, 1, 16, 16), 16),
+        (torch.ones(1, 1, 16, 20), 24),
+        # One head's bias as T5 makes it: the heads were the last dimension.
+        (torch.ones(16, 16, 1).permute(2, 0, 1)[None], 24),
+    ],
+)
+def test_rows_of_a_bias_are_padded_where_a_stride_is_not_aligned(
+    bias: torch.Tensor, row: int
+) -> None:
+    padded = sdpa_backend._aligned_mask(bias)  # noqa: SLF001 - what runs in attention
+    assert padded.shape == bias.shape
+    assert padded.untyped_storage().nbytes() == 16 * row * 4
 
 
 @pytest.mark.parametrize(

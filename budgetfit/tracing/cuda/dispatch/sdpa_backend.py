@@ -274,13 +274,11 @@ def _float_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor |
 
 
 def _aligned_mask(mask: torch.Tensor) -> torch.Tensor:
-    """Pad the mask's rows to a multiple of 8 (``pad_bias``)."""
+    """Pad the mask's rows to the next multiple of 8, if not aligned (``pad_bias``)."""
     width = mask.size(-1)
-    aligned = width % 8 == 0 and all(
-        stride % 8 == 0 or size == 1
-        for size, stride in zip(mask.shape[:-1], mask.stride()[:-1], strict=True)
-    )
-    return mask if aligned else _pad_last(mask, 8)[..., :width]
+    if width % 8 == 0 and all(stride % 8 == 0 for stride in mask.stride()[:-1]):
+        return mask
+    return torch.nn.functional.pad(mask, (0, 8 - width % 8))[..., :width]
 
 
 def _pad_last(x: torch.Tensor, multiple: int) -> torch.Tensor:
