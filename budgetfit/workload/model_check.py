@@ -99,11 +99,8 @@ def _names_trained_otherwise(plan: Plan, model: nn.Module) -> str:
         other = known.get(name)
         if other is not None and other.requires_grad != parameter.requires_grad:
             (trained if parameter.requires_grad else frozen).append(name)
-    if (
-        not frozen
-        and not trained
-        and trainable_count(model) < (plan.model.trainable_count)
-    ):
+    trains_less = trainable_count(model) < plan.model.trainable_count
+    if trains_less and not (frozen or trained):
         frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     return "".join(
         f"; {what}: {', '.join(names[:3])}{f' and {more} more' if more > 0 else ''}"

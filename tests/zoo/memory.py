@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ import budgetfit
 from budgetfit.batches.batch_tree import batch_size_of, resize_batch
 from budgetfit.errors import BudgetfitError
 from budgetfit.inputs.arguments import Arguments
+from tests.accuracy.loops import Comparison
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.zoo.check import GPU
 from tests.zoo.entry import Entry, zoo
@@ -39,37 +39,15 @@ BATCH_SIZE: Final = 8
 MIB: Final = 2**20
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Predicted and recorded peaks of one model, in bytes."""
-
-    name: str
-    allocated: int
-    reserved: int
-    recorded_allocated: int
-    recorded_reserved: int
-
-    @property
-    def allocated_error(self) -> float:
-        """Signed: below zero is too little."""
-        return self.allocated / self.recorded_allocated - 1
-
-    @property
-    def reserved_error(self) -> float:
-        """Signed: below zero is too little."""
-        return self.reserved / self.recorded_reserved - 1
-
-
 def recordings() -> dict[str, dict[str, Any]]:
     """What was recorded, by the models' names."""
     found: dict[str, dict[str, Any]] = json.loads(RECORDED.read_text("utf-8"))
     return found
 
 
-def compare(name: str) -> Comparison:
+def compare(name: str, recorded: dict[str, Any]) -> Comparison:
     """Predict a model that was recorded."""
-    recorded = recordings()[name]
-    with null_driver_addresses(), _without_cudnn():
+    with null_driver_addresses(), torch.backends.cudnn.flags(enabled=False):
         entry = zoo()[name]
         recipe = budgetfit.Recipe(
             batch_size=BATCH_SIZE, precision="as-is", optimizer="adamw_torch"
@@ -78,16 +56,12 @@ def compare(name: str) -> Comparison:
             _build(entry), recipe, gpu=GPU, loop="plain", **_asked(entry)
         )
     return Comparison(
-        name,
-        found.allocated_bytes,
-        found.reserved_bytes,
-        recorded["allocated"],
-        recorded["reserved"],
+        name=name,
+        allocated=found.allocated_bytes,
+        reserved=found.reserved_bytes,
+        recorded_allocated=recorded["allocated"],
+        recorded_reserved=recorded["reserved"],
     )
-
-
-def _without_cudnn() -> Any:  # noqa: ANN401 - torch's context manager
-    return torch.backends.cudnn.flags(enabled=False)
 
 
 def _build(entry: Entry) -> nn.Module:
@@ -154,7 +128,7 @@ def main() -> int:
             failed.append(f"{name}: {known.get(name, {}).get('error', 'not recorded')}")
             continue
         try:
-            rows.append(compare(name))
+            rows.append(compare(name, known[name]))
         except BudgetfitError as error:
             failed.append(f"{name}: not predicted: {error}")
     print(*_report(rows, failed), sep="\n")

@@ -21,7 +21,7 @@ CHOSEN = (
 def test_a_model_takes_what_was_recorded(name: str) -> None:
     if name not in zoo():
         pytest.skip("its library is not installed")
-    found = compare(name)
+    found = compare(name, recordings()[name])
     assert found.allocated == found.recorded_allocated
     assert found.reserved == found.recorded_reserved
 

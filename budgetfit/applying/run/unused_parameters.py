@@ -35,10 +35,8 @@ def check_all_reduced(wrapped: nn.Module | None) -> None:
     except RuntimeError as error:
         if "finished reduction" not in str(error):
             raise
-        grads = have_gradients(wrapped)
-        names = [name for name, has_gradient in grads.items() if not has_gradient]
         raise InputError(
-            f"{_explanation(names, len(grads), 'on this rank', _BY_DDP)} Then start "
+            f"{_explanation(*_left_out(wrapped), 'on this rank', _BY_DDP)} Then start "
             "all ranks anew: they wait for each other."
         ) from error
 
@@ -51,10 +49,9 @@ def check_all_used(wrapped: nn.Module | None) -> None:
     """
     if not isinstance(wrapped, DistributedDataParallel):
         return
-    grads = have_gradients(wrapped)
-    names = [name for name, has_gradient in grads.items() if not has_gradient]
+    names, count = _left_out(wrapped)
     if names:
-        said = _explanation(names, len(grads), "in the traced step", _BY_DDP)
+        said = _explanation(names, count, "in the traced step", _BY_DDP)
         raise TraceError(
             f'{said} Or use engine="fsdp2", where all ranks may leave out the same '
             "modules.",
@@ -80,6 +77,12 @@ def check_same_on_ranks(wrapped: nn.Module, ranks: Ranks) -> None:
     if names:
         why = _BY_DDP if is_ddp else "fully_shard reduces the same ones on all ranks"
         raise InputError(_explanation(names, len(grads), "on a rank or more", why))
+
+
+def _left_out(wrapped: nn.Module) -> tuple[list[str], int]:
+    """Return trainable parameters without a gradient, and how many are trainable."""
+    grads = have_gradients(wrapped)
+    return [name for name in grads if not grads[name]], len(grads)
 
 
 def _explanation(names: list[str], count: int, where: str, why: str) -> str:

@@ -54,8 +54,7 @@ _RECORDS: Final = (
     "events",
     "ops",
 )
-# What ``torch.tensor`` runs.
-_MADE_ON_HOST = {torch.ops.aten.lift_fresh.default}
+_LIFT_FRESH = torch.ops.aten.lift_fresh.default  # what ``torch.tensor`` runs
 PRIM_DEVICE = torch.ops.prim.device.default
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
@@ -184,7 +183,7 @@ class StorageLog(TorchDispatchMode):
         return name == TO_HOST or (
             self.is_of_cuda
             and self.in_optimizer
-            and func in _MADE_ON_HOST
+            and func is _LIFT_FRESH
             and not out.dim()
         )
 

@@ -1,4 +1,4 @@
-"""Composite ops with a CUDA branch in torch's C++ (``is_cuda``): dropout, norms, SDPA.
+"""Composite ops with a branch for CUDA in torch's C++: dropout, linear, norms, SDPA.
 
 So have some gradients for plain tensors (``product_gradients``). For fake CPU tensors
 they are overridden with the branch that CUDA takes; real tensors run as usual.
