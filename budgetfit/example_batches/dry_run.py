@@ -38,7 +38,7 @@ def forward_accepts(model: nn.Module, batch: Batch) -> bool:
     with (
         silence_fake_tensor_log(),
         python_state_preserved(),
-        lru_caches_cleared(model),
+        lru_caches_cleared(list(model.modules())),
         fake_mode() as mode,
         torch.no_grad(),
     ):

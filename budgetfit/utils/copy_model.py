@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
@@ -20,11 +21,24 @@ def deepcopy_model(model: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - a
 
     The recursion limit is raised meanwhile, for long linked lists.
     """
-    _copy_empty_containers(model.modules(), memo)
+    modules = list(_copied_modules(model, memo))
+    _copy_empty_containers(modules, memo)
     with _deeper_recursion():
         clone = copy.deepcopy(model, memo)
-        _copy_slots(model.modules(), memo)
+        _copy_slots(modules, memo)
     return clone
+
+
+def _copied_modules(model: Any, memo: Mapping[int, Any]) -> Iterator[Any]:  # noqa: ANN401
+    """Yield the modules of a model without those in the memo and what is in these."""
+    seen = set(memo)
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            waiting += vars(module)["_modules"].values()
 
 
 @contextlib.contextmanager
@@ -49,7 +63,7 @@ def _copy_empty_containers(modules: Iterable[object], copies: dict[int, Any]) ->
                 copies[id(value)] = kind()
 
 
-def _copy_slots(modules: Iterable[object], copies: Mapping[int, Any]) -> None:
+def _copy_slots(modules: Iterable[Any], copies: Mapping[int, Any]) -> None:
     """Copy the ``__slots__`` of modules.
 
     Args:
@@ -57,15 +71,21 @@ def _copy_slots(modules: Iterable[object], copies: Mapping[int, Any]) -> None:
         copies: The ``deepcopy`` memo: ``id`` of an object -> its copy.
     """
     for module in modules:
-        slots = [
-            name
-            for parent in type(module).__mro__
-            for name in _as_names(parent.__dict__.get("__slots__", ()))
-        ]
+        kind: Any = type(module)
+        slots = _slots_of(kind)
         clone = copies.get(id(module))
         for name in slots:
             if clone is not None and hasattr(module, name) and not hasattr(clone, name):
                 setattr(clone, name, copy.deepcopy(getattr(module, name), dict(copies)))
+
+
+@functools.cache
+def _slots_of(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a class
+    return tuple(
+        name
+        for parent in kind.__mro__
+        for name in _as_names(parent.__dict__.get("__slots__", ()))
+    )
 
 
 def _as_names(slots: Any) -> tuple[str, ...]:  # noqa: ANN401 - text, or several

@@ -64,7 +64,7 @@ def mutated_globals_of_all(kinds: Iterable[Any]) -> list[tuple[dict[str, Any], s
 @contextlib.contextmanager
 def preserve_globals(kinds: Iterable[Any]) -> Iterator[None]:
     """Restore globals and class attributes that methods of these classes mutate."""
-    kinds = list(kinds)
+    kinds = list(dict.fromkeys(kinds))
     held = [
         (places, name, value)
         for places, name in mutated_globals_of_all(kinds)

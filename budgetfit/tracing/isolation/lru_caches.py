@@ -13,7 +13,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from torch import nn
 
@@ -21,18 +21,18 @@ _LruCache = type(functools.lru_cache(maxsize=1)(len))
 
 
 @contextlib.contextmanager
-def lru_caches_cleared(model: nn.Module) -> Iterator[None]:
+def lru_caches_cleared(modules: Collection[nn.Module]) -> Iterator[None]:
     """Clear the caches that had misses while the context was open.
 
-    Those of functions and methods in the Python modules of the model's classes, and
-    those that are attributes of its modules: a copy of a module shares them. Earlier
+    Those of functions and methods in the Python modules of the classes of ``modules``,
+    and those that are attributes of them: a copy of a module shares them. Earlier
     entries are computed again when they are needed.
     """
-    names = {type(module).__module__ for module in model.modules()}
+    names = {kind.__module__ for kind in set(map(type, modules))}
     functions = [each for name in sorted(names) for each in _cached_functions(name)]
-    for module in model.modules():
+    for module in modules:
         own = vars(module).values()
-        functions += [each for each in own if isinstance(each, _LruCache)]
+        functions += [each for each in own if type(each) is _LruCache]
     before = [function.cache_info().misses for function in functions]
     try:
         yield

@@ -47,7 +47,7 @@ def blocks_mutating_inputs(
     with (
         silence_fake_tensor_log(),
         python_state_preserved(),
-        lru_caches_cleared(model),
+        lru_caches_cleared(list(model.modules())),
         fake_mode() as mode,
     ):
         try:

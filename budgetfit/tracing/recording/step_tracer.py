@@ -120,13 +120,13 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
     target, blocks = options["target"], options["blocks"]
     short, real_values = options.get("short"), options.get("real_values", False)
     sized = collate(_resized(batch, batch_size, dims, real_values=real_values))
-    kinds = map(type, model.modules())
+    modules = list(model.modules())
     # Triton's code names CUDA.
     redirects = options.get("redirect_cuda", False) or triton_is_loaded()
     with (
         python_state_preserved(),
-        lru_caches_cleared(model),
-        preserve_globals(kinds),
+        lru_caches_cleared(modules),
+        preserve_globals(map(type, modules)),
         fake_mode() as mode,
     ):
         results = FakeResultCache(mode)

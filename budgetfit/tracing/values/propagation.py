@@ -105,9 +105,16 @@ class PropagatedValues:
         if traits.like:
             return True
         all_values = self.all_values
+        if not all_values:
+            # Nearly every op has an activation or a weight among its own arguments.
+            for x in args:
+                if (
+                    type(x) is FakeTensor
+                    and x.numel() > MAX_FLOATS
+                    and x.dtype.is_floating_point
+                ):
+                    return False
         inputs = 0
-        # Nearly every op has an activation or a weight among its first arguments, and
-        # the first unknown one ends the search.
         for x in leaves_of((*args, *kwargs.values()) if kwargs else args):
             if isinstance(x, torch.Tensor):
                 inputs += 1
