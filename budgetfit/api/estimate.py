@@ -101,8 +101,8 @@ def estimate_settings(
     if len(asked.parallelisms) > 1 and engine in {AUTO, "deepspeed"}:
         one = "fsdp2" if engine == AUTO else "zero2"
         raise InputError(
-            f"engine={engine!r} is a decision, and an estimate takes none. Use plan, "
-            f"or name one, for example engine={one!r}."
+            f"engine={engine!r} leaves a choice, and an estimate is of one engine. Use "
+            f"plan, which chooses, or name one, for example engine={one!r}."
         )
     settings = TrainingSettings(
         precision=chosen,

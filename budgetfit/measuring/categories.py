@@ -27,7 +27,10 @@ REST_WITH_GRADIENTS = "gradients, activations, the rest"
 
 
 def category_checks(
-    timeline: MemoryTimeline, counted: Mapping[str, int], measured_peak_bytes: int
+    timeline: MemoryTimeline,
+    counted: Mapping[str, int],
+    measured_peak_bytes: int,
+    ranks: int = 1,
 ) -> tuple[CategoryCheck, ...]:
     """Return a row for each category that can be counted, and one for the rest.
 
@@ -40,11 +43,12 @@ def category_checks(
         counted: Bytes of ``parameters``, ``buffers``, ``gradients`` and
             ``optimizer_state`` on the device.
         measured_peak_bytes: Allocated on CUDA, live on a CPU; -1 if not measured.
+        ranks: On several the gradients of a rank exist once all are reduced.
     """
     predicted = timeline.at_peak_bytes
     if not predicted or not counted or measured_peak_bytes < 0:
         return ()
-    names = list(_complete(timeline))
+    names = list(_complete(timeline, ranks))
     rows = [
         CategoryCheck(
             name=name,
@@ -66,12 +70,12 @@ def category_checks(
     return tuple(rows)
 
 
-def _complete(timeline: MemoryTimeline) -> Iterator[str]:
+def _complete(timeline: MemoryTimeline, ranks: int) -> Iterator[str]:
     """Yield the categories whose tensors all exist at the predicted peak."""
     yield "parameters"
     yield "buffers"
     peak = timeline.points[timeline.peak]
-    if peak.phase == "optimizer" or peak.micro_step > 0:
+    if peak.phase == "optimizer" or (peak.micro_step > 0 and ranks == 1):
         yield "gradients"
     if peak.step > 0:  # the first step creates the state
         yield "optimizer_state"

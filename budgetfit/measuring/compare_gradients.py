@@ -231,7 +231,9 @@ def build_verification(  # noqa: PLR0913 - one value each, all needed
         notes=(*([refusal] if refusal else ()), *measured.notes, *notes),
         predicted_process_range_bytes=predicted_process_range_bytes,
         measured_context_bytes=process.outside_bytes if process else None,
-        categories=category_checks(timeline, measured.counted, peak) if whole else (),
+        categories=(
+            category_checks(timeline, measured.counted, peak, ranks) if whole else ()
+        ),
         usable_bytes=budget.usable_bytes if budget else None,
         room_bytes=budget.usable_bytes + budget.headroom_bytes if budget else None,
         predicted_pinned_bytes=predicted_pinned_bytes,

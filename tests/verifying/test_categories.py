@@ -86,6 +86,19 @@ def test_what_is_complete_at_the_peak_is_a_row_and_the_rows_add_up(
     assert sum(row.measured_bytes for row in checks) == 110
 
 
+def test_reduced_gradients_are_a_row_in_the_optimizer_alone() -> None:
+    """A rank of FSDP2 has its part of them once the last micro-batch is through."""
+    accumulating = timeline("backward", step=1, micro_step=1)
+    names = [row.name for row in category_checks(accumulating, COUNTED, 110, ranks=2)]
+    assert names == [
+        "parameters",
+        "optimizer_state",
+        "gradients, activations, the rest",
+    ]
+    stepping = category_checks(timeline("optimizer"), COUNTED, 110, ranks=2)
+    assert "gradients" in [row.name for row in stepping]
+
+
 def test_without_a_measurement_there_are_no_rows() -> None:
     assert category_checks(timeline("backward"), {}, 110) == ()
     assert category_checks(timeline("backward"), COUNTED, -1) == ()
