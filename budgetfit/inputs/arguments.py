@@ -484,6 +484,11 @@ def _example_batch(
             "image_size=, frames= and text_only= are for a batch that is made. Leave "
             "them out where a batch is given, or leave the batch out."
         )
+    if batch is not None and asked.max_length is not None and lengths is None:
+        raise InputError(
+            f"max_length={asked.max_length} changes nothing in a batch that is given. "
+            "Use a batch of that length, or leave max_length= or the batch out."
+        )
     dims = SampleDims.parse(asked.batch_dims, batch_dimension(resolved.model))
     remake, notes = None, tuple[str, ...]()
     if batch is None:

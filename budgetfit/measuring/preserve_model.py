@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # A forward may replace buffers, or create them with the first batch.
 _OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}
+# transformers hooks modules in the first forward that collects their outputs, and notes
+# in an attribute that it has: without the attribute it would hook them once more.
+_HOOKS = frozenset(name for name in _OF_TORCH if "_hooks" in name)
 
 
 @contextmanager
@@ -73,20 +76,28 @@ def preserved_model(
 class _Attributes(NamedTuple):
     """Snapshot: places of attributes and globals, and what their objects held.
 
-    Of globals only some names are of interest (``whole`` is False).
+    Of globals only some names are of interest (``whole`` is False). ``hooks``: of the
+    modules.
     """
 
     places: list[tuple[dict[str, Any], dict[str, Any], bool]]
+    hooks: list[tuple[dict[int, Any], dict[int, Any]]]
     state: list[HeldState]
 
 
 def snapshot_attributes(model: nn.Module) -> _Attributes:
-    """Snapshot the attributes of all modules, including modes and counters.
+    """Snapshot the attributes of all modules, including modes, counters and hooks.
 
     Also the globals that their code sets or fills, and attributes of their classes.
     """
     kinds = list(dict.fromkeys(map(type, model.modules())))
     places = [(vars(module), dict(vars(module)), True) for module in model.modules()]
+    hooks = [
+        (held, dict(held))
+        for _, values, _ in places
+        for name, held in values.items()
+        if name in _HOOKS and isinstance(held, dict)
+    ]
     roots = [
         item
         for _, values, _ in places
@@ -98,7 +109,7 @@ def snapshot_attributes(model: nn.Module) -> _Attributes:
             places.append((everything, {name: everything[name]}, False))
             roots.append((name, everything[name]))
     state = mutable_state(roots, classes=class_attributes(kinds))
-    return _Attributes(places, list(state))
+    return _Attributes(places, hooks, list(state))
 
 
 def restore_attributes(attributes: _Attributes) -> None:
@@ -107,6 +118,10 @@ def restore_attributes(attributes: _Attributes) -> None:
         for name in place.keys() - values.keys() if whole else ():
             del place[name]
         place.update(values)
+    for hooks, before in attributes.hooks:
+        if hooks.keys() != before.keys():
+            hooks.clear()
+            hooks.update(before)
     for held in attributes.state:
         held.restore()
 

@@ -85,3 +85,29 @@ def test_buffers_that_were_replaced_or_made_are_the_old_ones_again() -> None:
     assert average.tolist() == [1.0, 1.0]
     assert model.table is None
     assert not hasattr(model, "new")
+
+
+def test_hooks_that_a_forward_leaves_are_removed_with_the_note_that_it_did() -> None:
+    """As of transformers where router logits are collected: else it hooks once more."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    seen: list[int] = []
+
+    def collect(*_: object) -> None:
+        seen.append(1)
+
+    def forward() -> int:
+        seen.clear()
+        if not hasattr(model, "hooked"):
+            model[0].register_forward_hook(collect, always_call=True)
+            model.hooked = True
+        model(torch.ones(1, 4))
+        return len(seen)
+
+    own = model[0].register_forward_hook(collect)
+    for _ in range(2):
+        with preserved_model(model, CPU):
+            assert forward() == 2
+    assert not hasattr(model, "hooked")
+    assert [len(vars(model[0])["_forward_hooks"]), forward()] == [1, 2]
+    own.remove()
+    assert forward() == 1
