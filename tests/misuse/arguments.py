@@ -62,6 +62,7 @@ for number, (options, words) in enumerate(
         ({"max_length": -1}, "max_length must be a whole number"),
         ({"method": "dora"}, "method|lora"),
         ({"image_size": 32}, "image_size=, frames= and text_only="),
+        ({"max_length": 64}, "changes nothing in a batch that is given"),
     ]
 ):
     shown = ", ".join(
