@@ -387,7 +387,7 @@ def test_what_happens_between_head_and_loss_is_seen_when_it_runs(
 
 def test_a_batch_without_labels_has_no_loss_to_cut() -> None:
     run = Run(make("llama"), Recipe(batch_size=SAMPLES, loss_chunks=4))
-    with pytest.raises(CannotChunkLossError, match="are there labels in the batch"):
+    with pytest.raises(CannotChunkLossError, match="without labels has no loss"):
         run.step({"input_ids": batch()["input_ids"]})
 
 

@@ -1,13 +1,18 @@
 """Micro-batches with different numbers of tokens train as the large batch would."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
+from budgetfit.applying.loss.call_model import is_transformers_model
+from budgetfit.applying.run.num_items_in_batch import trainer_sums_losses
 from budgetfit.applying.run.run import Run
 from budgetfit.errors import InputError
+from tests import models
 from tests.applying.small_models import batch_for, make
 from tests.applying.training_runs import assert_same, recipe, without_dropout
 
@@ -81,11 +86,11 @@ def test_a_loss_function_that_takes_the_number_gets_it() -> None:
         total = nn.functional.mse_loss(outputs, batch["y"], reduction="sum")
         return total / (num_items_in_batch or batch["y"].numel())
 
-    models = [nn.Linear(3, 1), nn.Linear(3, 1)]
-    models[1].load_state_dict(models[0].state_dict())
+    layers = [nn.Linear(3, 1), nn.Linear(3, 1)]
+    layers[1].load_state_dict(layers[0].state_dict())
     small, large = (
         Run(model, recipe(4, steps, optimizer="sgd"), loss=loss, learning_rate=0.1)
-        for model, steps in zip(models, (2, 1), strict=True)
+        for model, steps in zip(layers, (2, 1), strict=True)
     )
     whole = {"input": torch.randn(7, 3), "y": torch.randn(7, 1)}
     for part in small.parts(whole):
@@ -111,3 +116,43 @@ def test_a_loss_that_does_not_take_it_is_refused() -> None:
     run = Run(nn.Linear(3, 1), recipe(), loss=loss)
     with pytest.raises(InputError, match="does not take num_items_in_batch"):
         run.step({"input": torch.ones(4, 3)}, num_items_in_batch=4)
+
+
+def gpt_neox_tagger() -> nn.Module:
+    """A model that has a loss function and keeps what it is given from it."""
+    config = transformers.GPTNeoXConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    return transformers.GPTNeoXForTokenClassification(config)
+
+
+class TakesAnything(nn.Linear):
+    """A model of one's own whose loss is a mean."""
+
+    def forward(self, x: torch.Tensor, **_: object) -> torch.Tensor:
+        return super().forward(x).mean()
+
+
+@pytest.mark.parametrize(
+    ("make_model", "sums"),
+    [
+        (models.bert, True),
+        (models.t5, True),
+        (gpt_neox_tagger, True),
+        (lambda: TakesAnything(2, 2), True),
+        (models.gpt2, False),
+        (models.llama, False),
+        (models.mixtral, False),
+        (models.vit, False),
+        (lambda: nn.Linear(2, 2), False),
+    ],
+)
+def test_of_which_models_the_trainer_adds_up_losses(
+    make_model: Callable[[], nn.Module], *, sums: bool
+) -> None:
+    """Those whose forward takes any argument and drops the number of items."""
+    model = make_model()
+    assert trainer_sums_losses(model) is sums
+    own = next(filter(is_transformers_model, model.modules()), model)
+    own.accepts_loss_kwargs = False  # the Trainer asks for this first
+    assert not trainer_sums_losses(model)

@@ -1,6 +1,7 @@
 # ruff: noqa: ANN401 - whatever a block or an op takes
 
 import copy
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -75,6 +76,7 @@ def backward(
     return {name: item.grad for name, item in model.named_parameters()}, ops
 
 
+@pytest.mark.filterwarnings("ignore:Block .* saves nothing")  # of dropout alone
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16 autocast"])
 @pytest.mark.parametrize("saved_ops", [FIRST_PRODUCTS, ALL_PRODUCTS])
 @pytest.mark.parametrize("name", MAKERS)
@@ -89,6 +91,7 @@ def test_gradients_equal_the_plain_models_bit_for_bit(
     assert_same(planned, plain)
 
 
+@pytest.mark.filterwarnings("ignore:Block .* saves nothing")
 @pytest.mark.parametrize("evaluation", [False, True], ids=["own flag", "new forward"])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "vit", "stack"])
 def test_saved_products_are_not_run_again(name: str, evaluation: bool) -> None:
@@ -416,3 +419,24 @@ def test_all_modes_in_one_model_give_exact_gradients(name: str) -> None:
     model = make(name)
     apply_segments(model, segments)
     assert_same(backward(model, batch_for(name))[0], plain)
+
+
+def test_a_block_that_makes_none_of_its_calls_is_warned_about_once() -> None:
+    """A mistyped number would turn into recomputation without a word."""
+    model, block = make("stack"), CHAIN["stack"][0]
+    apply_segments(model, [selective(block, "aten.addmm.default:99")])
+    words = f"Block '{block}' saves nothing .* aten.addmm.default:0 to "
+    with pytest.warns(UserWarning, match=words):
+        compute_loss(model, batch_for("stack"), None).backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compute_loss(model, batch_for("stack"), None).backward()
+
+
+def test_a_block_that_makes_one_of_its_calls_is_not_warned_about() -> None:
+    model, block = make("stack"), CHAIN["stack"][0]
+    one = selective(block, "aten.addmm.default:0", "aten.addmm.default:99")
+    apply_segments(model, [one])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compute_loss(model, batch_for("stack"), None).backward()

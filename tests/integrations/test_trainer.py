@@ -2,9 +2,13 @@
 
 # ruff: noqa: ANN401 - arguments of the library
 
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,12 +19,14 @@ from budgetfit.core.plan import Plan as PlanType
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")  # the Trainer needs it
 
+import budgetfit  # noqa: E402
 from budgetfit.core.adapter import Adapter  # noqa: E402
 from budgetfit.core.plan import Plan  # noqa: E402
 from budgetfit.core.recipe import Segment  # noqa: E402
 from budgetfit.errors import InputError  # noqa: E402
 from budgetfit.integrations.exports import trainer as trainer_module  # noqa: E402
 from budgetfit.integrations.exports.trainer_arguments import planned_arguments  # noqa: E402
+from tests import models  # noqa: E402
 from tests.integrations.tiny_training import (  # noqa: E402
     ACCUMULATION,
     BATCH_SIZE,
@@ -417,6 +423,72 @@ def test_other_settings_than_the_planned_ones_are_warned_about(tmp_path: Path) -
     message = r"per_device_train_batch_size=6 \(planned: 3\): the plan's prediction"
     with pytest.warns(UserWarning, match=message):
         trained(model, args, plan.trainer_callback())
+
+
+@pytest.mark.parametrize(
+    ("make", "batch"),
+    [
+        (models.bert, models.text(4)),
+        (partial(models.t5, dropout_rate=0.0), models.text(4)),
+        (models.vit, models.images(4)),
+    ],
+)
+def test_micro_batches_have_the_gradient_of_the_large_batch(
+    make: Callable[..., nn.Module], batch: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """Also of models whose loss is a mean, which a Trainer would add up."""
+    model = make()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    plan = budgetfit.plan(
+        model,
+        gpu="rtx-4090",
+        batch=batch,
+        batch_size=2,
+        effective_batch_size=4,
+        precision="fp32",
+        optimizer="adamw_torch",
+    )
+    names: dict[str, Any] = {"__name__": "settings"}
+    text = trainer_module.export_text(plan, "plan.json")
+    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    samples = [{name: value[n] for name, value in batch.items()} for n in range(4)]
+    model.train()(**batch).loss.backward()
+    gradients = (parameter.grad for parameter in model.parameters())
+    whole = nn.utils.get_total_norm([each for each in gradients if each is not None])
+    model.zero_grad()
+
+    changes = QUIET | {"max_steps": 1, "output_dir": str(tmp_path)}
+    with mock.patch.dict(names, TrainingArguments=partial(made_with, changes)):
+        built = names["make_trainer"](model, samples)
+    built.remove_callback(transformers.PrinterCallback)
+    built.train()
+    found = built.state.log_history[0]["grad_norm"]
+    assert found == pytest.approx(whole.item(), rel=1e-4)
+
+
+def made_with(changes: dict[str, Any], **arguments: Any) -> Any:
+    return transformers.TrainingArguments(**arguments | changes)
+
+
+def test_a_loss_that_would_be_added_up_is_warned_about(tmp_path: Path) -> None:
+    model = models.bert()
+    options: dict[str, Any] = {"gpu": "rtx-4090", "batch": models.text(4)}
+    options |= {"batch_size": 2, "effective_batch_size": 4, "optimizer": "adamw_torch"}
+    plan = budgetfit.plan(model, precision="fp32", **options)
+    args = arguments(plan, tmp_path)
+    samples = [{name: value[0] for name, value in models.text(4).items()}] * 12
+    with pytest.warns(UserWarning, match=r"Set model\.accepts_loss_kwargs = False"):
+        transformers.Trainer(
+            model, args, train_dataset=samples, callbacks=[plan.trainer_callback()]
+        ).train()
+    model.accepts_loss_kwargs = False
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="The Trainer adds up")
+        transformers.Trainer(
+            model, args, train_dataset=samples, callbacks=[plan.trainer_callback()]
+        ).train()
 
 
 def test_another_model_is_refused_when_the_trainer_is_made(tmp_path: Path) -> None:

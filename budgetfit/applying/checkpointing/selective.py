@@ -6,6 +6,7 @@ selects them by op and number of the call within the block.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import (
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from contextlib import AbstractContextManager
 
 _CPU_ATTENTION: Final = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -33,6 +34,7 @@ CPU_EQUIVALENTS: Final = {
     "aten._scaled_dot_product_flash_attention.default": _CPU_ATTENTION,
 }
 
+_SHOWN: Final = 4  # calls in a warning
 _MUTATED = "has been mutated"  # text of torch's error, _VersionWrapper.get_val
 
 
@@ -41,7 +43,8 @@ class SelectiveCheckpoint:
 
     Args:
         block: The block's name, for errors.
-        saved_ops: As in ``Segment.saved_ops``. A call that does not occur is no error.
+        saved_ops: As in ``Segment.saved_ops``. A call that does not occur is no error;
+            where none does, a warning says so once.
         shares_weights: Whether parameters of the block are tied to others outside.
 
     Raises:
@@ -56,6 +59,7 @@ class SelectiveCheckpoint:
         self.wanted = frozenset(_with_cpu_equivalents(saved_ops))
         self._shares_weights = shares_weights
         self._newest: weakref.ref[_Policy] | None = None
+        self._warned = False
         for name in self.wanted:
             _check_op(block, name)
 
@@ -81,8 +85,25 @@ class SelectiveCheckpoint:
         before = self._newest() if self._newest is not None else None
         clears_autocast_cache = self._shares_weights or before is not None
         self._newest = weakref.ref(policy)
-        return _Context(policy, saving, clears_autocast_cache), _Context(
-            policy, reusing, True
+        return _Context(
+            policy, saving, clears_autocast_cache, self._warn_of_nothing
+        ), _Context(policy, reusing, True)
+
+    def _warn_of_nothing(self, calls: Mapping[Any, int]) -> None:
+        """Warn once of a forward that makes none of the calls to save."""
+        if self._warned:
+            return
+        self._warned = True
+        made = [
+            f"{op}:0 to {count - 1}" if count > 1 else f"{op}:0"
+            for op, count in calls.items()
+            if not getattr(op, "is_view", False)
+        ]
+        warnings.warn(
+            f"Block {self.block!r} saves nothing and is recomputed whole: its forward "
+            f"makes none of its saved_ops ({', '.join(sorted(self.wanted)[:_SHOWN])}). "
+            f"It makes {', '.join(made[:_SHOWN])}, for example.",
+            stacklevel=2,
         )
 
 
@@ -141,15 +162,16 @@ class _Policy:
 
     def start(self) -> None:
         """Reset the counts for a pass through the block."""
-        self._calls: Counter[Any] = Counter()
+        self.calls: Counter[Any] = Counter()
+        self.saves = False
         self._first_saved_draw = ""  # the first saved random call
 
     def __call__(
         self, context: Any, op: Any, *args: Any, **kwargs: Any
     ) -> CheckpointPolicy:
         """Return the policy for one call."""
-        call = f"{op}:{self._calls[op]}"
-        self._calls[op] += 1
+        call = f"{op}:{self.calls[op]}"
+        self.calls[op] += 1
         written = mutated_saved_call(op, args, kwargs, self._saved)
         if written is not None:
             raise InputError(_overwritten(self.block, repr(written), str(op)))
@@ -168,6 +190,7 @@ class _Policy:
             saved = True
         if not saved:
             return CheckpointPolicy.PREFER_RECOMPUTE
+        self.saves = True
         # Torch up to 2.12 asks before the call, without op_output.
         for tensor in _tensors(getattr(context, "op_output", None)):
             self._saved[_storage(tensor)] = call
@@ -177,8 +200,15 @@ class _Policy:
 class _Context:
     """One of torch's two contexts, with counts reset and the autocast cache cleared."""
 
-    def __init__(self, policy: _Policy, mode: Any, clears_autocast_cache: bool) -> None:
+    def __init__(
+        self,
+        policy: _Policy,
+        mode: Any,
+        clears_autocast_cache: bool,
+        on_nothing: Callable[[Mapping[Any, int]], None] = lambda _: None,
+    ) -> None:
         self._policy = policy
+        self._on_nothing = on_nothing
         self._mode = mode
         self._clears_autocast_cache = clears_autocast_cache
 
@@ -195,6 +225,8 @@ class _Context:
         if isinstance(error, RuntimeError) and _MUTATED in str(error):
             block = self._policy.block
             raise InputError(_overwritten(block, "a tensor", "something")) from error
+        if error is None and self._policy.calls and not self._policy.saves:
+            self._on_nothing(self._policy.calls)
 
 
 def _with_cpu_equivalents(saved_ops: Iterable[str]) -> Iterable[str]:

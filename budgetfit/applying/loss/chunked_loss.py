@@ -39,8 +39,8 @@ __all__ = ["CannotChunkLossError", "ChunkedLoss", "can_chunk_loss", "chunk_loss"
 
 _LOSS = "ForCausalLMLoss"  # transformers.loss.loss_utils
 _LOSS_NOT_REACHED = (
-    "its loss function never got what its output head returns; are there labels in the "
-    "batch?"
+    "its loss function never got what its output head returns (a batch without labels "
+    "has no loss)"
 )
 
 

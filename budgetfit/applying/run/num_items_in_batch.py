@@ -6,8 +6,10 @@ micro-batches, so that their losses add up to the mean of the large batch.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +54,7 @@ def pass_num_items(
                 "of items that each micro-batch's loss is the mean of."
             )
         return batch, functools.partial(loss, **{_NAME: count})
-    if not isinstance(batch, Mapping) or not _divides(model):
+    if not isinstance(batch, Mapping) or not divides_by_num_items(model):
         raise InputError(
             f"{type(model).__name__} does not divide its loss by num_items_in_batch. "
             "Pass weight= instead: the number of items that each micro-batch's loss is "
@@ -69,7 +71,18 @@ def describe_weight(weight: float | None, count: int | torch.Tensor | None) -> s
     return "its samples" if weight is None else "weight="
 
 
-def _divides(model: nn.Module) -> bool:
+def trainer_sums_losses(model: nn.Module) -> bool:
+    """Whether transformers' Trainer adds up the losses of an update's micro-batches.
+
+    It takes a forward with ``**kwargs`` for one that divides by the number of items in
+    all of them, and divides no more; on several ranks it multiplies by their number.
+    """
+    own = next(filter(is_transformers_model, model.modules()), model)
+    told = hasattr(own, "accepts_loss_kwargs")
+    return not told and _takes_any(own.forward) and not divides_by_num_items(model)
+
+
+def divides_by_num_items(model: nn.Module) -> bool:
     """Whether the model's own loss uses the argument; stricter than Trainer's test."""
     if not _takes(model.forward):
         return False
@@ -80,11 +93,31 @@ def _divides(model: nn.Module) -> bool:
     if accepts is not None:
         return bool(accepts)
     # Many forwards take **kwargs and drop them if they compute the loss themselves.
-    return _takes(own.forward) and uses_loss_function(type(own))
+    kind: Any = type(own)
+    return _takes(own.forward) and _hands_on(kind)
+
+
+@functools.cache
+def _hands_on(model_class: Any) -> bool:
+    """Whether a forward gives its ``**kwargs`` to ``self.loss_function``."""
+    try:
+        source = inspect.getsource(inspect.unwrap(model_class.forward))
+        tree = ast.parse(textwrap.dedent(source))
+    except (OSError, TypeError, SyntaxError):
+        return uses_loss_function(model_class)
+    return any(
+        keyword.arg is None
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") == "loss_function"
+        for keyword in node.keywords
+    )
 
 
 def _takes(function: Callable[..., Any]) -> bool:
-    parameters = inspect.signature(function).parameters
-    return _NAME in parameters or any(
-        item.kind is item.VAR_KEYWORD for item in parameters.values()
-    )
+    return _NAME in inspect.signature(function).parameters or _takes_any(function)
+
+
+def _takes_any(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(item.kind is item.VAR_KEYWORD for item in parameters)

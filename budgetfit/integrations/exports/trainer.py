@@ -10,6 +10,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
+from budgetfit.applying.run.num_items_in_batch import trainer_sums_losses
 from budgetfit.applying.undo import Undo
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
@@ -73,6 +74,7 @@ class PlanCallback(TrainerCallback):
         _check_arguments(self._plan, args, kwargs.get("optimizer"))
         planned = find_planned(self._plan, model)
         warn_changed_settings(self._plan, planned)
+        _warn_of_summed_losses(self._plan, args, planned)
         self._prepared = PreparedModel(
             self._plan,
             planned,
@@ -137,6 +139,24 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:
         warnings.warn(
             f"Training with {', '.join(other)}: the plan's prediction is for other "
             "settings.",
+            stacklevel=2,
+        )
+
+
+def _warn_of_summed_losses(plan: Plan, args: Any, model: nn.Module) -> None:
+    several = args.gradient_accumulation_steps * args.world_size > 1
+    is_trainers = type(args).__module__.startswith("transformers.")  # TRL's are right
+    if (
+        several
+        and is_trainers
+        and "labels" in plan.model.batch
+        and trainer_sums_losses(model)
+    ):
+        warnings.warn(
+            f"The Trainer adds up the losses of {type(model).__name__} over the "
+            "micro-batches of an update, and they are means: gradients are that many "
+            "times larger than planned. Set model.accepts_loss_kwargs = False before "
+            "the Trainer is made (of a PEFT model, on model.get_base_model()).",
             stacklevel=2,
         )
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from string import Template
 from typing import TYPE_CHECKING, Any, Final
 
+from budgetfit.applying.run.num_items_in_batch import trainer_sums_losses
 from budgetfit.core.plan import Plan
+from budgetfit.errors import BudgetfitError
 from budgetfit.integrations.exports.every_n_layers import trainer_checkpointing
 from budgetfit.integrations.exports.ranks import copied_gradients, dtype_lines
 from budgetfit.integrations.exports.trainer_arguments import (
@@ -16,6 +18,7 @@ from budgetfit.integrations.exports.trainer_arguments import (
     planned_arguments,
 )
 from budgetfit.integrations.source_code.model_loading import load_model_text
+from budgetfit.integrations.source_code.plain_torch import planned_model
 from budgetfit.integrations.source_code.plain_torch_loop import data_parts
 from budgetfit.integrations.source_code.plain_torch_ranks import launch_line
 from budgetfit.integrations.source_code.python_source import (
@@ -70,7 +73,7 @@ def make_trainer(model, train_dataset, $tokenizer**options):
     args = $arguments_class(
         output_dir="out",
 $arguments    )
-    return $trainer(
+$before    return $trainer(
         model=model,
         args=args,
         train_dataset=train_dataset,
@@ -79,6 +82,11 @@ $more        **options,
 
 
 $main''')
+
+_MEANS: Final = Template("""\
+    # Its losses are means; without this the Trainer adds up those of an update.
+    $own.accepts_loss_kwargs = False
+""")
 
 _RANDOM: Final = Template("""\
 BATCH_SIZE = 1  # of the random batches below
@@ -133,6 +141,10 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
             "        # What no argument says: blocks, losses in parts, dtypes.\n"
             "        callbacks=[plan.trainer_callback()],\n"
         )
+    before = ""
+    if program.trainer == "Trainer" and _sums_losses(shown):
+        own = "model" if shown.adapter is None else "model.get_base_model()"
+        before = _MEANS.substitute(own=own)
     tokens = "        processing_class=processing_class,\n" if program.columns else ""
     remarks = [
         *program.remarks,
@@ -148,6 +160,7 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
         constants=f"\n{constants}" if constants else "",
         loading=loading.code,
         tokenizer="processing_class, " if program.columns else "",
+        before=before,
         article="an" if program.trainer.startswith("S") else "a",
         trainer=program.trainer,
         arguments_class=program.arguments,
@@ -155,6 +168,22 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
         more=f"{tokens}{callback}{optimizer}",
         main=_main(shown, program, loading),
     )
+
+
+def _sums_losses(plan: Plan) -> bool:
+    """Whether the Trainer would add up losses that are means.
+
+    False where the model cannot be built to be asked.
+    """
+    recipe = plan.recipe
+    several = recipe.effective_batch_size > recipe.batch_size
+    if not several or "labels" not in plan.model.batch:
+        return False
+    try:
+        model: Any = planned_model(plan)
+    except (BudgetfitError, OSError):
+        return False
+    return model is not None and trainer_sums_losses(model)
 
 
 def _own_loss(plan: Plan, program: ScriptParts) -> list[str]:
