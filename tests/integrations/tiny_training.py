@@ -27,6 +27,7 @@ STEPS = 3
 MICRO_STEPS = STEPS * ACCUMULATION
 KINDS = ("gpt2", "llama")
 WORDS = [f"w{number}" for number in range(VOCABULARY - 2)]
+FIRST_PRODUCTS = ("aten.addmm.default:0", "aten.mm.default:0")  # GPT-2's, Llama's
 PRODUCTS = tuple(
     f"aten.{op}.default:{call}" for op in ("mm", "addmm", "bmm") for call in range(12)
 )
@@ -51,7 +52,7 @@ def mixed_segments(model: nn.Module) -> tuple[Segment, ...]:
     first, second, third, fourth = blocks_of(model)
     return (
         Segment((first, second)),
-        Segment((third,), mode="selective", saved_ops=PRODUCTS[:1]),
+        Segment((third,), mode="selective", saved_ops=FIRST_PRODUCTS),
         Segment((fourth,), mode="offload"),
     )
 
