@@ -38,6 +38,7 @@ def test_the_blocks_of_the_segments_are_seen_and_no_others(name: str) -> None:
     assert recomputed(make(name), name) == set()
 
 
+@pytest.mark.filterwarnings("ignore:Block .* saves nothing")  # of a block without views
 @pytest.mark.parametrize("name", MAKERS)
 def test_recomputed_blocks_are_those_of_the_recipe_in_every_mode(name: str) -> None:
     # The Sequential's blocks 1 and 3 are Dropouts without any product to save.
