@@ -54,7 +54,7 @@ def pass_num_items(
                 "of items that each micro-batch's loss is the mean of."
             )
         return batch, functools.partial(loss, **{_NAME: count})
-    if not isinstance(batch, Mapping) or not divides_by_num_items(model):
+    if not isinstance(batch, Mapping) or not _divides(model):
         raise InputError(
             f"{type(model).__name__} does not divide its loss by num_items_in_batch. "
             "Pass weight= instead: the number of items that each micro-batch's loss is "
@@ -79,10 +79,10 @@ def trainer_sums_losses(model: nn.Module) -> bool:
     """
     own = next(filter(is_transformers_model, model.modules()), model)
     told = hasattr(own, "accepts_loss_kwargs")
-    return not told and _takes_any(own.forward) and not divides_by_num_items(model)
+    return not told and _takes_any(own.forward) and not _divides(model)
 
 
-def divides_by_num_items(model: nn.Module) -> bool:
+def _divides(model: nn.Module) -> bool:
     """Whether the model's own loss uses the argument; stricter than Trainer's test."""
     if not _takes(model.forward):
         return False
