@@ -23,6 +23,7 @@ from budgetfit.memory.replay_schedule import (
     STEADY_REPEATS,
     EventRange,
     ScheduledRange,
+    last_step,
     schedule,
     with_micro_steps,
 )
@@ -366,15 +367,18 @@ class ReplayAfterTraining:
         limit_bytes: int | None = None,
         micro_steps: int = 1,
         repeats: int = STEADY_REPEATS,
+        followed: StepTrace | None = None,
     ) -> None:
         """Replay the training within a limit; other arguments as in ``replay``.
 
         Without ``limit_bytes`` that is what the budget has for it. ``repeats``: of the
-        last traced step.
+        last traced step. ``followed``: the trace with one more step, which runs after
+        the training; without it the last step of the training does.
         """
         self._program = trace, batch_size, micro_steps, repeats
+        self._followed = followed
         self._sizes_at = partial(
-            _rounded_bytes, trace, device_properties(gpu), budget.allocator
+            _rounded_bytes, followed or trace, device_properties(gpu), budget.allocator
         )
         self._trained = make_allocator(
             budget.usable_bytes if limit_bytes is None else limit_bytes,
@@ -401,6 +405,9 @@ class ReplayAfterTraining:
         self, then_batch_sizes: tuple[int, ...]
     ) -> tuple[SimulatedAllocator, int]:
         allocator = self._trained.copy()
+        if self._followed is not None:
+            parts, events = last_step(self._followed, then_batch_sizes)
+            return allocator, self._run(allocator, parts, events)
         trace, batch_size, micro_steps, repeats = self._program
         parts, events = _program(
             trace, batch_size, then_batch_sizes, micro_steps, repeats

@@ -137,6 +137,20 @@ def schedule(  # noqa: PLR0913, PLR0917 - a trace and the settings of its replay
     return parts
 
 
+def last_step(
+    trace: StepTrace, batch_sizes: tuple[int, ...]
+) -> tuple[list[ScheduledRange], list[int]]:
+    """Return the schedule of the last step alone, at each batch size, and its events."""
+    rows = list(event_ranges(trace))
+    parts = [
+        ScheduledRange(row, samples)
+        for samples in batch_sizes
+        for row in rows
+        if row.step == rows[-1].step
+    ]
+    return parts, trace.events.tolist()
+
+
 def append_next_step(
     trace: StepTrace, step: int, distance: int, freed: Collection[int] = ()
 ) -> StepTrace:

@@ -196,8 +196,10 @@ def peak_lines(estimate: Estimate) -> list[str]:
         texts.append(f"of the process, NCCL {nccl} (published reports)")
     if estimate.host_bytes:
         texts.append(f"pinned host memory {format_bytes(estimate.host_bytes)}")
-    if estimate.eval_batch_size:
-        texts.append(f"evaluation: batch_size up to {estimate.eval_batch_size}")
+    samples = estimate.eval_batch_size
+    if samples is not None:
+        found = f"batch_size up to {samples}" if samples else "not even 1 sample fits"
+        texts.append(f"evaluation: {found}")
     return texts
 
 

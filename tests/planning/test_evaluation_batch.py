@@ -13,11 +13,12 @@ from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning.search import evaluation_batch
+from budgetfit.memory.replay_schedule import append_next_step
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
+from budgetfit.planning.search.evaluations_between import at_samples
 from budgetfit.solvers.batch_size_grid import largest_fitting
 from budgetfit.traces.session import TraceSession
-from budgetfit.tracing.recording.evaluation import batch_tensor_bytes
+from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, MIB, Mebi
 from tests.traced import ADA, session
@@ -92,23 +93,42 @@ def test_the_micro_batches_of_an_update_are_there_meanwhile() -> None:
 def test_it_fits_and_one_sample_more_does_not() -> None:
     session_ = session("gpt2")
     recipe = Recipe(batch_size=4)
-    limit_bytes = 64 * MIB
     size = evaluation_batch_size(session_, recipe, within(64))
     assert size is not None
-    evaluation = session_.evaluation(recipe.precision)
-    training = session_.exact(recipe)
-    trace = evaluation_batch.append_evaluation(
-        training, evaluation, batch_tensor_bytes(training, recipe.batch_size)
-    )
     for samples, expected in ((size, True), (size + 1, False)):
-        line = replay(
-            trace,
-            recipe.batch_size,
-            session_.workload.gpu,
-            limit_bytes=limit_bytes,
-            then_batch_sizes=(samples, samples),
-        )
-        assert expected == (line.failed_bytes is None and line.retries <= 1)
+        assert fits_between_steps(session_, recipe, samples, 64) is expected
+
+
+def fits_between_steps(
+    session: TraceSession, recipe: Recipe, samples: int, limit_mib: int
+) -> bool:
+    """Whether settled training, then evaluations of so many samples, fits."""
+    training = session.exact(recipe)
+    evaluation = at_samples(session.evaluation(recipe.precision), samples)
+    held = batch_tensor_bytes(training, recipe.batch_size)
+    trace = append_next_step(training, training.phases[-1].step, 1)
+    for _ in range(2):
+        trace = append_evaluation(trace, evaluation, held)
+    line = replay(
+        replace(trace, batch_sizes=training.batch_sizes),
+        recipe.batch_size,
+        session.workload.gpu,
+        limit_bytes=limit_mib * MIB,
+    )
+    return line.failed_bytes is None and line.retries <= 1
+
+
+def test_a_batch_smaller_than_the_training_s_is_found() -> None:
+    """With the loss in parts training never holds all logits, and evaluation does."""
+    session_ = session("gpt2")
+    recipe = Recipe(batch_size=64, segments=EVERY, loss_chunks=8)
+    line = replay(session_.exact(recipe), 64, session_.workload.gpu)
+    limit_mib = -(-line.reserved_bytes // MIB)
+    size = evaluation_batch_size(session_, recipe, within(limit_mib))
+    assert size is not None
+    assert 0 < size < 64
+    assert fits_between_steps(session_, recipe, size, limit_mib)
+    assert not fits_between_steps(session_, recipe, size + 1, limit_mib)
 
 
 @pytest.mark.parametrize("name", ["t5", "vit", "bert", "transformer"])

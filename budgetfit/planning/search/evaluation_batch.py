@@ -57,11 +57,12 @@ def evaluation_batch_size(
     )
     trace = append_evaluation(trained, evaluation, held)
     training = ReplayAfterTraining(
-        trace,
+        trained,
         recipe.batch_size,
         traces.workload.gpu,
         budget,
         micro_steps=recipe.gradient_accumulation_steps,
+        followed=trace,
     )
 
     def fits(*then_batch_sizes: int) -> bool:

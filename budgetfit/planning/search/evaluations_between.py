@@ -38,7 +38,7 @@ def with_evaluations(
     samples = loop.evaluation_batch_size
     if not samples:
         return None
-    evaluation = _at(traces.evaluation(recipe.precision, loop), samples)
+    evaluation = at_samples(traces.evaluation(recipe.precision, loop), samples)
     held: tuple[int, ...] = ()
     if loop.kind == "run":  # the loop of the user holds its batches, a Run does not
         held = (
@@ -79,7 +79,7 @@ def _freeing(trace: StepTrace, storages: list[int]) -> StepTrace:
     )
 
 
-def _at(trace: StepTrace, samples: int) -> StepTrace:
+def at_samples(trace: StepTrace, samples: int) -> StepTrace:
     """Return a trace whose sizes are those at ``samples``, whatever is asked."""
     return replace(
         trace,

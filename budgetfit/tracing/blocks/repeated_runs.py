@@ -1,13 +1,15 @@
 """Find runs of repeated blocks under a recipe, for depth extrapolation.
 
 A unit is a checkpointed segment of several blocks, or a single block. Units that
-repeat, singly or in a pattern of a few, are a run of periods; a shortened model keeps
-the first two and the last two periods of each run.
+repeat, singly or in a pattern of a few, are a run of periods. What a unit leaves in
+memory can differ beside another neighbour, so the first unit and at least one at the
+end are edges of the run; a shortened model keeps these and two periods between them.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -17,8 +19,7 @@ if TYPE_CHECKING:
     from budgetfit.tracing.blocks.block_signature import BlockPosition, PlacedBlock
 
 KEPT_PERIODS = 4  # the edges, and two in the middle that must be alike
-MAX_PERIOD_UNITS = 6
-MIN_PERIODS = 5  # one more than is kept
+_LENGTHS = range(1, 7)  # of a period, in units
 
 
 class NotRepeatedError(Exception):
@@ -26,7 +27,10 @@ class NotRepeatedError(Exception):
 
 
 class BlockRun(NamedTuple):
-    """Equal periods of repeated blocks: the block paths of each, in order."""
+    """Equal periods of repeated blocks: the block paths of each, in order.
+
+    The first and the last are edges: the end and the beginning of such a period.
+    """
 
     container: str
     periods: tuple[tuple[str, ...], ...]
@@ -63,25 +67,22 @@ def find_runs(
     runs: list[BlockRun] = []
     start = 0
     while start < len(units):
-        saved, length, count = max(
-            _saved(units, start, length) for length in range(1, MAX_PERIOD_UNITS + 1)
+        saved, length, end = max(
+            (_repetition(units, start, length) for length in _LENGTHS),
+            key=operator.itemgetter(0),  # of equal ones the first: the shortest period
         )
         if saved <= 0:
             start += 1
             continue
-        length = -length
         place = units[start].first
         assert place is not None  # noqa: S101 - only units with a key repeat
+        firsts = [start, *range(start + 1, end, length), end]
         periods = tuple(
-            tuple(
-                name
-                for unit in units[start + n * length : start + (n + 1) * length]
-                for name in unit.blocks
-            )
-            for n in range(count)
+            tuple(name for unit in units[first:after] for name in unit.blocks)
+            for first, after in itertools.pairwise(firsts)
         )
         runs.append(BlockRun(place.container, periods))
-        start += length * count
+        start = end
     return tuple(runs)
 
 
@@ -119,16 +120,17 @@ def _units(
     return units
 
 
-def _saved(units: Sequence[_Unit], start: int, length: int) -> tuple[int, int, int]:
-    """Return (blocks saved, -length, periods) of the repetition from ``start``."""
+def _repetition(
+    units: Sequence[_Unit], start: int, length: int
+) -> tuple[int, int, int]:
+    """Return (blocks saved, length, end) of the repetition from ``start``."""
     end = start + length
     while end < len(units) and _repeats(units, end, length):
         end += 1
-    count = (end - start) // length
-    if count < MIN_PERIODS or not _repeats(units, start + length, length):
-        return 0, -length, 0
-    size = sum(len(unit.blocks) for unit in units[start : start + length])
-    return (count - KEPT_PERIODS) * size, -length, count
+    between = (end - start - 2) // length  # periods between the edges
+    left_out = max(between + 2 - KEPT_PERIODS, 0)
+    size = sum(len(unit.blocks) for unit in units[start + 1 : start + 1 + length])
+    return left_out * size, length, end
 
 
 def _repeats(units: Sequence[_Unit], index: int, length: int) -> bool:

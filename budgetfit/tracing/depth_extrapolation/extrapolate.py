@@ -20,6 +20,10 @@ from budgetfit.tracing.depth_extrapolation.extrapolate_passes import (
     extrapolate_blocks,
     extrapolate_passes,
 )
+from budgetfit.tracing.depth_extrapolation.last_uses import (
+    frees_after_last_use,
+    without_events,
+)
 from budgetfit.tracing.depth_extrapolation.period_labels import (
     label_timeline,
     middle_spans,
@@ -65,8 +69,13 @@ def extrapolate(
 
 def _extrapolate_run(owned: OwnedTrace, layout: RunLayout, extra: int) -> OwnedTrace:
     """Return the trace with ``extra`` more periods of one run."""
-    trace = owned.trace
+    whole = owned.trace
     timeline = label_timeline(owned, layout)
+    last_uses = frees_after_last_use(whole, timeline)
+    if last_uses.events.size:
+        owned = without_events(owned, last_uses.events)
+        timeline = label_timeline(owned, layout)
+    trace = owned.trace
     pairs = middle_spans(timeline)
     if not pairs:
         raise NotRepeatedError("its middle blocks leave no events")
@@ -79,15 +88,27 @@ def _extrapolate_run(owned: OwnedTrace, layout: RunLayout, extra: int) -> OwnedT
     events = np.sign(events) * (number[np.abs(events) - 1] + 1)
     _check(events)
     counts = np.concatenate([[0], np.cumsum(~timeline.is_op[items.item])])
-    positions = EventPositions(timeline, tuple(pairs), extra, counts, match, number)
+    places = last_uses.places(timeline, np.flatnonzero(items.copy == 0))
+    inserted = counts[places]
+    freed = number[np.abs(whole.events[last_uses.events]) - 1]
+    positions = EventPositions(
+        timeline,
+        tuple(pairs),
+        extra,
+        counts,
+        match,
+        number,
+        last_uses.events,
+        inserted,
+    )
     owned = _with_copied_storages(owned, layout, match, order)
-    owned = _with_copied_ops(owned, layout, timeline, match, items, extra)
+    owned = _with_copied_ops(owned, layout, timeline, match, items, extra, places)
     return owned._replace(
         trace=replace(
             owned.trace,
-            events=events.astype(np.int32),
-            phases=tuple(_moved(phase, positions) for phase in trace.phases),
-            passes=extrapolate_passes(trace, layout, positions),
+            events=np.insert(events, inserted, -freed - 1).astype(np.int32),
+            phases=tuple(_moved(phase, positions) for phase in whole.phases),
+            passes=extrapolate_passes(whole, layout, positions),
             **extrapolate_blocks(trace, layout, extra),
         )
     )
@@ -219,10 +240,12 @@ def _with_copied_ops(  # noqa: PLR0913, PLR0917 - both traces
     match: PeriodMatch,
     items: _Items,
     extra: int,
+    inserted: IntArray,
 ) -> OwnedTrace:
-    """Return the trace with the columns of all ops."""
+    """Return the trace with the columns of all ops; events are inserted at items."""
     is_op = timeline.is_op[items.item]
     events_before = np.cumsum(~is_op, dtype=np.int64)[is_op]
+    events_before += np.searchsorted(inserted, np.flatnonzero(is_op), side="right")
     items = items.of(is_op)
     origin = timeline.index[items.item]
     table = owned.trace.ops

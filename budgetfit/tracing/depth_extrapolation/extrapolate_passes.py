@@ -24,8 +24,16 @@ if TYPE_CHECKING:
 class EventPositions:
     """Maps events and storages of the original trace to the extrapolated one.
 
-    ``counts`` holds the number of events before each item of the extrapolated timeline,
-    ``number`` the new number of each storage.
+    Attributes:
+        timeline: Of the original trace without ``removed``.
+        pairs: Its spans of the middle periods.
+        extra: Number of copies.
+        counts: The number of events before each item of the extrapolated timeline,
+            before ``inserted``.
+        match: Of the middle periods.
+        number: The new number of each storage.
+        removed, inserted: Where events without a copy were in the original trace, and
+            the number of events of the extrapolated one before each.
     """
 
     timeline: Timeline
@@ -34,16 +42,21 @@ class EventPositions:
     counts: IntArray
     match: PeriodMatch
     number: IntArray
+    removed: IntArray
+    inserted: IntArray
 
     def moved(self, event: int, *, starts: bool) -> int:
         """Return the new position of a span's start or end at ``event``.
 
         Copies are inserted before a span that starts there and after one that ends.
         """
-        position = self.timeline.after(event)
-        return int(self.counts[position + self._inserted(position, starts=starts)])
+        earlier = int(np.searchsorted(self.removed, event))
+        position = self.timeline.after(event - earlier)
+        copies = self._copied_items(position, starts=starts)
+        return int(self.counts[position + copies]) + earlier
 
-    def _inserted(self, position: int, *, starts: bool) -> int:
+    def _copied_items(self, position: int, *, starts: bool) -> int:
+        """Return how many items of copies are inserted before a position."""
         return sum(
             self.extra * pair.length
             for pair in self.pairs
@@ -56,12 +69,20 @@ class EventPositions:
         Raises:
             NotRepeatedError: If the pass is not within the period's events.
         """
-        start, end = self.timeline.after(row.start), self.timeline.after(row.end)
+        start, end = (
+            self.timeline.after(event - int(np.searchsorted(self.removed, event)))
+            for event in (row.start, row.end)
+        )
         for pair in self.pairs:
             if pair.first <= start <= end <= pair.first + pair.length:
                 order = copy if pair.rising else self.extra + 1 - copy
-                shift = self._inserted(pair.first, starts=True) + order * pair.length
-                return int(self.counts[start + shift]), int(self.counts[end + shift])
+                shift = order * pair.length
+                shift += self._copied_items(pair.first, starts=True)
+                found = self.counts[[start + shift, end + shift]]
+                # What is inserted beside a copy is not inside it.
+                found[0] += np.searchsorted(self.inserted, found[0], side="right")
+                found[1] += np.searchsorted(self.inserted, found[1], side="left")
+                return int(found[0]), int(found[1])
         raise NotRepeatedError("a block's pass is not among its events")
 
     def storage(self, storage: int, period: int) -> int:

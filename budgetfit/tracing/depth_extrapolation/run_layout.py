@@ -76,10 +76,12 @@ def run_layout(
             neighbours.
     """
     block_index = {name: n for n, name in enumerate(blocks)}
+    # The first period is the end of one.
+    missing = len(run.periods[1]) - len(run.periods[0])
     within = {
         name: (number, place)
         for number, period in enumerate(run.periods)
-        for place, name in enumerate(period)
+        for place, name in enumerate(period, start=0 if number else missing)
     }
     columns: dict[tuple[int, str], int] = {}
     entries: list[tuple[int, int, int]] = []  # period, column, layer
