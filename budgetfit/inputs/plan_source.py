@@ -107,11 +107,14 @@ def loss_and_optimizer(
     loss: Loss | str | None,
     optimizer: Optimizer | None,
     calls: Sequence[str] = ("apply", "verify"),
+    *,
+    factory_may_have_loss: bool = False,
 ) -> tuple[Loss | None, Optimizer | None]:
     """Return the loss and the optimizer function that a plan was made with.
 
     A loss may be text: ``file.py:function``. A saved plan has only their names.
-    ``calls``: the functions that take them.
+    ``calls``: the functions that take them. ``factory_may_have_loss``: the model is a
+    factory that was not called yet, and the loss may come from it.
 
     Raises:
         InputError: If the plan needs one that was not passed.
@@ -130,7 +133,8 @@ def loss_and_optimizer(
         ("loss", loss, planned),
         ("optimizer", optimizer, None if name in OPTIMIZER_NAMES else name),
     ):
-        if given is None and needed is not None:
+        later = what == "loss" and factory_may_have_loss
+        if given is None and needed is not None and not later:
             raise InputError(
                 f"The plan was made with {what}={needed}, a function that a saved plan "
                 "only names. Hand it in again: "
@@ -363,7 +367,6 @@ def planned_arguments(
         InputError: If the plan does not say which model, loss or optimizer.
     """
     asked, source, adapter = _asked(plan), plan.source, plan.adapter
-    loss, optimizer = loss_and_optimizer(plan, loss, optimizer, ("check",))
     if model is None and source is not None:
         model = source.model or asked.get("model")
         batch = source.batch if batch is None else batch
@@ -374,6 +377,13 @@ def planned_arguments(
             "The plan does not say which model it is for. Hand it in: model= "
             "(--model module:factory)."
         )
+    loss, optimizer = loss_and_optimizer(
+        plan,
+        loss,
+        optimizer,
+        ("check",),
+        factory_may_have_loss=isinstance(model, str) and is_factory_text(model),
+    )
     found: dict[str, Any] = {"model": model, "batch": batch, "loss": loss}
     found["optimizer"] = optimizer or plan.recipe.optimizer
     if batch is None:

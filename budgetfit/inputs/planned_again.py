@@ -6,7 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.inputs.arguments import Arguments
-from budgetfit.inputs.plan_source import check_batch_shapes, has_sizes
+from budgetfit.inputs.plan_source import (
+    check_batch_shapes,
+    has_sizes,
+    loss_and_optimizer,
+)
 from budgetfit.workload.model_check import check_same_model
 
 if TYPE_CHECKING:
@@ -51,6 +55,8 @@ def parse_again(
         **further,
     ).parsed([plan.recipe.precision], 0 if several is None else several.nodes)
     workload = parsed.workload
+    if asked["loss"] is None:  # a factory may return it
+        loss_and_optimizer(plan, workload.loss, workload.optimizer, ("check",))
     check_same_model(plan, workload.model)
     check_batch_shapes(plan, workload.batch, workload.batch_dims, "check")
     return replace(parsed, workload=_with_planned_sizes(plan, workload))

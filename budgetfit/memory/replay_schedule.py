@@ -140,7 +140,7 @@ def schedule(  # noqa: PLR0913, PLR0917 - a trace and the settings of its replay
 def last_step(
     trace: StepTrace, batch_sizes: tuple[int, ...]
 ) -> tuple[list[ScheduledRange], list[int]]:
-    """Return the schedule of the last step alone, at each batch size, and its events."""
+    """Return the schedule of the last step alone, at each size, and its events."""
     rows = list(event_ranges(trace))
     parts = [
         ScheduledRange(row, samples)

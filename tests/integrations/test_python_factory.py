@@ -303,3 +303,18 @@ def test_next_leaves_a_factorys_loss_to_the_factory(
     asked = planned_with_loss.provenance["asked"]
     assert asked["loss_of_factory"]
     assert "--loss" not in "".join(str(planned_with_loss).split("NEXT")[1:])
+
+
+def test_check_takes_a_factorys_loss(
+    planned_with_loss: budgetfit.Plan, tmp_path: Path
+) -> None:
+    planned_with_loss.save(tmp_path / "plan.json")
+    loaded = budgetfit.Plan.load(tmp_path / "plan.json")
+    file = tmp_path / "net.py"
+    file.write_text(WITH_LOSS)
+    found = budgetfit.check(loaded, f"{file}:make")
+    assert found.reserved_bytes == planned_with_loss.estimate.reserved_bytes
+    without = tmp_path / "without.py"
+    without.write_text(WITH_LOSS.replace("}, loss\n", "}\n"))
+    with pytest.raises(InputError, match=r"loss=.*file\.py:function"):
+        budgetfit.check(loaded, f"{without}:make")

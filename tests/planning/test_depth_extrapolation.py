@@ -27,11 +27,15 @@ def momentum(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def gemma() -> nn.Module:
+def gemma(layers: int = 44, period: int = 6) -> nn.Module:
     """Five sliding layers, then a full one, six times; two sliding ones at the end."""
+    kinds = ["sliding_attention"] * (period - 1) + ["full_attention"]
     return Gemma3ForCausalLM(
         Gemma3TextConfig(
-            **{**LLAMA, "num_hidden_layers": 44}, head_dim=8, sliding_window=8
+            **{**LLAMA, "num_hidden_layers": layers},
+            head_dim=8,
+            sliding_window=8,
+            layer_types=(kinds * layers)[:layers],
         )
     )
 
@@ -48,6 +52,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "gpt2": (partial(models.gpt2, n_layer=14), TEXT),
     "llama": (partial(models.llama, num_hidden_layers=12), TEXT),
     "gemma": (gemma, TEXT),
+    "thirds": (partial(gemma, 26, 3), TEXT),
     "t5": (partial(models.t5, num_layers=9), TEXT),
     "vit": (partial(models.vit, num_hidden_layers=10), images()),
     "mebi": (partial(Mebi, 16), MIB_BATCH),
@@ -80,6 +85,8 @@ CASES: list[tuple[str, Any, str, str, int]] = [
     ("llama", keep, "bf16", FOREACH, 1),
     ("llama", checkpoint_every_block, "bf16-mixed", FUSED, 2),
     ("gemma", keep, "bf16", FUSED, 1),
+    ("thirds", checkpoint_every_block, "bf16-mixed", FUSED, 2),
+    ("thirds", every_other, "bf16", FOREACH, 1),
     ("t5", keep, "fp32", FUSED, 1),
     ("t5", checkpoint_every_block, "fp16-mixed", FUSED, 1),
     ("vit", checkpoint_every_block, "bf16-mixed", FUSED, 1),

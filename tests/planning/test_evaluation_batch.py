@@ -20,7 +20,7 @@ from budgetfit.solvers.batch_size_grid import largest_fitting
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
 from budgetfit.workload.workload import Workload
-from tests.models import EXAMPLES, MIB, Mebi
+from tests.models import EXAMPLES, MIB, Mebi, gpt2
 from tests.traced import ADA, session
 
 SGD = "sgd"
@@ -120,8 +120,8 @@ def fits_between_steps(
 
 def test_a_batch_smaller_than_the_training_s_is_found() -> None:
     """With the loss in parts training never holds all logits, and evaluation does."""
-    session_ = session("gpt2")
-    recipe = Recipe(batch_size=64, segments=EVERY, loss_chunks=8)
+    session_ = traces(gpt2(vocab_size=8192), EXAMPLES["gpt2"].batch)
+    recipe = Recipe(batch_size=64, loss_chunks=8)
     line = replay(session_.exact(recipe), 64, session_.workload.gpu)
     limit_mib = -(-line.reserved_bytes // MIB)
     size = evaluation_batch_size(session_, recipe, within(limit_mib))

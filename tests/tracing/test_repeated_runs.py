@@ -20,10 +20,10 @@ def names(count: int) -> tuple[str, ...]:
 
 
 def periods(model: nn.Module, count: int, *segments: Segment) -> list[tuple[int, int]]:
-    """Return how many periods of how many blocks each run has."""
+    """Return how many periods of how many blocks each run has, its edges included."""
     kinds = block_signatures(model, names(count))
     runs = find_runs(names(count), kinds, segments)
-    return [(len(run.periods), len(run.periods[0])) for run in runs]
+    return [(len(run.periods), len(run.periods[1])) for run in runs]
 
 
 def test_equal_blocks_are_one_run() -> None:
@@ -71,17 +71,22 @@ def test_a_block_s_place_in_the_row_is_no_difference() -> None:
 def test_what_settings_say_about_each_block_parts_them() -> None:
     model = Mebi(16)
     model.config = SimpleNamespace(layer_types=["near", "far"] * 8)
-    assert periods(model, 16) == [(8, 2)]
-    short = shortening(
-        model,
-        names(16),
-        find_runs(names(16), block_signatures(model, names(16)), ()),
-        4,
-    )
-    assert short.kept_blocks == tuple(
-        f"blocks.{n}" for n in (0, 1, 2, 3, 12, 13, 14, 15)
-    )
-    assert short.short_blocks == names(8)
+    assert periods(model, 16) == [(9, 2)]
+    runs = find_runs(names(16), block_signatures(model, names(16)), ())
+    assert [len(period) for period in runs[0].periods] == [1, *[2] * 7, 1]
+    short = shortening(model, names(16), runs, 4)
+    assert short.kept_blocks == tuple(f"blocks.{n}" for n in (0, 1, 2, 13, 14, 15))
+    assert short.short_blocks == names(6)
+
+
+def test_the_edges_of_a_pattern_are_a_block_and_what_is_left() -> None:
+    model = Mebi(34)
+    kinds = (["sliding"] * 5 + ["full"]) * 6
+    model.config = SimpleNamespace(layer_types=kinds[:34])
+    (run,) = find_runs(names(34), block_signatures(model, names(34)), ())
+    assert [len(period) for period in run.periods] == [1, 6, 6, 6, 6, 6, 3]
+    assert [name for period in run.periods for name in period] == list(names(34))
+    assert len(run.left_out(4)) == 18
 
 
 def test_units_are_what_the_recipe_makes_of_the_blocks() -> None:
@@ -91,7 +96,7 @@ def test_units_are_what_the_recipe_makes_of_the_blocks() -> None:
     pairs = tuple(Segment(row[n : n + 2]) for n in range(0, 24, 2))
     assert periods(model, 24, *pairs) == [(12, 2)]
     others = tuple(Segment((name,)) for name in row[::2])
-    assert periods(model, 24, *others) == [(12, 2)]
+    assert periods(model, 24, *others) == [(13, 2)]
     jumping = (Segment((row[0], row[2])),)
     assert periods(model, 24, *jumping) == []
 
