@@ -225,6 +225,9 @@ def _recorded(asked: ParsedArguments) -> dict[str, object]:
         and loss not in (None, prediction_loss)
         and is_factory_text(str(given.model or ""))
     )
+    policy = asked.checkpointing
+    if not isinstance(policy, str):
+        policy = ",".join(policy)
     length = given.max_length
     samples: dict[str, object] = {}  # as JSON has them: keys are texts
     if isinstance(lengths, ImageSizeSummary):
@@ -245,6 +248,7 @@ def _recorded(asked: ParsedArguments) -> dict[str, object]:
         "loss": qualified_name(loss) if callable(loss) else loss,
         **({"loss_of_factory": True} if is_factorys else {}),
         **({"gpus": given.gpus} if asked.parallelisms else {}),
+        **({} if policy == "auto" else {"checkpointing": policy}),
     }
 
 

@@ -45,6 +45,7 @@ _ASKED: Final[dict[str, tuple[type, ...]]] = {
     "loss": (str,),
     "loss_of_factory": (bool,),
     "gpus": (int, str),
+    "checkpointing": (str,),
 }
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def is_same_model(plan: Plan, model: nn.Module) -> bool:
     """Whether the model has the planned class, blocks, parameters and attention."""
-    return not _difference(plan, model)
+    return not (_difference(plan, model) or _trained_otherwise(plan, model))
 
 
 def check_same_model(plan: Plan, model: nn.Module) -> None:
@@ -34,14 +34,14 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
             "in the one that was planned, with its weights."
         )
     refuse_lazy_parameters(model, type(model).__name__)
-    difference = _difference(plan, model)
+    difference, instead = _difference(plan, model), "Plan again for this model."
+    if not difference:
+        difference = _trained_otherwise(plan, model)
+        instead = (
+            "Use requires_grad_() to freeze and train what was planned, or plan "
+            "this model as it is: budgetfit.plan(model)."
+        )
     if difference:
-        instead = "Plan again for this model."
-        if difference.startswith("trains"):
-            instead = (
-                "Use requires_grad_() to freeze and train what was planned, or plan "
-                "this model as it is: budgetfit.plan(model)."
-            )
         raise InputError(
             f"The plan was made for {plan.model.name}, and this model {difference}. "
             f"{instead}"
@@ -63,7 +63,10 @@ def refuse_lazy_parameters(model: nn.Module, name: str) -> None:
 
 
 def _difference(plan: Plan, model: nn.Module) -> str:
-    """Return the first difference from the planned model as text; empty if none."""
+    """Return the first difference from the planned model as text; empty if none.
+
+    Which parameters are trained is ``_trained_otherwise``.
+    """
     modules = dict(model.named_modules())
     missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
     if missing:
@@ -74,16 +77,19 @@ def _difference(plan: Plan, model: nn.Module) -> str:
     count, planned = parameter_count(model), plan.model.parameter_count
     if planned not in (count, count - _inactive_count(model)):
         return f"has {count:,} parameters, not {planned:,}"
-    trained = trainable_count(model)
-    if trained != plan.model.trainable_count:
-        return (
-            f"trains {trained:,} parameters, not {plan.model.trainable_count:,}"
-            f"{_names_trained_otherwise(plan, model)}"
-        )
     attention = describe_attention(model)
     if attention and plan.model.attention and attention != plan.model.attention:
         return f"has attention {attention}, not {plan.model.attention}"
     return ""
+
+
+def _trained_otherwise(plan: Plan, model: nn.Module) -> str:
+    """Return a difference in which parameters are trained; empty if none is known."""
+    trained, planned = trainable_count(model), plan.model.trainable_count
+    if trained == planned:
+        return ""
+    names = _names_trained_otherwise(plan, model)
+    return f"trains {trained:,} parameters, not {planned:,}{names}"
 
 
 def _names_trained_otherwise(plan: Plan, model: nn.Module) -> str:

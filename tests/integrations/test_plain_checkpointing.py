@@ -20,7 +20,7 @@ from budgetfit.core.recipe import Segment
 from budgetfit.integrations.exports import every_n_layers as plain_module
 from budgetfit.integrations.exports import trainer as trainer_module
 from budgetfit.integrations.exports.every_n_layers import trainer_checkpointing
-from budgetfit.planning.search.policies import AS_ASKED, every_nth
+from budgetfit.planning.search.policies import every_nth
 from tests.integrations.adapters import QUIET as QUIET_PEFT
 from tests.integrations.adapters import adapter
 from tests.integrations.test_trainer import QUIET
@@ -180,7 +180,7 @@ def test_speed_is_said_in_words(ms: float, said: str) -> None:
 def test_checkpointing_that_was_asked_for_is_not_replaced() -> None:
     model = tiny_model("llama")
     plan = offloading(model, second(model))
-    asked = {**plan.provenance, "solver": AS_ASKED}
+    asked = {**plan.provenance, "asked": {"checkpointing": "full"}}
     assert trainer_checkpointing(replace(plan, provenance=asked)) is None
     same = replace(every(model, 2), provenance=asked)
     assert trainer_checkpointing(same) is not None

@@ -17,7 +17,6 @@ from budgetfit.core.precision import find_precision
 from budgetfit.errors import BudgetfitError
 from budgetfit.integrations.source_code.plain_torch import planned_model
 from budgetfit.planning.search.policies import (
-    AS_ASKED,
     every_n_of_segments,
     ordinal,
 )
@@ -78,7 +77,8 @@ def trainer_checkpointing(
 
 def _candidates(plan: Plan) -> Iterator[Estimate]:
     yield plan.estimate
-    if AS_ASKED in str(plan.provenance.get("solver")):
+    asked = plan.provenance.get("asked")
+    if isinstance(asked, dict) and asked.get("checkpointing"):
         return
     samples = plan.recipe.effective_batch_size
     rows = [

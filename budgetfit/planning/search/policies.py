@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from budgetfit.planning.session import Checkpointing, PlanningSession
 
 EVERY_N_POLICY: Final = "every-n"  # the policy for which n is searched
-AS_ASKED: Final = "As asked for; nothing was decided"
 _NAMED: Final = re.compile(r"every-([1-9]\d{0,4})")
 _ENDINGS: Final = {1: "st", 2: "nd", 3: "rd"}
 
@@ -97,7 +96,7 @@ def _fixed(problem: Problem, segments: tuple[Segment, ...]) -> Solution:
     return Solution(
         segments=segments if fits else None,
         proven_optimal=False,
-        explanation=AS_ASKED,
+        explanation="As asked for; nothing was decided",
     )
 
 
