@@ -46,13 +46,14 @@ class PlanExports:
         """Build the planned ``torch.optim.Optimizer`` for the trainable parameters.
 
         Args:
-            parameters: Those without ``requires_grad`` are left out.
+            parameters: No groups of them. Those without ``requires_grad`` are left
+                out.
             lr: Learning rate; unused where the plan was made with an optimizer
                 function.
 
         Raises:
-            InputError: If the plan was made with a function and loaded from disk, which
-                only stores its name.
+            InputError: If these are groups, or the plan was made with a function and
+                loaded from disk, which only stores its name.
         """
         return _call(
             "exports.prepared_model", "make_plan_optimizer", self, parameters, lr

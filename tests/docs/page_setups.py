@@ -58,7 +58,7 @@ def weighty() -> dict[str, Any]:
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
     batch = torch.zeros(1, 256)
     plan = budgetfit.plan(model, gpu="rtx-4090", batch=batch, batch_size=1)
-    return {"budgetfit": budgetfit, "model": model, "plan": plan}
+    return {"budgetfit": budgetfit, "torch": torch, "model": model, "plan": plan}
 
 
 def adapters() -> dict[str, Any]:

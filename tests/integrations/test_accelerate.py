@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from budgetfit.core.plan import Plan
+from budgetfit.errors import InputError
 from budgetfit.integrations.exports import accelerate as accelerate_module
 from tests.integrations.tiny_training import (
     ACCUMULATION,
@@ -131,3 +132,14 @@ def test_only_what_the_installed_accelerate_knows_is_written(
     monkeypatch.setattr(accelerate_module, "import_attribute", lambda *_: old)
     config = plan_for(tiny_model("gpt2")).to_accelerate_config()
     assert config == {"num_processes": 1, "use_cpu": False}
+
+
+def test_groups_of_parameters_are_refused() -> None:
+    model = tiny_model("gpt2")
+    plan = plan_for(model)
+    for parameters in (
+        [{"params": list(model.parameters())}],
+        model.named_parameters(),
+    ):
+        with pytest.raises(InputError, match=r"takes model.parameters\(\).*function"):
+            plan.make_optimizer(parameters)

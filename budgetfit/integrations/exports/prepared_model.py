@@ -193,9 +193,18 @@ def make_plan_optimizer(
     """Build the planned optimizer; with optimizer in backward its ``step`` is a no-op.
 
     Raises:
-        InputError: If the plan only stores the name of an optimizer function.
+        InputError: If these are groups, or the plan only stores the name of an
+            optimizer function.
     """
     parameters = list(parameters)
+    others = [each for each in parameters if not isinstance(each, torch.Tensor)]
+    if others:
+        raise InputError(
+            f"make_optimizer takes model.parameters(), and got a "
+            f"{type(others[0]).__name__} among them. For groups of parameters, plan "
+            "again with a function that makes the optimizer: "
+            "plan(..., optimizer=function)."
+        )
     name = plan.recipe.optimizer
     function = getattr(plan.source, "optimizer", None)
     if function is None and name not in OPTIMIZER_NAMES:
