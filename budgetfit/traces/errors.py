@@ -148,12 +148,13 @@ def _advice_on(error: Exception) -> str:
         return _COMPILED
     if isinstance(error, IndexError) and not _NO_ROW.search(str(error)):
         return (
-            "Batches of other sizes are made from the given one, and indices (edges of "
-            "a graph) then point into rows of other samples. Use a mapping with x, "
-            "edge_index [2, edges] and batch, without batch_dims for them: graphs are "
-            "cut with their edges; or padded samples with one row each in every "
-            "tensor; or ask budgetfit.estimate(model, batch=...), which takes a batch "
-            "as it is."
+            "Check that whole numbers of the batch are below the sizes that they index "
+            "(vocabulary, classes, positions). Those that index rows of the batch "
+            "(edges of a graph) point into other samples where batches of other sizes "
+            "are made from it. Use a mapping with x, edge_index [2, edges] and batch, "
+            "without batch_dims for them: graphs are cut with their edges; or padded "
+            "samples with one row each in every tensor; or ask "
+            "budgetfit.estimate(model, batch=...), which takes a batch as it is."
         )
     return (
         "Pass an example batch that the model's forward accepts (batch=...), and a "

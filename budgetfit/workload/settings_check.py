@@ -8,6 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from budgetfit.core.plan import Plan
@@ -16,6 +18,7 @@ _SCALARS: Final = (bool, int, float, str, type(None))
 # Entries of a transformers config that say nothing about training memory.
 _IGNORED: Final = ("transformers_version", "dtype", "use_cache", "model_type")
 _IGNORED_SUFFIXES: Final = ("_token_id", "name_or_path")
+_WRAPPED: Final = ("base_model", "model", "base_layer", "original_module")  # by PEFT
 _MAX_SHOWN: Final = 4  # differences in a warning
 # How torch's and peft's dicts of tensors show one: "[torch.cuda.FloatTensor of size 2x3
 # (GPU 0)]". Its device is no setting.
@@ -25,13 +28,18 @@ _TENSOR: Final = re.compile(r"\[torch\.[\w.]*Tensor of size ([\dx]*)[^\]]*\]")
 def model_settings(model: nn.Module) -> dict[str, Any]:
     """Return counts of parameter-free layers and the scalar values of the config.
 
+    Layers of PEFT's adapters beside the active ones (TRL's reference for DPO) do not
+    run, and are left out.
+
     For example ``{"Dropout(p=0.1, inplace=False)": 25, "config.attn_pdrop": 0.1}``.
     """
+    idle = set(_idle_modules(model))
     layers = Counter(
         _without_device(f"{type(module).__name__}({module.extra_repr()})")
         for module in model.modules()
         if next(module.children(), None) is None
         and next(module.parameters(), None) is None
+        and module not in idle
     )
     config = getattr(model, "config", None)
     values = vars(config) if hasattr(config, "to_dict") else {}
@@ -43,6 +51,22 @@ def model_settings(model: nn.Module) -> dict[str, Any]:
         and name not in _IGNORED
         and not name.endswith(_IGNORED_SUFFIXES)
     }
+
+
+def _idle_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of adapters that are not active.
+
+    PEFT's layers hold those of each adapter in containers, by the adapter's name.
+    """
+    for module in model.modules():
+        active = getattr(module, "active_adapters", None)
+        if not isinstance(active, list):  # a method of each transformers model
+            continue
+        for name, child in module.named_children():
+            if type(child).__name__ == "ModuleDict" and name not in _WRAPPED:
+                for adapter, layers in child.items():  # type: ignore[operator]
+                    if adapter not in active:
+                        yield from layers.modules()
 
 
 def _without_device(layer: str) -> str:

@@ -3,6 +3,7 @@
 import io
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.integrations.tiny_training import plan_for, tiny_model
 
 SAMPLES = 4  # in one update, as 1 micro-batch of each of 4 ranks, or 4 of one
 UPDATES, KILLED_AFTER = 5, 3
+MOMENTUM = f"{__name__}.sgd_momentum"
 
 
 def start(engine: str, ranks: int, kind: str = "gpt2", **settings: Any) -> Run:
@@ -34,7 +36,13 @@ def start(engine: str, ranks: int, kind: str = "gpt2", **settings: Any) -> Run:
         parallelism=several,
         **settings,
     )
+    if settings.get("optimizer") == MOMENTUM:
+        return budgetfit.apply(plan, model, optimizer=sgd_momentum)
     return budgetfit.apply(plan, model, learning_rate=1e-2)
+
+
+def sgd_momentum(trained: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(trained, lr=1e-2, momentum=0.9, weight_decay=0.1)
 
 
 def train(run: Run, first: int, last: int) -> list[float]:
@@ -125,6 +133,66 @@ def _states(alone: dict[str, Any]) -> None:
     other = start("fsdp2", 2, optimizer="sgd")
     with pytest.raises(InputError, match=r"saved from AdamW, and this run .* SGD"):
         other.load_state_dict(state)
+
+
+# Optimizers whose parameters have no state, a state from the first step on, and states
+# of fewer dimensions than they themselves (under FSDP2 it cannot train).
+OPTIMIZERS = ("sgd", MOMENTUM, "adafactor")
+RATE = 3e-3  # as a scheduler sets it
+
+
+def _rates(run: Run) -> set[float]:
+    return {group["lr"] for group in run.optimizer.param_groups}
+
+
+def _set_rate(run: Run) -> None:
+    for group in run.optimizer.param_groups:
+        group["lr"] = RATE
+
+
+def _save_and_load(folder: str) -> dict[str, list[list[float]]]:
+    """Losses after another run of these ranks, and one process, were loaded."""
+    found: dict[str, list[list[float]]] = {}
+    for optimizer in OPTIMIZERS:
+        for engine in ("ddp", "fsdp2")[: 1 if optimizer == "adafactor" else 2]:
+            saved = start(engine, 2, optimizer=optimizer)
+            path = f"{folder}/{optimizer} {engine}"
+            saved.state_dict()  # leaves no state of no step
+            train(saved, 0, 1)
+            _set_rate(saved)
+            dcp.save({"run": saved}, checkpoint_id=path)
+            run = start(engine, 2, optimizer=optimizer)
+            dcp.load({"run": run}, checkpoint_id=path)
+            assert _rates(run) == {RATE}
+            again = start(engine, 2, optimizer=optimizer)
+            alone = torch.load(f"{folder}/alone.pt", weights_only=True)
+            again.load_state_dict(alone[optimizer])
+            assert _rates(again) == {RATE}
+            assert run.steps_done == again.steps_done == 1
+            found[path] = [train(each, 1, 3) for each in (saved, run, again)]
+    return found
+
+
+def test_states_of_optimizers_that_keep_none_or_little(tmp_path: Path) -> None:
+    alone, expected = {}, {}
+    for optimizer in OPTIMIZERS:
+        run = start("", 1, optimizer=optimizer)
+        train(run, 0, 1)
+        _set_rate(run)
+        alone[optimizer] = torch.load(_bytes(run.state_dict()), weights_only=True)
+        expected[optimizer] = train(run, 1, 3)
+    torch.save(alone, tmp_path / "alone.pt")  # as tensors it would be too many files
+    for found in on_ranks(_save_and_load, 2, str(tmp_path)):
+        for path, each in found.items():
+            optimizer = Path(path).name.split()[0]
+            for losses in each:
+                assert losses == pytest.approx(expected[optimizer], abs=1e-5), path
+            dcp_to_torch_save(path, tmp_path / "whole.pt")
+            whole = torch.load(tmp_path / "whole.pt", weights_only=True)
+            run = start("", 1, optimizer=optimizer)
+            run.load_state_dict(whole["run"])
+            assert _rates(run) == {RATE}
+            assert train(run, 1, 3) == pytest.approx(expected[optimizer], abs=1e-5)
 
 
 def test_states_of_one_process_of_no_step_and_of_others() -> None:

@@ -14,9 +14,12 @@ import pytest
 import transformers
 from torch import nn
 
+import budgetfit
 from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
+from budgetfit.integrations.peft import attach_adapters
+from budgetfit.utils.format_bytes import format_bytes
 from tests.integrations.tiny_training import (
     BATCH_SIZE,
     LENGTH,
@@ -179,6 +182,40 @@ def test_the_exported_text_makes_a_dpo_trainer_that_trains(
     assert built.ref_model is None
     assert built.args.max_length == LENGTH
     assert runs(counts) == expected
+
+
+def test_the_copy_of_the_adapter_that_trl_makes_is_told_and_no_other_setting(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("peft")
+    base = tiny_model("llama")
+    plan = budgetfit.plan(
+        base, vram="1GB", method="lora", batch_size=4, max_length=LENGTH
+    )
+    text = trl_module.dpo_text(plan, "plan.json")
+    copy = format_bytes(4 * plan.model.trainable_count)
+    assert f"the frozen copy of the adapters that TRL adds and keeps ({copy})" in text
+    assert "no second copy" not in text
+
+    model = attach_adapters(base, plan.adapter)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TRL's, of names that transformers renames
+        args = trl.DPOConfig(
+            str(tmp_path), precompute_ref_log_probs=True, use_cpu=True, bf16=False
+        )
+        built = trl.DPOTrainer(
+            model,
+            args=args,
+            train_dataset=preferences(),
+            processing_class=word_tokenizer(),
+        )
+    copied = [x for name, x in built.model.named_parameters() if ".ref." in name]
+    assert sum(x.nbytes for x in copied) == 4 * plan.model.trainable_count
+    assert not any(x.requires_grad for x in copied)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", message="The model has other settings")
+        plan.prepare(built.model).undo()
 
 
 def test_pairs_need_an_even_number_of_planned_samples() -> None:

@@ -114,3 +114,16 @@ def test_numbers_of_a_config_are_compared_where_both_have_them(
     model.config.attn_pdrop = 0.75
     with pytest.warns(UserWarning, match=r"config\.attn_pdrop is 0\.75, not 0\.1"):
         warn_changed_settings(of_a_config, model)
+
+
+def test_layers_of_adapters_that_do_not_run_are_no_settings() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=r".*\.0", lora_dropout=0.2)
+    model = peft.get_peft_model(tower(), config)
+    name = "Dropout(p=0.2, inplace=False)"
+    alone = model_settings(model)
+    assert alone[name] == 3
+    model.add_adapter("ref", config)  # as TRL's DPOTrainer does
+    assert model_settings(model) == alone
+    model.base_model.set_adapter(["default", "ref"])  # both run
+    assert model_settings(model)[name] == 6

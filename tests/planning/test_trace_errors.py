@@ -31,6 +31,10 @@ ADVICE: dict[str, tuple[Exception, str]] = {
         IndexError("index 7 is out of bounds for dimension 0 with size 4"),
         "Use a mapping with x, edge_index",
     ),
+    "a class that is none": (
+        IndexError("index 7 is out of bounds for dimension 1 with size 4"),
+        "below the sizes that they index .vocabulary, classes, positions",
+    ),
     "an empty list": (IndexError("pop from empty list"), "Pass an example batch"),
     "a short list": (IndexError("list index out of range"), "Pass an example batch"),
     "a missing dimension": (

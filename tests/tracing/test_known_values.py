@@ -190,6 +190,21 @@ def test_what_is_written_number_by_number_is_known(values: KnownValues) -> None:
     assert values.notes == {}
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+def test_a_mask_of_one_sample_is_no_index_past_it(
+    stand_in: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    with _disable_current_modes():
+        real = torch.tensor([[1, 0, 1, 1]], dtype=dtype)
+        last, past = torch.tensor([0, 5, 5]), torch.tensor([0, 5, 6])
+    x, mask = torch.zeros(1, 4, 6), stand_in(real)
+    put = torch.ops.aten.index_put_.default  # what x[mask] = value runs
+    put(x, [mask], torch.ones(6))
+    put(x, [mask, stand_in(last)], torch.ones(3))  # the mask has two dimensions
+    with pytest.raises(IndexError, match=r"index 6 .* dimension 2 with size 6"):
+        put(x, [mask, stand_in(past)], torch.ones(3))
+
+
 def test_nothing_is_noted_where_no_one_asks(values: KnownValues) -> None:
     x = torch.empty(4, 4)
     torch.where(x > 0, x, 0).topk(2)

@@ -111,6 +111,9 @@ def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
         InputError: If it is no state of this run; nothing is loaded then.
     """
     refuse_engine(run)
+    if state.get("optimizer", {}).keys() == {"param_groups"}:
+        # torch.distributed.checkpoint drops empty mappings, such as plain SGD's state.
+        state = {**state, "optimizer": {"state": {}, **state["optimizer"]}}
     by_name = _check_state(run, state)
     run.drop_group()
     if by_name:

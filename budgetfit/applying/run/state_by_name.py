@@ -53,7 +53,8 @@ def load_by_name(
         model: Sharded or not.
         optimizer: Over its parameters.
         weights: State of the model.
-        trained: State of the optimizer, by names or numbers of parameters.
+        trained: State of the optimizer, by names or numbers of parameters. Its
+            parameters may all be without state, as those of plain SGD are.
 
     Raises:
         InputError: If the optimizer trains other parameters.
@@ -62,13 +63,25 @@ def load_by_name(
         trained = _named(model, optimizer, trained)
     _check_names(model, optimizer, trained)
     is_whole = not any(hasattr(item, "device_mesh") for item in weights.values())
-    _api().set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=weights,
-        optim_state_dict=trained,
-        options=_api().StateDictOptions(full_state_dict=is_whole),
-    )
+    options = _api().StateDictOptions(full_state_dict=is_whole)
+    _api().set_model_state_dict(model, weights, options=options)
+    has_state = any(trained["state"].values())
+    if not has_state or not optimizer.state:
+        # Torch refuses whole states without a tensor, and it makes what it loads into
+        # by a step, with the settings of the groups: SGD's momentum may be a saved one.
+        _load_groups(optimizer, trained)
+    if has_state:
+        _api().set_optimizer_state_dict(model, optimizer, trained, options=options)
+
+
+def _load_groups(optimizer: torch.optim.Optimizer, trained: State) -> None:
+    """Load the groups' settings, such as learning rates, and no state."""
+    numbered = optimizer.state_dict()["param_groups"]
+    groups = [
+        {**saved, "params": own["params"]}
+        for saved, own in zip(trained["param_groups"], numbered, strict=True)
+    ]
+    optimizer.load_state_dict({"state": {}, "param_groups": groups})
 
 
 def rank_states_to_bytes(states: list[State]) -> bytes:

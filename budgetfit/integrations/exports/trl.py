@@ -17,6 +17,7 @@ from budgetfit.integrations.source_code.python_source import (
     planned_length,
 )
 from budgetfit.reporting.formatting import sample_text
+from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,7 +96,34 @@ def dpo_text(plan: Plan, plan_file: str) -> str:
             f"plan's micro-batch of {size} cannot be halved. Plan again with an even "
             f"one: --batch-size {max(2, size - 1)}."
         )
-    return program_text(plan, plan_file, _DPO)
+    remarks = (*_reference(plan), *_DPO.remarks)
+    return program_text(plan, plan_file, dataclasses.replace(_DPO, remarks=remarks))
+
+
+def _reference(plan: Plan) -> list[str]:
+    """Say what the card holds for what the model said before training.
+
+    See TRL 1.16's ``DPOTrainer.__init__`` and ``_precompute_ref_logps``.
+    """
+    lines = [
+        "A pair is two of the planned samples. What the model said before training is",
+        "worked out before it,",
+    ]
+    parallelism = plan.recipe.parallelism
+    if plan.adapter is not None:
+        copy = format_bytes(_BYTES_OF_FLOAT32 * plan.model.trainable_count)
+        lines[-1] += " so that no second base model is on the card. Not predicted:"
+        return [
+            *lines,
+            f"the frozen copy of the adapters that TRL adds and keeps ({copy}).",
+        ]
+    if parallelism is not None and parallelism.engine == "fsdp2":
+        return [
+            lines[0],
+            "worked out before it with a second copy, which TRL drops before training.",
+        ]
+    lines[-1] += " so that no second copy of it is on the card."
+    return lines
 
 
 def _length(plan: Plan) -> dict[str, Any]:
@@ -115,6 +143,7 @@ def _pairs(plan: Plan) -> dict[str, Any]:
     return found
 
 
+_BYTES_OF_FLOAT32: Final = 4  # in which PEFT adds adapters beside others
 # Fields of TRL 1.16's SFTConfig and DPOConfig (trl/trainer/sft_config.py,
 # dpo_config.py) that TrainingArguments does not have. In both trainers the model chunks
 # its loss (trl's add_fused_lm_head).
@@ -137,9 +166,5 @@ _DPO: Final = ScriptParts(
     settings=_pairs,
     columns='"prompt", "chosen" and "rejected"',
     cuts_loss=True,
-    remarks=(
-        "A pair is two of the planned samples. What the model said before training is",
-        "worked out before it, so that no second copy of it is on the card.",
-        "Not predicted: the few more tensors of DPO's own loss.",
-    ),
+    remarks=("Not predicted: the few more tensors of DPO's own loss.",),
 )

@@ -92,6 +92,7 @@ _ALONG_DIM = (
     aten.scatter_reduce_.two,
 )
 INDEX_OPS = frozenset((*_INDEX_LISTS, *_ALONG_DIM))
+_MASKS = (torch.bool, torch.uint8)
 
 
 class OpTraits(NamedTuple):
@@ -127,11 +128,17 @@ def indices_of(
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield each indexed dimension of the first argument, with its indices.
 
-    Boolean masks must have been converted to indices.
+    Masks, which say which elements and not where they are, are left out.
     """
     if func in _INDEX_LISTS:
-        for dim, indices in enumerate(args[1]):
-            if indices is not None:
+        dim = 0
+        for indices in args[1]:
+            if indices is None:
+                dim += 1
+            elif indices.dtype in _MASKS:  # one of several dimensions takes as many
+                dim += indices.dim()
+            else:
                 yield dim, indices
+                dim += 1
     elif args[0].dim():
         yield int(args[1]) % args[0].dim(), args[2]
