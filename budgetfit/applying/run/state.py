@@ -111,9 +111,14 @@ def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
         InputError: If it is no state of this run; nothing is loaded then.
     """
     refuse_engine(run)
-    if state.get("optimizer", {}).keys() == {"param_groups"}:
-        # torch.distributed.checkpoint drops empty mappings, such as plain SGD's state.
-        state = {**state, "optimizer": {"state": {}, **state["optimizer"]}}
+    missing = _NEEDED - set(state)
+    if missing:
+        raise InputError(
+            f"This is no state of a Run: {sorted(missing)} is missing. "
+            "Use what run.state_dict() returned."
+        )
+    # torch.distributed.checkpoint drops empty mappings, such as plain SGD's state.
+    state = {**state, "optimizer": {"state": {}, **state["optimizer"]}}
     by_name = _check_state(run, state)
     run.drop_group()
     if by_name:
@@ -144,12 +149,6 @@ def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
 
 def _check_state(run: Resumable, state: dict[str, Any]) -> bool:
     """Refuse what is no state of this run; return whether to load it by names."""
-    missing = _NEEDED - set(state)
-    if missing:
-        raise InputError(
-            f"This is no state of a Run: {sorted(missing)} is missing. "
-            "Use what run.state_dict() returned."
-        )
     _check_model(run.model, state["model"])
     _check_class(run.optimizer, state.get(_CLASS))
     gradients = state.get("gradients")
