@@ -275,9 +275,36 @@ class Last(Mebi):
         return x * total.sum()
 
 
+class Scaling(nn.Module):
+    """Takes a scale that the model made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(512, 512, bias=False)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x)
+        return y * scale
+
+
+class Scaled(nn.Module):
+    """Makes the scales of all blocks before the first one runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Scaling() for _ in range(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scales = [torch.ones_like(x) for _ in self.blocks]
+        for block, scale in zip(self.blocks, scales, strict=True):
+            x = block(x, scale)
+        return x
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
+        (Scaled(), "its middle blocks free what was made outside"),
         (Stacked(12), "all blocks are traced"),
         (
             Counted(),
@@ -285,7 +312,7 @@ class Last(Mebi):
         ),
         (Last(12), "one block more makes a difference: different storages' fixed"),
     ],
-    ids=["stacked", "counted", "last"],
+    ids=["scaled", "stacked", "counted", "last"],
 )
 def test_what_depends_on_the_number_of_blocks_is_traced_whole(
     model: nn.Module, reason: str
