@@ -376,7 +376,7 @@ class ReplayAfterTraining:
         the training; without it the last step of the training does.
         """
         self._program = trace, batch_size, micro_steps, repeats
-        self._followed = followed
+        self._next_step = None if followed is None else last_step(followed)
         self._sizes_at = partial(
             _rounded_bytes, followed or trace, device_properties(gpu), budget.allocator
         )
@@ -405,8 +405,9 @@ class ReplayAfterTraining:
         self, then_batch_sizes: tuple[int, ...]
     ) -> tuple[SimulatedAllocator, int]:
         allocator = self._trained.copy()
-        if self._followed is not None:
-            parts, events = last_step(self._followed, then_batch_sizes)
+        if self._next_step is not None:
+            rows, events = self._next_step
+            parts = [ScheduledRange(row, n) for n in then_batch_sizes for row in rows]
             return allocator, self._run(allocator, parts, events)
         trace, batch_size, micro_steps, repeats = self._program
         parts, events = _program(

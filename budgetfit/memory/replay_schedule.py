@@ -137,18 +137,11 @@ def schedule(  # noqa: PLR0913, PLR0917 - a trace and the settings of its replay
     return parts
 
 
-def last_step(
-    trace: StepTrace, batch_sizes: tuple[int, ...]
-) -> tuple[list[ScheduledRange], list[int]]:
-    """Return the schedule of the last step alone, at each size, and its events."""
+def last_step(trace: StepTrace) -> tuple[list[EventRange], list[int]]:
+    """Return the event ranges of the last step, and all events."""
     rows = list(event_ranges(trace))
-    parts = [
-        ScheduledRange(row, samples)
-        for samples in batch_sizes
-        for row in rows
-        if row.step == rows[-1].step
-    ]
-    return parts, trace.events.tolist()
+    last = [row for row in rows if row.step == rows[-1].step]
+    return last, trace.events.tolist()
 
 
 def append_next_step(

@@ -79,14 +79,32 @@ def test_what_settings_say_about_each_block_parts_them() -> None:
     assert short.short_blocks == names(6)
 
 
-def test_the_edges_of_a_pattern_are_a_block_and_what_is_left() -> None:
-    model = Mebi(34)
-    kinds = (["sliding"] * 5 + ["full"]) * 6
-    model.config = SimpleNamespace(layer_types=kinds[:34])
-    (run,) = find_runs(names(34), block_signatures(model, names(34)), ())
-    assert [len(period) for period in run.periods] == [1, 6, 6, 6, 6, 6, 3]
-    assert [name for period in run.periods for name in period] == list(names(34))
-    assert len(run.left_out(4)) == 18
+@pytest.mark.parametrize(
+    ("count", "length", "kept"),
+    [
+        (26, 6, 14),  # Gemma 3 1B
+        (34, 6, 16),  # 4B
+        (48, 6, 18),  # 12B
+        (62, 6, 14),  # 27B
+        (48, 4, 12),  # Qwen3-Next, Llama 4
+        (36, 4, 12),  # SmolLM3
+        (24, 2, 6),  # GPT-OSS 20B
+        (26, 2, 6),  # Gemma 2 2B
+    ],
+)
+def test_the_edges_of_a_pattern_are_a_block_and_what_is_left(
+    count: int, length: int, kept: int
+) -> None:
+    model = Mebi(count)
+    kinds = (["sliding"] * (length - 1) + ["full"]) * count
+    model.config = SimpleNamespace(layer_types=kinds[:count])
+    (run,) = find_runs(names(count), block_signatures(model, names(count)), ())
+    first, *between, last = map(len, run.periods)
+    assert first == 1
+    assert set(between) == {length}
+    assert 1 <= last <= length
+    assert [name for period in run.periods for name in period] == list(names(count))
+    assert count - len(run.left_out(4)) == kept
 
 
 def test_units_are_what_the_recipe_makes_of_the_blocks() -> None:

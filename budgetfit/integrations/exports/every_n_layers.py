@@ -16,10 +16,7 @@ from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import BudgetfitError
 from budgetfit.integrations.source_code.plain_torch import planned_model
-from budgetfit.planning.search.policies import (
-    every_n_of_segments,
-    ordinal,
-)
+from budgetfit.planning.search.policies import every_n_of_segments, ordinal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

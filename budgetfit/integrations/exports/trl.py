@@ -105,25 +105,21 @@ def _reference(plan: Plan) -> list[str]:
 
     See TRL 1.16's ``DPOTrainer.__init__`` and ``_precompute_ref_logps``.
     """
-    lines = [
-        "A pair is two of the planned samples. What the model said before training is",
-        "worked out before it,",
-    ]
+    pair = (
+        "A pair is two of the planned samples. What the model said before training is"
+    )
     parallelism = plan.recipe.parallelism
     if plan.adapter is not None:
         copy = format_bytes(_BYTES_OF_FLOAT32 * plan.model.trainable_count)
-        lines[-1] += " so that no second base model is on the card. Not predicted:"
-        return [
-            *lines,
-            f"the frozen copy of the adapters that TRL adds and keeps ({copy}).",
-        ]
+        base = "worked out before it, so that no second base model is on the card."
+        adapters = f"the frozen copy of the adapters that TRL adds and keeps ({copy})."
+        return [pair, f"{base} Not predicted:", adapters]
     if parallelism is not None and parallelism.engine == "fsdp2":
         return [
-            lines[0],
+            pair,
             "worked out before it with a second copy, which TRL drops before training.",
         ]
-    lines[-1] += " so that no second copy of it is on the card."
-    return lines
+    return [pair, "worked out before it, so that no second copy of it is on the card."]
 
 
 def _length(plan: Plan) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def _extrapolate_run(owned: OwnedTrace, layout: RunLayout, extra: int) -> OwnedT
         counts,
         match,
         number,
-        last_uses.events,
-        inserted,
+        removed=last_uses.events,
+        inserted=inserted,
     )
     owned = _with_copied_storages(owned, layout, match, order)
     owned = _with_copied_ops(owned, layout, timeline, match, items, extra, places)
