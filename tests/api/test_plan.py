@@ -235,6 +235,19 @@ def test_provenance_says_how_the_numbers_came_about() -> None:
         provenance
     )
     assert provenance["asked"]["vram"] == vram_bytes(120)
+    assert "checkpointing" not in provenance["asked"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "recorded"),
+    [("full", "full"), (("blocks.1", "blocks.3"), "blocks.1,blocks.3")],
+    ids=["policy", "names"],
+)
+def test_checkpointing_that_was_asked_for_is_recorded(
+    policy: str | tuple[str, ...], recorded: str
+) -> None:
+    provenance = mebi(120, checkpointing=policy).provenance
+    assert provenance["asked"]["checkpointing"] == recorded
 
 
 @pytest.mark.parametrize(

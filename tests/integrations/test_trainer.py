@@ -357,6 +357,8 @@ def test_the_planned_evaluation_batch_is_handed_on(tmp_path: Path) -> None:
     assert arguments(plan, tmp_path).per_device_eval_batch_size == 17
     plan = replace(plan, estimate=replace(plan.estimate, eval_batch_size=52_558))
     assert arguments(plan, tmp_path).per_device_eval_batch_size == 1024
+    none_fits = replace(plan, estimate=replace(plan.estimate, eval_batch_size=0))
+    assert arguments(none_fits, tmp_path).per_device_eval_batch_size == 1
 
 
 def test_only_arguments_that_the_class_has_are_used() -> None:

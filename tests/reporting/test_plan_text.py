@@ -407,3 +407,5 @@ def test_the_answer_tells_all_that_was_decided_and_how_good_it_is() -> None:
     assert "pinned host memory 3.00 GiB" in text
     assert "evaluation: batch_size up to 48" in text
     assert "proven optimal: within 0.1 % of the best" in " ".join(text.split())
+    none_fits = dataclasses.replace(estimate, eval_batch_size=0)
+    assert "evaluation: not even 1 sample fits" in str(sample_plan(estimate=none_fits))

@@ -11,6 +11,7 @@ from torch import nn
 from budgetfit.core.recipe import Segment
 from budgetfit.tracing.blocks.block_signature import block_signatures
 from budgetfit.tracing.blocks.repeated_runs import find_runs
+from budgetfit.tracing.depth_extrapolation.run_layout import run_layout
 from budgetfit.tracing.fake.shortened_model import shortening
 from tests.models import Mebi
 
@@ -105,6 +106,17 @@ def test_the_edges_of_a_pattern_are_a_block_and_what_is_left(
     assert 1 <= last <= length
     assert [name for period in run.periods for name in period] == list(names(count))
     assert count - len(run.left_out(4)) == kept
+
+
+def test_the_first_edge_is_aligned_with_the_end_of_a_period() -> None:
+    model = Mebi(16)
+    model.config = SimpleNamespace(layer_types=["near", "far"] * 8)
+    (run,) = find_runs(names(16), block_signatures(model, names(16)), ())
+    layout = run_layout(run, names(16), names(16))
+    column = layout.path_of_layer[:16].tolist()
+    assert column[0] == column[2] == column[14]
+    assert column[1] == column[3] == column[15]
+    assert column[0] != column[1]
 
 
 def test_units_are_what_the_recipe_makes_of_the_blocks() -> None:
