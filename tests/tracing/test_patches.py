@@ -14,6 +14,7 @@ import torch
 import transformers.utils.import_utils
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._device import _device_constructors
 
 import budgetfit
 from budgetfit.tracing.cuda.triton.kernels_on_fakes import triton_is_loaded
@@ -114,3 +115,17 @@ def test_every_file_of_the_table_exists() -> None:
     package = Path(str(budgetfit.__file__)).parent
     for patch in PATCHES:
         assert all((package / each).is_file() for each in patch.file.split(", "))
+
+
+def zero_on_the_cpu() -> None:
+    with torch.device("cpu"):
+        torch.zeros(1)
+
+
+def test_a_device_context_acts_on_what_it_did_before() -> None:
+    _device_constructors.cache_clear()  # as in a process that has used none yet
+    net = Net()
+    net.during = zero_on_the_cpu
+    plan_net(net)
+    with torch.device("meta"):
+        assert torch.tensor([1.0]).is_meta

@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._device import _device_constructors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +33,9 @@ def patch_libraries(values: KnownValues) -> Iterator[None]:
     def numpy(fake: FakeTensor, *, force: bool = False) -> np.ndarray[Any, Any]:  # noqa: ARG001
         return values.array_of(fake)
 
+    # What ``with torch.device(...)`` acts on is collected once, in its first use: from
+    # the patched functions it would leave out the real ones for good.
+    _device_constructors()
     item_by_item = FakeTensor.tolist
 
     def tolist(fake: FakeTensor) -> Any:
