@@ -28,6 +28,7 @@ _LARGEST_NUMBER: Final = 2**63
 _DEEPEST: Final = 24  # a plan has 7
 # step -1 is the setup; another option may cost less time than the plan's.
 _MAY_BE_NEGATIVE: Final = frozenset({"step", "extra_ms"})
+_MODEL_SETTINGS: Final = ("model", "settings")
 _NOT_SAVED: Final = {"source", "lazy_alternatives", "lazy_curves"}
 _RATE: Final = "samples_per_s"
 _TIMES: Final = ("samples", "hours")  # of `--json --samples N`
@@ -190,6 +191,8 @@ def _why_not(where: tuple[str, ...], value: object) -> str:
     if isinstance(value, str):
         return "" if _is_text(value) else "the text is no valid Unicode"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return ""
+    if where[:2] == _MODEL_SETTINGS:  # values of a model's config: any number
         return ""
     if not abs(value) < _LARGEST_NUMBER:  # nor is NaN
         return "the number is out of range"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections import Counter
@@ -44,13 +45,20 @@ def model_settings(model: nn.Module) -> dict[str, Any]:
     config = getattr(model, "config", None)
     values = vars(config) if hasattr(config, "to_dict") else {}
     return dict(layers) | {
-        f"config.{name}": value
+        f"config.{name}": _in_json(value)
         for name, value in values.items()
         if isinstance(value, _SCALARS)
         and not name.startswith("_")
         and name not in _IGNORED
         and not name.endswith(_IGNORED_SUFFIXES)
     }
+
+
+def _in_json(value: Any) -> Any:  # noqa: ANN401 - a scalar
+    """Return infinity and NaN, which JSON has not, as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
 
 
 def _idle_modules(model: nn.Module) -> Iterator[nn.Module]:

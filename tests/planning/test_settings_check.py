@@ -127,3 +127,18 @@ def test_layers_of_adapters_that_do_not_run_are_no_settings() -> None:
     assert model_settings(model) == alone
     model.base_model.set_adapter(["default", "ref"])  # both run
     assert model_settings(model)[name] == 6
+
+
+def test_a_config_may_hold_any_number(of_a_config: Plan, tmp_path: Path) -> None:
+    model = make("gpt2")
+    model.config.max_relative_positions = -1  # as DeBERTa's
+    model.config.vision_feature_layer = -2  # as LLaVA's
+    model.config.time_limit = float("inf")
+    settings = model_settings(model)
+    saved = replace(of_a_config, model=replace(of_a_config.model, settings=settings))
+    saved.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    assert loaded.model.settings == settings
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_changed_settings(loaded, model)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.mutation_guard import install_generation_tagging_init
 from torch.utils import checkpoint
 from transformers.models.llama import modeling_llama
 
@@ -501,3 +502,20 @@ def test_asking_changes_nothing() -> None:
     assert attributes == [sorted(vars(module)) for module in workload.model.modules()]
     for name, value in workload.model.state_dict().items():
         assert value.equal(before[name])
+
+
+def test_torch_compile_changes_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wraps methods of nn.Module, and leaves what it compiled in a model's file."""
+    example = EXAMPLES["llama"]
+    workload = Workload(model=example.model(), batch=example.batch, gpu=find_gpu("t4"))
+    before = workload_key(workload)
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))
+    monkeypatch.setattr(nn.Module, "___needs_generation_tag_patch", True, raising=False)
+    install_generation_tagging_init()
+    assert nn.Module.__init__.__module__ == install_generation_tagging_init.__module__
+    monkeypatch.setattr(
+        modeling_llama, "__compiled_fn_1_a", lambda: None, raising=False
+    )
+    assert before is not None
+    assert workload_key(workload) == before

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import sys
 import types
+from inspect import getclosurevars
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -36,9 +37,14 @@ _NO_BEHAVIOUR: Final = frozenset(
         "__static_attributes__",
         "__weakref__",
         "_abc_impl",
+        "___needs_generation_tag_patch",  # whether torch.compile was used
     }
 )
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+# torch.compile wraps two methods of nn.Module, for good, to number new modules.
+_NUMBERING: Final = "torch._dynamo.mutation_guard"
+# And leaves what it has compiled among the globals of a module (OutputGraph).
+_COMPILED: Final = ("__compiled_fn_", "__resume_at_")
 
 
 class NotCacheableError(Exception):
@@ -156,6 +162,8 @@ def _add_replaced(hasher: Hasher, module: types.ModuleType) -> None:
     Kernel libraries (Liger) replace a model's helpers with their own functions.
     """
     for name, value in vars(module).items():
+        if name.startswith(_COMPILED):
+            continue
         if isinstance(value, (bool, int, float, type(None))):
             hasher.add(name, value)  # not strings: paths and session numbers
         elif isinstance(value, types.FunctionType):
@@ -169,6 +177,8 @@ def _add_replaced(hasher: Hasher, module: types.ModuleType) -> None:
 
 def _functions_in(value: Any) -> Iterator[types.FunctionType]:  # noqa: ANN401
     if isinstance(value, types.FunctionType):
+        while value.__module__ == _NUMBERING:
+            value = next(iter(getclosurevars(value).nonlocals.values()))
         yield value
     elif isinstance(value, (staticmethod, classmethod)):
         yield from _functions_in(value.__func__)
