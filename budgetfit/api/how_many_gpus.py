@@ -153,8 +153,17 @@ class _Search:
         if batch is not None and batch % count:
             if batch > count:
                 self.say(gpus, f"no divisor of the effective batch size {batch}")
+            else:
+                self._stopped = f"more GPUs have no share of {batch} samples"
             return None
-        usable_bytes = self._usable_bytes(count)
+        try:
+            usable_bytes = self._usable_bytes(count)
+        except InputError as error:  # NCCL and the CUDA context leave nothing
+            if count == 1:
+                raise
+            self._stopped = "more GPUs were not tried"
+            self.say(gpus, str(error).rstrip("."))
+            return None
         share_bytes = self.floor_bytes // count
         if share_bytes > usable_bytes:
             self.say(

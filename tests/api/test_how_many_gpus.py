@@ -89,8 +89,15 @@ def test_what_more_gpus_do_not_help_is_refused() -> None:
     with pytest.raises(DoesNotFitError, match="more GPUs would not help") as caught:
         planned(gpu="a100-80gb", vram="3700MiB", gpus="auto", batch_size=100_000)
     assert caught.value.needed_bytes > caught.value.usable_bytes
-    with pytest.raises(DoesNotFitError, match="GPUs tried: 1: "):
+    with pytest.raises(DoesNotFitError, match="GPUs tried: 1: ") as caught:
         planned(gpu="a100-80gb", vram="3700MiB", gpus="auto", effective_batch_size=1)
+    assert "more GPUs have no share of 1 samples" in str(caught.value)
+
+
+def test_where_nccl_leaves_nothing_no_more_gpus_are_tried() -> None:
+    with pytest.raises(DoesNotFitError, match="GPUs tried: 1: .*2: .*NCCL") as caught:
+        planned(gpu="a100-80gb", vram="1400MiB", headroom=0, gpus="auto")
+    assert "more GPUs were not tried" in str(caught.value)
 
 
 def test_numbers_are_doubled_to_whole_nodes() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
@@ -121,6 +122,29 @@ def test_of_equal_peaks_the_simplest_comes_first_and_then_what_pins_least(
     keys = [(a // step, b, c) for a, b, c in zip(peaks, kinds, hosts, strict=True)]
     assert len(keys) > 2
     assert keys == sorted(keys)
+
+
+def test_one_large_micro_batch_may_need_less_than_several_of_one_sample() -> None:
+    """A gradient beside the one that it is added to outweighs a second sample."""
+    layers = (nn.Linear(2048, 2048) for _ in range(3))
+    workload = Workload(
+        model=nn.Sequential(*layers),
+        batch=torch.zeros(2, 2048),
+        loss=models.mean,
+        gpu=find_gpu("rtx-4090"),
+    ).with_found_blocks()
+    settings = replace(SETTING, effective_batch_size=2)
+    asked = session(workload, budget(1), settings)
+    whole, several = (asked.judge(settings.recipe(size)) for size in (2, 1))
+    assert whole.reserved_bytes < several.reserved_bytes
+    assert lowest_judged(asked).reserved_bytes <= whole.reserved_bytes
+    fits = replace(asked, budget=budget(whole.reserved_bytes // MIB))
+    assert fitting_or_lowest(fits).fits
+    assert lowest_judged(fits).recipe.gradient_accumulation_steps == 1
+    # Not where activations of the second sample outweigh all gradients.
+    assert lowest_peak._whole_batch(asked, several) is not None
+    large = replace(several, at_peak_bytes={"activations": 2**30})
+    assert lowest_peak._whole_batch(asked, large) is None
 
 
 def test_what_the_formula_rules_out_is_not_judged(

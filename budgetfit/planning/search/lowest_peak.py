@@ -83,8 +83,8 @@ def lowest_peak_plan(
 ) -> LowestPeak:
     """Return a recipe that fits, or the lowest peak.
 
-    At the request's batch size or at batch 1; without an effective batch size, with one
-    micro-batch per optimizer step. The arguments are those of ``make_plan``, which
+    At the request's batch size, at batch 1 or with the effective batch in one
+    micro-batch; without an effective batch size, one micro-batch per optimizer step. The arguments are those of ``make_plan``, which
     finds a plan wherever this fits.
 
     Raises:
@@ -107,6 +107,36 @@ def fitting_or_lowest(session: PlanningSession) -> LowestPeak:
     Recipes that are too large by the formula are not judged; then ``needed_bytes`` is
     the formula's, which ignores what the allocator reserves.
     """
+    least = _fitting_or_lowest(session)
+    whole = None if least.fits else _whole_batch(session, least.estimate)
+    if whole is None:
+        return least
+    other = _fitting_or_lowest(whole)
+    return min(least, other, key=lambda each: (not each.fits, each.needed_bytes))
+
+
+def _whole_batch(
+    session: PlanningSession, least: Estimate | None
+) -> PlanningSession | None:
+    """Return the session with the effective batch in one micro-batch.
+
+    Without accumulation no gradients are alive in the forward, so that its peak may be
+    below that of batch 1. None where it cannot be: where activations of the other
+    samples take more than all gradients. ``least``: the lowest peak at batch 1.
+    """
+    size = session.settings.effective_batch_size or 1
+    if session.request.batch_size is not None or size == 1:
+        return None
+    parameters = session.workload.model.parameters()
+    saved_bytes = 4 * sum(each.numel() for each in parameters if each.requires_grad)
+    added_bytes = 0 if least is None else least.at_peak_bytes.get("activations", 0)
+    if added_bytes * (size - 1) > saved_bytes:
+        return None
+    return session.asking(batch_size=size)
+
+
+def _fitting_or_lowest(session: PlanningSession) -> LowestPeak:
+    """Return the same at one batch size."""
     limit_bytes = session.budget.usable_bytes
     for full in _every_block_recomputed(session):
         if full.fits or full.timeline.floor_bytes > limit_bytes:
@@ -138,13 +168,23 @@ def _every_block_recomputed(session: PlanningSession) -> Iterator[Estimate]:
 
 
 def lowest_judged(session: PlanningSession) -> Estimate:
-    """Return the lowest judged peak at the request's batch size, or at batch 1.
+    """Return the lowest judged peak at the request's batch size, or any.
 
     With ``checkpointing="auto"`` several recipes that are lowest by the formula are
     judged, with and without loss chunks: the allocator may reserve less for one with
     slightly more live bytes. The first that fits ends the search. Of large models whose
     optimizer step alone is too much, only every block recomputed.
     """
+    least = _lowest_judged(session)
+    whole = None if least.fits else _whole_batch(session, least)
+    if whole is None:
+        return least
+    other = _lowest_judged(whole)
+    return min(least, other, key=lambda each: (not each.fits, each.reserved_bytes))
+
+
+def _lowest_judged(session: PlanningSession) -> Estimate:
+    """Return the same at one batch size."""
     kept = session.traces.affine(session.settings.recipe(TRACED_BATCH_SIZES[0]))
     if len(kept.events) > MAX_EVENTS_PROVEN and not session.optimizer_step_fits:
         full = list(_every_block_recomputed(session))
