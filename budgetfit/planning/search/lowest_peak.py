@@ -84,8 +84,8 @@ def lowest_peak_plan(
     """Return a recipe that fits, or the lowest peak.
 
     At the request's batch size, at batch 1 or with the effective batch in one
-    micro-batch; without an effective batch size, one micro-batch per optimizer step. The arguments are those of ``make_plan``, which
-    finds a plan wherever this fits.
+    micro-batch; without an effective batch size, one micro-batch per optimizer step.
+    The arguments are those of ``make_plan``, which finds a plan wherever this fits.
 
     Raises:
         TraceError: If the model cannot be traced.
