@@ -3,92 +3,169 @@
 Batch norms update running statistics, spectral norms iterate, queues advance. A
 recomputation must start from the buffers before the forward, else it computes something
 else; and it must not update them a second time. So it works on copies. Tensors in plain
-attributes are handled like buffers.
+attributes and frozen parameters are handled like buffers.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+import warnings
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
+from torch import nn
+from torch._subclasses import FakeTensor
 from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import nn
-
-# Larger ones are read-only tables: masks, positions, rotary embeddings.
+# Larger ones are mostly read-only tables (masks, positions, rotary embeddings), and
+# frozen parameters weights: they are copied once one was written to.
 MAX_ELEMENTS = 2**16
-_TABLES = ("_buffers", "__dict__")
+_TABLES = ("_buffers", "__dict__", "_parameters")
+
+_Place: TypeAlias = "tuple[nn.Module, str, str]"
 
 
 class BufferSnapshot(NamedTuple):
     """A buffer before a forward: the tensor, its version counter, a copy.
 
-    No copy where the forward does not read the old values.
+    ``tensor`` is None where the forward may fill it. No copy where the forward does not
+    read the old values, or is not expected to write.
     """
 
     module: nn.Module
     table: str
     name: str
-    tensor: torch.Tensor
+    tensor: torch.Tensor | None
     version: int
     copy: torch.Tensor | None
+    may_be_replaced: bool = True
 
     @property
     def tensors(self) -> dict[str, Any]:
-        """The module's buffers or attributes."""
+        """The module's buffers, attributes or parameters."""
         return getattr(self.module, self.table)
 
     def is_mutated(self) -> bool:
         """Whether the forward wrote to it or replaced it."""
-        if isinstance(self.module, _NormBase):
+        if isinstance(self.module, _NormBase) and self.table == "_buffers":
             return self.module.training  # its kernels do not bump versions
         now = self.tensors.get(self.name)
+        if now is not self.tensor:
+            return self.may_be_replaced
         # Version counters: torch's notes on autograd, "In-place correctness checks".
-        return now is not self.tensor or now._version != self.version
+        return now is not None and (
+            _version(now) != self.version or self._is_written_through_data(now)
+        )
+
+    def copied_again(self) -> torch.Tensor | None:
+        """Return what a recomputation may write to, as it was before the forward."""
+        if self.copy is None:
+            return None
+        copy = self.copy.clone()
+        if self.table == "_parameters":  # which takes no other tensors
+            return nn.Parameter(copy, requires_grad=False)
+        return copy
+
+    def is_overwritten(self) -> bool:
+        """Whether the old values are needed and lost."""
+        return (
+            self.copy is None
+            and self.tensor is not None
+            and self.tensors.get(self.name) is self.tensor
+            and not (self.table == "_buffers" and _is_torchs_norm(self.module))
+        )
+
+    def with_copy(self) -> BufferSnapshot:
+        """Return it with a copy: of the new values where the old ones are lost."""
+        is_norm = self.table == "_buffers" and _is_torchs_norm(self.module)
+        if self.copy is not None or self.tensor is None or is_norm:
+            return self
+        return self._replace(copy=self.tensor.detach().clone())
+
+    def _is_written_through_data(self, now: torch.Tensor) -> bool:
+        """Whether values differ: writes to ``.data`` do not bump versions."""
+        if self.copy is None or isinstance(now, FakeTensor) or now.is_meta:
+            return False
+        with suppress(RuntimeError):  # not for all dtypes
+            return not torch.equal(now, self.copy)
+        return False
 
 
 class MutatedBuffers:
-    """Detects which buffers of a block its forward mutates, in its first run.
+    """Detects which buffers of a block its forward mutates.
 
-    The first forward copies all small buffers, later ones only the mutated ones.
+    The first forward copies all small buffers, later ones only those that were ever
+    mutated. What is written to without a copy keeps what was written, and is copied
+    from then on.
 
     Args:
         block: The block.
     """
 
     def __init__(self, block: nn.Module) -> None:
-        self._small = [
-            (module, table, name)
-            for module in block.modules()
-            for table in _TABLES
-            for name, tensor in getattr(module, table).items()
-            if _is_state(tensor)
-        ]
+        self._small: list[_Place] = []
+        self._others: list[_Place] = []
+        self._empty: set[_Place] = set()
+        for module in block.modules():
+            for table in _TABLES:
+                for name, tensor in getattr(module, table).items():
+                    place = module, table, name
+                    if tensor is None and table == "_buffers":
+                        self._empty.add(place)
+                        self._small.append(place)
+                    elif _is_frozen(tensor):
+                        is_small = tensor.numel() <= MAX_ELEMENTS
+                        copied = is_small and table != "_parameters"
+                        (self._small if copied else self._others).append(place)
         self._places = self._small
 
     def snapshot(self, *, every: bool = False) -> list[BufferSnapshot]:
-        """Copy the buffers that the forward may mutate.
+        """Copy the buffers that the forward may mutate, and note the others' versions.
 
         Args:
             every: All small buffers again, running statistics included.
         """
+        known = [*self._places, *(self._small if every else ())]
+        to_copy = dict.fromkeys(known)
         held = []
-        for module, table, name in self._small if every else self._places:
+        for place in dict.fromkeys((*self._small, *self._others)):
+            module, table, name = place
             tensor = getattr(module, table).get(name)
-            if isinstance(tensor, torch.Tensor):
-                is_norm = module.training and _is_torchs_norm(module) and not every
-                copy = None if is_norm else tensor.detach().clone()
-                version = tensor._version
-                held.append(BufferSnapshot(module, table, name, tensor, version, copy))
+            if tensor is None and place in self._empty:
+                held.append(BufferSnapshot(*place, None, 0, None))
+            if not _is_frozen(tensor):
+                continue
+            is_norm = module.training and _is_torchs_norm(module) and not every
+            is_table = place in self._empty and tensor.numel() > MAX_ELEMENTS
+            copied = place in to_copy and not is_table and not is_norm
+            held.append(
+                BufferSnapshot(
+                    *place,
+                    tensor,
+                    _version(tensor),
+                    tensor.detach().clone() if copied else None,
+                    may_be_replaced=place in to_copy or place not in self._others,
+                )
+            )
         return held
 
-    def find_mutated(self, held: list[BufferSnapshot]) -> list[BufferSnapshot]:
-        """Return the mutated buffers, and remember them for later snapshots."""
-        written = [each for each in held if each.is_mutated()]
+    def find_mutated(
+        self, held: list[BufferSnapshot], *, compared: bool = True
+    ) -> list[BufferSnapshot]:
+        """Return the mutated buffers, and remember them for later snapshots.
+
+        ``compared``: whether the recomputation is compared with this forward, so that
+        it is noticed if it should have begun with values of which there is no copy.
+        """
+        written = []
+        for each in held:
+            if each.is_mutated():
+                written.append(each.with_copy())
+                if each.is_overwritten() and not compared:
+                    _warn_of_late_write(each)
         places = [(each.module, each.table, each.name) for each in written]
         if self._places is self._small:
             self._places = []
@@ -96,12 +173,22 @@ class MutatedBuffers:
         return written
 
 
-def _is_state(value: object) -> bool:
-    return (
-        isinstance(value, torch.Tensor)
-        and not value.requires_grad
-        and value.numel() <= MAX_ELEMENTS
+def _is_frozen(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and not value.requires_grad
+
+
+def _warn_of_late_write(each: BufferSnapshot) -> None:
+    warnings.warn(
+        f"{type(each.module).__name__}.{each.name} was written to for the first time, "
+        "so that there is no copy of what it was: this once, the recomputation of its "
+        "block begins with the new values. Where gradients depend on them, keep that "
+        "block.",
+        stacklevel=3,
     )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_torchs_norm(module: nn.Module) -> bool:
@@ -118,18 +205,22 @@ def restored_buffers(held: list[BufferSnapshot]) -> Iterator[None]:
     Torch's norms keep their buffers and do not update them, which takes no memory but a
     scalar for ``SyncBatchNorm``.
     """
-    copied = [(each, each.copy) for each in held if each.copy is not None]
-    norms = {each.module for each in held if each.copy is None}
-    now = [each.tensors.get(each.name) for each, _ in copied]
+    norms = {
+        each.module for each in held if each.copy is None and each.tensor is not None
+    }
+    copied = [
+        each for each in held if each.module not in norms or each.copy is not None
+    ]
+    now = [each.tensors.get(each.name) for each in copied]
     try:
-        for each, copy in copied:
-            each.tensors[each.name] = copy.clone()
+        for each in copied:
+            each.tensors[each.name] = each.copied_again()
         with ExitStack() as stack:
             for module in norms:
                 stack.enter_context(_frozen_statistics(module))
             yield
     finally:
-        for (each, _), tensor in zip(copied, now, strict=True):
+        for each, tensor in zip(copied, now, strict=True):
             each.tensors[each.name] = tensor
 
 

@@ -117,7 +117,9 @@ class _RepeatableForward:
             output = self._function(*args, **kwargs)
         if self._values is not None and self._owner.in_segment:
             self._values.record_output(output)
-        self._buffers = self._owner.buffers.find_mutated(buffers)
+        self._buffers = self._owner.buffers.find_mutated(
+            buffers, compared=self._values is not None
+        )
         self._attributes = self._owner.attributes.changes(attributes)
         if self._values is not None:
             self._values.suspects = tuple(
