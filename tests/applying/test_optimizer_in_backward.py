@@ -247,3 +247,19 @@ def test_a_plan_has_one_backward_for_each_update() -> None:
     asked = {"gpu": "rtx-4090", "batch": batch, "optimizer_in_backward": True}
     recipe = budgetfit.plan(model, effective_batch_size=8, loss=loss, **asked).recipe
     assert (recipe.batch_size, recipe.gradient_accumulation_steps) == (8, 1)
+
+
+def test_other_backward_passes_update_nothing() -> None:
+    """A generator trains through the discriminator, which is no step of that one."""
+    discriminator, generator = TiedStack(), torch.nn.Linear(WIDTH, WIDTH)
+    other = copy.deepcopy(discriminator)
+    run = run_of(discriminator, optimizer="sgd", optimizer_in_backward=True)
+    for _ in range(2):
+        discriminator(generator(torch.randn(4, WIDTH))).mean().backward()
+        assert generator.weight.grad is not None
+        assert all(each.grad is None for each in discriminator.parameters())
+        for mine, theirs in zip(
+            discriminator.parameters(), other.parameters(), strict=True
+        ):
+            assert torch.equal(mine, theirs)
+    assert losses(run) == losses(run_of(other, optimizer="sgd"))

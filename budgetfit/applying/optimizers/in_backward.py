@@ -13,6 +13,7 @@ optimizer (bitsandbytes' code tables).
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 
 class OptimizerInBackward(torch.optim.Optimizer):
@@ -36,6 +37,8 @@ class OptimizerInBackward(torch.optim.Optimizer):
     Attributes:
         trained: The trainable parameters.
         has_stepped: Whether any was updated in the current step.
+        takes_gradients: False while other backward passes may run through the
+            parameters (a generator's, through the discriminator): theirs are dropped.
 
     Raises:
         InputError: If no parameter is trainable.
@@ -58,6 +61,7 @@ class OptimizerInBackward(torch.optim.Optimizer):
         super().__init__(self.trained, dict(first.defaults))
         self._take_groups()
         self.has_stepped = False
+        self.takes_gradients = True
         self._handles = [
             each.register_post_accumulate_grad_hook(self._step_one)
             for each in self.trained
@@ -102,6 +106,15 @@ class OptimizerInBackward(torch.optim.Optimizer):
             self._publish(parameter, optimizer)
         self._take_groups()
 
+    @contextmanager
+    def only_inside(self) -> Iterator[None]:
+        """Take gradients inside of the context, and none after it."""
+        self.takes_gradients = True
+        try:
+            yield
+        finally:
+            self.takes_gradients = False
+
     def remove_hooks(self) -> None:
         """Remove the hooks on parameters, which ends their training."""
         for handle in self._handles:
@@ -112,6 +125,9 @@ class OptimizerInBackward(torch.optim.Optimizer):
         self.param_groups = [group for each in singles for group in each.param_groups]
 
     def _step_one(self, parameter: torch.nn.Parameter) -> None:
+        if not self.takes_gradients:
+            parameter.grad = None
+            return
         optimizer = self._single[parameter]
         is_first = parameter not in self.state
         self.has_stepped = True

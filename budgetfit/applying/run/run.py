@@ -27,6 +27,7 @@ from budgetfit.applying.optimizers.for_recipe import (
     refuse_clipping,
     trained_parameters,
 )
+from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
 from budgetfit.applying.out_of_memory.error import FailedStep, free_memory
 from budgetfit.applying.out_of_memory.expected_batch import split_batch
 from budgetfit.applying.precision import (
@@ -423,6 +424,8 @@ class Run:
                 self.model, self.optimizer, self.recipe
             )
             self._undo.add(self._unwrap)
+        if isinstance(self.optimizer, OptimizerInBackward):
+            self.optimizer.takes_gradients = False
         self.trained = trained_parameters(self.optimizer)
         # DeepSpeed moves gradients into its buckets, and weights in and out.
         own = self.trained if self.recipe.zero_stage is None else []
@@ -608,7 +611,10 @@ class Run:
         if self.scaler is not None:
             value = self.scaler.scale(value)
         self._enter_phase("backward")
-        if self.recipe.zero_stage is None:
+        if isinstance(self.optimizer, OptimizerInBackward):
+            with self.optimizer.only_inside():
+                value.backward()
+        elif self.recipe.zero_stage is None:
             value.backward()
         else:
             engine: Any = self._wrapped
