@@ -32,8 +32,9 @@ def apply_precision(
     """Cast parameters and buffers in place, and set float32 matmul precision on CUDA.
 
     Only floating-point tensors change; complex and integer ones do not. Under autocast
-    frozen parameters keep their dtype: only weights that are updated need fp32. With
-    ``weights="as-is"`` nothing is cast.
+    frozen parameters keep their dtype: only weights that are updated need fp32. Buffers
+    that are not saved, as rotary frequencies, keep theirs in a model that was loaded in
+    the dtype of the weights. With ``weights="as-is"`` nothing is cast.
 
     Args:
         model: Changed in place.
@@ -53,8 +54,11 @@ def apply_precision(
     with Undo() as undo:
         if precision.weights != "as-is":
             dtype = _DTYPES[precision.weights]
+            as_loaded = _buffers_as_loaded(model, dtype)
             for tensor in tensors_in_apply_order(model):
                 if not tensor.is_floating_point() or tensor.dtype == dtype:
+                    continue
+                if id(tensor) in as_loaded:
                     continue
                 is_parameter = isinstance(tensor, nn.Parameter)
                 is_frozen = is_parameter and not tensor.requires_grad
@@ -72,6 +76,22 @@ def apply_precision(
             )
             torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
     return undo
+
+
+def _buffers_as_loaded(model: nn.Module, dtype: torch.dtype) -> set[int]:
+    """Return the ids of buffers that stay as they are: see ``apply_precision``.
+
+    A library that loads weights in 16 bits leaves them in fp32 where they need it:
+    positions above 256 are not told apart by frequencies in bf16.
+    """
+    weights = (each for each in model.parameters() if each.is_floating_point())
+    if any(each.dtype != dtype for each in weights):
+        return set()
+    return {
+        id(module._buffers[name])
+        for module in model.modules()
+        for name in module._non_persistent_buffers_set
+    }
 
 
 def autocast_context(

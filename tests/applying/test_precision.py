@@ -64,6 +64,20 @@ def test_bf16_casts_floats_in_place_and_nothing_else() -> None:
     assert model.tied.weight is model.first.weight
 
 
+def test_buffers_that_are_not_saved_stay_as_a_library_has_loaded_them() -> None:
+    """As rotary frequencies do in ``from_pretrained(dtype=torch.bfloat16)``."""
+    loaded = nn.Linear(4, 4).to(torch.bfloat16)
+    loaded.register_buffer("inv_freq", torch.rand(4), persistent=False)
+    loaded.register_buffer("mean", torch.rand(4))
+    cast = nn.Linear(4, 4)
+    cast.register_buffer("inv_freq", torch.rand(4), persistent=False)
+    for model in (loaded, cast):
+        apply_precision(model, find_precision("bf16"), "cpu")
+    assert loaded.inv_freq.dtype == torch.float32
+    assert loaded.mean.dtype == torch.bfloat16
+    assert cast.inv_freq.dtype == torch.bfloat16
+
+
 def test_undo_gives_dtypes_back_and_keeps_what_was_trained() -> None:
     model = Model()
     before, ids = dtypes(model), objects(model)
