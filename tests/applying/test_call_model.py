@@ -87,6 +87,7 @@ def test_the_models_own_loss_is_found(output: Any, batch: Any, expected: float) 
     ("output", "batch", "expected"),
     [
         (lambda y: y, X, 2.0),
+        (lambda y: y[:1, :1], X, 2.0),  # one number for the one sample
         (lambda y: (y, {"a": 2 * y, "b": torch.arange(3)}), X, 3.0),  # of 2 and 4
         (lambda y: {"loss": None, "logits": y}, {"x": X}, 2.0),
     ],

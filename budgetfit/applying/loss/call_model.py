@@ -147,7 +147,7 @@ def _own_loss(
     if own is not None:
         return own
     floats = _float_tensors(outputs)
-    if len(floats) == 1 and floats[0].numel() == 1:
+    if len(floats) == 1 and floats[0].dim() == 0:  # not one number of one sample
         return floats[0]
     if not floats:
         raise InputError(
