@@ -39,15 +39,22 @@ class TrainingModes:
 
     def undo(self) -> None:
         """Restore the original mode of each module."""
+        _, training = self._before[0]
+        if self._model.training != training:
+            self._model.train(training)
         _set(self._before)
 
     def resume(self) -> None:
         """Restore the training modes after an evaluation (``model.eval()``).
 
         Warns once if modules that were in evaluation mode train now: they save more
-        activations than was planned.
+        activations than was planned. Modules are told by their ``train``: some do more
+        there, as to take adapters out of a weight again.
         """
         if not self._model.training:
+            self._model.train()
+            for module in self._in_eval:
+                module.eval()
             _set(self._training_modes)
             return
         thawed = [module for module in self._in_eval if module.training]

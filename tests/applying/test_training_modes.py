@@ -12,6 +12,7 @@ from budgetfit.applying.run.run import Run
 from budgetfit.applying.training_modes import mode_notes
 from budgetfit.core.recipe import Recipe, Segment
 from tests.applying.small_models import CHAIN, batch_for, make
+from tests.models import mean
 from tests.training_loops.treatments import TREATMENTS
 
 RECIPE = Recipe(batch_size=4, precision="fp32", optimizer="sgd")
@@ -41,6 +42,30 @@ def test_a_model_in_evaluation_mode_trains_as_a_whole_and_goes_back() -> None:
         run.step(batch_for("gpt2"))
         assert all(module.training for module in model.modules())
     assert not training_names(model)
+
+
+class Merging(nn.Linear):
+    """Adds to its weight in ``eval()`` and takes it out in ``train()``, as loralib."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> "Merging":
+        super().train(mode)
+        if mode == self.merged:
+            self.weight.data += -1 if mode else 1
+            self.merged = not mode
+        return self
+
+
+def test_modules_are_told_of_their_mode_by_train() -> None:
+    model = nn.Sequential(Merging(8, 8), Merging(8, 8)).eval()
+    with Run(model, RECIPE, loss=mean) as run:
+        for _ in range(2):
+            assert not any(layer.merged for layer in model) or not model.training
+            run.step(torch.randn(4, 8))
+            assert not any(layer.merged for layer in model)
+            model.eval()
+    assert all(layer.merged for layer in model)
 
 
 def test_frozen_batch_norm_stays_frozen_after_an_evaluation() -> None:
