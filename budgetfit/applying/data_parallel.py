@@ -64,6 +64,16 @@ def refuse_wrapper(model: nn.Module, verb: str = "apply") -> None:
         )
 
 
+def planned_classes(module: nn.Module) -> tuple[type, ...]:
+    """Return a module's class and its bases, without those of ``fully_shard``.
+
+    It derives a class, and a base of transformers' layers gives each class a ``forward``.
+    """
+    classes = type(module).__mro__
+    added = [at for at, kind in enumerate(classes, 1) if kind.__name__ == _SHARDED]
+    return classes[max(added, default=0) :]
+
+
 def warn_if_not_synchronized(model: nn.Module) -> None:
     """Warn if several processes train a plan for one GPU, and exchange no gradients.
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from budgetfit.applying.attention_implementation import describe_attention
+from budgetfit.applying.data_parallel import planned_classes
 from budgetfit.applying.quantized_layers.nf4_linear import parameter_count
 from budgetfit.applying.torch_compile import unwrap_compiled
 from budgetfit.errors import InputError
@@ -134,7 +135,7 @@ def _other_classes(plan: Plan, model: nn.Module) -> str:
 def _class_names(module: nn.Module) -> list[str]:
     """Return a module's class and the base classes whose ``forward`` it inherits."""
     names = []
-    for kind in type(unwrap_compiled(module)).__mro__:
+    for kind in planned_classes(unwrap_compiled(module)):
         names.append(kind.__name__)
         if "forward" in vars(kind):
             break

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import types
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import transformers
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.tensor import DTensor
 
 import budgetfit
@@ -173,12 +175,61 @@ def _libraries(folder: str) -> dict[str, list[float]]:
 
     found["sft"] = sft_losses(plan_of("plain ddp", gradient_accumulation_steps=1))
 
+    found["trainer, fsdp2"] = _sharded_before_training(arguments, own)
+
     warnings.simplefilter("ignore")  # Lightning's own, of few workers and old functions
     for name in ("ddp", "fsdp2"):
         torch.distributed.destroy_process_group()
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
         found[f"lightning, {name}"] = _lightning_losses(name, own)
     return found
+
+
+def shard(model: torch.nn.Module, classes: str) -> torch.nn.Module:
+    """What accelerate does with FSDP2's settings: on a CPU it trains DDP."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="TRANSFORMER_BASED_WRAP",
+        transformer_cls_names_to_wrap=classes,
+        reshard_after_forward=True,
+        cpu_ram_efficient_loading=False,
+        state_dict_type="SHARDED_STATE_DICT",
+    )
+    accelerator = types.SimpleNamespace(
+        state=types.SimpleNamespace(fsdp_plugin=plugin),
+        torch_device_mesh=None,
+        mixed_precision="no",
+        is_main_process=True,
+        device=torch.device("cpu"),
+    )
+    sharded: torch.nn.Module = fsdp2_prepare_model(accelerator, model)
+    return sharded
+
+
+def _sharded_before_training(
+    arguments: transformers.TrainingArguments, own: list[dict[str, torch.Tensor]]
+) -> list[float]:
+    """The Trainer's order: the model is sharded when the callback prepares it."""
+    plan = plan_of("fsdp2", gradient_accumulation_steps=1)
+    model: Any = tiny_model("llama")
+    callback = plan.trainer_callback()
+    callback.on_init_end(model=model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # accelerate's own
+        model = shard(model, plan.model.block_type)
+    optimizer = plan.make_optimizer(model.parameters(), lr=1e-2)
+    callback.on_train_begin(arguments, model=model)
+    losses = []
+    for batch in own:
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach() / RANKS
+        torch.distributed.all_reduce(mean)
+        losses.append(float(mean))
+    callback.on_train_end()
+    return losses
 
 
 def sft_losses(plan: budgetfit.Plan) -> list[float]:
@@ -272,7 +323,7 @@ def test_libraries_train_on_ranks_as_planned(tmp_path: Path) -> None:
     by_sft = sft_losses(plan)
     for found in on_ranks(_libraries, RANKS, str(tmp_path)):
         assert found["accelerate"] == pytest.approx(expected, abs=1e-6)
-        for name in ("lightning, ddp", "lightning, fsdp2"):
+        for name in ("trainer, fsdp2", "lightning, ddp", "lightning, fsdp2"):
             assert found[name] == pytest.approx(expected, abs=1e-6), name
         assert found["trainer"] == pytest.approx(expected, abs=1e-4)  # it rounds
         assert found["sft"] == pytest.approx(by_sft, abs=1e-4)
