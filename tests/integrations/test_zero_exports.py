@@ -2,6 +2,7 @@
 
 import json
 import os
+import types
 import warnings
 from pathlib import Path
 from typing import Any, Literal
@@ -9,12 +10,14 @@ from typing import Any, Literal
 import pytest
 import transformers
 from accelerate.commands.config.config_args import load_config_from_file
+from torch import nn
 
 import budgetfit
 from budgetfit import InputError, Parallelism
 from budgetfit.integrations.exports import accelerate as accelerate_export
 from budgetfit.integrations.exports import deepspeed as deepspeed_export
 from budgetfit.integrations.exports import lightning as lightning_export
+from budgetfit.integrations.exports.trainer_arguments import settings
 from tests.gloo_ranks import on_ranks
 from tests.integrations.test_ranks_exports import one_process, samples
 from tests.integrations.tiny_training import plan_for, tiny_model
@@ -107,6 +110,64 @@ def test_the_trainer_takes_the_configuration(tmp_path: Path) -> None:
     assert config["gradient_clipping"] == 0.5
     assert config["train_micro_batch_size_per_gpu"] == plan_of(2).recipe.batch_size
     assert config["gradient_accumulation_steps"] == 2
+
+
+def _trained_by_callback() -> dict[int, dict[str, Any]]:
+    """The Trainer's order: the engine has the model when the callback prepares it."""
+    recipe = {"precision": "bf16-mixed", "gradient_accumulation_steps": 1}
+    found: dict[int, dict[str, Any]] = {}
+    own = samples(2 * RANKS)[int(os.environ["RANK"]) :: RANKS]
+    for stage in STAGES:
+        plan = plan_of(stage, recipe, param_dtype="bf16")
+        losses, dtypes = {}, set()
+        for by_callback in (False, True):
+            model: Any = tiny_model("llama")
+            with deepspeed_of_its_own():
+                if by_callback:
+                    engine, callback = _engine(plan, model)
+                    dtypes = {str(each.dtype) for each in model.parameters()}
+                else:
+                    run = budgetfit.apply(plan, model, learning_rate=1e-2)
+                    engine, callback = run.engine, None
+                taken = []
+                for batch in own:
+                    loss = engine(**batch).loss
+                    engine.backward(loss)
+                    engine.step()
+                    taken.append(float(loss))
+                losses[by_callback] = taken
+                if callback is not None:
+                    callback.on_train_end()
+        found[stage] = {"losses": losses, "dtypes": dtypes}
+    return found
+
+
+def _engine(plan: budgetfit.Plan, model: nn.Module) -> tuple[Any, Any]:
+    """DeepSpeed's engine, and the callback that has prepared its model."""
+    import deepspeed  # noqa: PLC0415 - slow
+
+    callback = plan.trainer_callback()
+    callback.on_init_end(model=model)
+    optimizer = plan.make_optimizer(model.parameters(), lr=1e-2)
+    engine = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=plan.to_deepspeed_config()
+    )[0]
+    if plan.recipe.zero_stage == 3:
+        callback.on_init_end(model=model)  # as of a model that was loaded in parts
+    arguments = types.SimpleNamespace(
+        n_gpu=1, world_size=RANKS, optim=plan.recipe.optimizer, **settings(plan)
+    )
+    callback.on_train_begin(arguments, model=model)
+    return engine, callback
+
+
+def test_the_callback_leaves_the_weights_of_an_engine_as_they_are() -> None:
+    for found in on_ranks(_trained_by_callback, RANKS):
+        assert set(found) == set(STAGES)
+        for stage, trained in found.items():
+            assert trained["dtypes"] == {"torch.bfloat16"}, stage
+            by_run, by_callback = trained["losses"].values()
+            assert by_callback == pytest.approx(by_run, abs=1e-6), stage
 
 
 def test_a_launch_of_accelerate(tmp_path: Path) -> None:

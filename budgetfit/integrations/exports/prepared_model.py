@@ -48,6 +48,8 @@ class PreparedModel:
             in evaluation mode, as every trainer does.
         chunks_loss: Whether to chunk the loss if the plan does; not where a library has
             replaced the model's loss.
+        casts_weights: Whether to give weights the planned dtype; not where DeepSpeed's
+            engine has them, which has given them its own.
         sets_tf32: Whether to set torch's tf32 flag; not where a library has set it.
 
     Attributes:
@@ -63,6 +65,7 @@ class PreparedModel:
         model: nn.Module,
         *,
         chunks_loss: bool = True,
+        casts_weights: bool = True,
         sets_tf32: bool = True,
     ) -> None:
         self.model = model
@@ -71,7 +74,8 @@ class PreparedModel:
         policy = find_precision(plan.recipe.precision)
         with Undo() as self._undo:
             claim(model, self, self._undo)
-            cast_weights(model, policy, self._undo, sets_tf32=sets_tf32)
+            if casts_weights:
+                cast_weights(model, policy, self._undo, sets_tf32=sets_tf32)
             TrainingModes(model)  # not undone, as with every trainer
             self._take_back = self._applied()
             self._undo.add(self._undo_checkpointing)
