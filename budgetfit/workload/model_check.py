@@ -9,7 +9,10 @@ from torch.nn.parameter import is_lazy
 
 from budgetfit.applying.attention_implementation import describe_attention
 from budgetfit.applying.data_parallel import planned_classes
-from budgetfit.applying.quantized_layers.nf4_linear import element_count, parameter_count
+from budgetfit.applying.quantized_layers.nf4_linear import (
+    element_count,
+    parameter_count,
+)
 from budgetfit.applying.torch_compile import unwrap_compiled
 from budgetfit.errors import InputError
 

@@ -1,5 +1,6 @@
 """Exports of a plan for several GPUs, trained by two processes with gloo."""
 
+import functools
 import os
 import tempfile
 import types
@@ -30,6 +31,7 @@ from budgetfit.integrations.exports import deepspeed as deepspeed_export
 from budgetfit.integrations.exports import lightning as lightning_export
 from budgetfit.integrations.exports import llamafactory as llamafactory_export
 from budgetfit.integrations.exports import trainer as trainer_export
+from budgetfit.integrations.exports import trl as trl_export
 from budgetfit.integrations.source_code import plain_torch
 from budgetfit.planning.profiling.block_chain import TrainingSettings
 from tests.gloo_ranks import on_ranks
@@ -424,6 +426,47 @@ def test_what_a_library_has_no_setting_for(
 ) -> None:
     with pytest.raises(InputError, match=said):
         export.export_text(plan_of(name), "plan.json")
+
+
+def test_a_loss_in_parts_is_refused_where_accelerate_shards_the_head() -> None:
+    plan = plan_of("fsdp2", loss_chunks=3)
+    said = r"in 3 parts, .* Use --to lightning, --to torch"
+    for make in (
+        plan.to_accelerate_config,
+        plan.to_training_arguments,
+        lambda: accelerate_export.export_text(plan, "plan.json"),
+        lambda: trainer_export.export_text(plan, "plan.json"),
+    ):
+        with pytest.raises(InputError, match=said):
+            make()
+    assert "fsdp=True" in trl_export.export_text(plan, "plan.json")  # TRL cuts it
+    assert "fsdp_version" in axolotl_export.export_text(plan, "plan.json")  # whole
+
+
+def _cut_by_a_sharded_head() -> list[str]:
+    plan = plan_of("fsdp2", loss_chunks=3, gradient_accumulation_steps=1)
+    torch.distributed.init_process_group("gloo")
+    warnings.simplefilter("ignore")  # accelerate's own
+    said = []
+    for prepared_first in (True, False):
+        model: Any = tiny_model("llama")
+        if prepared_first:
+            plan.prepare(model)
+        shard(model, plan.model.block_type)
+        then = functools.partial(model, **samples(1)[0])
+        if not prepared_first:
+            then = functools.partial(plan.prepare, model)
+        with pytest.raises(InputError) as refused:
+            then()
+        said.append(str(refused.value))
+    return said
+
+
+def test_a_sharded_head_ends_a_loss_in_parts_in_a_line_that_says_so() -> None:
+    """In place of a segmentation fault in the backward."""
+    (said,) = on_ranks(_cut_by_a_sharded_head, 1)
+    for line in said:
+        assert "output head in a group of its own" in line
 
 
 def test_several_machines_are_told_where_to_meet() -> None:

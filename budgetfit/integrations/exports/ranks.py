@@ -143,6 +143,25 @@ def fsdp_settings(plan: Plan, parallelism: Parallelism, program: str) -> dict[st
     }
 
 
+def refuse_cut_loss(plan: Plan, program: str) -> None:
+    """Refuse a loss in parts under FSDP2 as accelerate sets it up.
+
+    It shards the last norm and the output head together, apart from the model. The
+    backward of one part frees their weights, which recomputing the next one needs.
+
+    Raises:
+        InputError: If the plan has that.
+    """
+    parallelism, parts = plan.recipe.parallelism, plan.recipe.loss_chunks
+    if parallelism is not None and parallelism.engine == "fsdp2" and parts > 1:
+        raise InputError(
+            f"The plan has output head and loss in {parts} parts, and {program} frees "
+            "the head's weights after the first one: FSDP2 has them in a group of "
+            f"their own there. Use --to lightning, {_instead(plan)}; or plan with "
+            "--checkpointing full, which cuts no loss."
+        )
+
+
 def dtype_lines(plan: Plan) -> list[str]:
     """Return what accelerate computes in other dtypes than planned, as remarks."""
     parallelism = plan.recipe.parallelism
