@@ -10,6 +10,8 @@ from typing import Any, Literal
 import pytest
 import transformers
 from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.commands.launch import launch_command_parser
+from accelerate.utils.launch import prepare_deepspeed_cmd_env
 from torch import nn
 
 import budgetfit
@@ -168,6 +170,30 @@ def test_the_callback_leaves_the_weights_of_an_engine_as_they_are() -> None:
             assert trained["dtypes"] == {"torch.bfloat16"}, stage
             by_run, by_callback = trained["losses"].values()
             assert by_callback == pytest.approx(by_run, abs=1e-6), stage
+
+
+def test_machines_of_a_launch_of_accelerate_wait_for_each_other(
+    tmp_path: Path,
+) -> None:
+    """With another launcher each machine starts ``deepspeed`` for itself."""
+    zero = Parallelism(engine="deepspeed", gpus=4, gpus_per_node=2, zero_stage=3)
+    plan = plan_for(tiny_model("llama"), parallelism=zero)
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(accelerate_export.export_text(plan, "plan.json"))
+    parser = launch_command_parser()
+    words = parser.parse_args(["--config_file", str(file), "train.py"])
+    config = load_config_from_file(str(file))
+    assert (
+        "deepspeed_multinode_launcher"
+        not in (accelerate_export.launch_config(plan_of(3))["deepspeed_config"])
+    )
+    for name, value in {**vars(config), **config.deepspeed_config}.items():
+        setattr(words, name, value)
+    words.deepspeed_fields_from_accelerate_config = ""
+    command, _ = prepare_deepspeed_cmd_env(words)
+    assert command is None  # torchrun's own, in this process
+    assert (words.nnodes, words.nproc_per_node) == ("2", "2")
+    assert words.rdzv_endpoint == "HOST:29500"
 
 
 def test_a_launch_of_accelerate(tmp_path: Path) -> None:

@@ -99,7 +99,10 @@ def _zero(plan: Plan, parallelism: Parallelism) -> dict[str, Any]:
                 f"accelerate has no setting for {name}={value}. Use --to deepspeed, "
                 "and name that file: accelerate launch --deepspeed_config_file."
             )
+    # Without it each machine runs the ``deepspeed`` command, which waits for no other.
+    several = {"deepspeed_multinode_launcher": "standard"}
     return {
+        **(several if parallelism.nodes > 1 else {}),
         "zero_stage": parallelism.zero_stage,
         "gradient_accumulation_steps": plan.recipe.gradient_accumulation_steps,
         "gradient_clipping": 1.0,
