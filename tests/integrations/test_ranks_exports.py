@@ -25,6 +25,7 @@ import budgetfit
 from budgetfit import InputError, Parallelism, Segment
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.plan import Alternative
+from budgetfit.gpus.table import find_gpu
 from budgetfit.integrations.exports import accelerate as accelerate_export
 from budgetfit.integrations.exports import axolotl as axolotl_export
 from budgetfit.integrations.exports import deepspeed as deepspeed_export
@@ -34,6 +35,7 @@ from budgetfit.integrations.exports import trainer as trainer_export
 from budgetfit.integrations.exports import trl as trl_export
 from budgetfit.integrations.source_code import plain_torch
 from budgetfit.planning.profiling.block_chain import TrainingSettings
+from budgetfit.workload.workload import Workload
 from tests.gloo_ranks import on_ranks
 from tests.integrations.tiny_training import (
     blocks_of,
@@ -426,6 +428,55 @@ def test_what_a_library_has_no_setting_for(
 ) -> None:
     with pytest.raises(InputError, match=said):
         export.export_text(plan_of(name), "plan.json")
+
+
+def _tiny_bart() -> torch.nn.Module:
+    return transformers.BartForConditionalGeneration(
+        transformers.BartConfig(
+            vocab_size=64,
+            d_model=16,
+            encoder_layers=2,
+            decoder_layers=3,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=16,
+            decoder_ffn_dim=16,
+            max_position_embeddings=16,
+        )
+    )
+
+
+def test_blocks_of_several_classes_are_all_sharded_alone(tmp_path: Path) -> None:
+    ids = torch.zeros(1, 8, dtype=torch.int64)
+    batch = {"input_ids": ids, "labels": ids}
+    workload = Workload(model=_tiny_bart(), batch=batch, gpu=find_gpu("h100-80gb"))
+    model = workload.with_found_blocks().summary()
+    assert model.block_types == ("BartEncoderLayer", "BartDecoderLayer")
+    several = Parallelism(engine="fsdp2", gpus=RANKS)
+    plan = plan_for(tiny_model("llama"), (), parallelism=several).changed(model=model)
+    plan = budgetfit.Plan.from_json(plan.to_json())
+    named = "BartEncoderLayer,BartDecoderLayer"
+    for text in (
+        accelerate_export.export_text(plan, "plan.json"),
+        trainer_export.export_text(plan, "plan.json"),
+    ):
+        assert named in text
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, **plan.to_training_arguments()
+    )
+    plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
+    live = _tiny_bart()
+    plugin.set_auto_wrap_policy(live)
+    wraps = plugin.auto_wrap_policy
+    wrapped = [name for name, item in live.named_modules() if wraps(item, False, 0)]
+    assert set(wrapped) == set(plan.model.blocks)
+
+    older = plan.changed(model=replace(model, block_types=()))
+    with pytest.raises(InputError, match=r"in 2 lists: model.decoder.layers, .* again"):
+        older.to_training_arguments()
+    lists = plan.changed(model=replace(model, block_types=("ModuleList",)))
+    with pytest.raises(InputError, match="are a ModuleList"):
+        lists.to_accelerate_config()
 
 
 def test_a_loss_in_parts_is_refused_where_accelerate_shards_the_head() -> None:
