@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 import transformers
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
@@ -139,6 +140,9 @@ def _trained_by_callback() -> dict[int, dict[str, Any]]:
                     taken.append(float(loss))
                 losses[by_callback] = taken
                 if callback is not None:
+                    with torch.no_grad():
+                        floats = torch.zeros(1, 8, model.config.hidden_size)
+                        dtypes.add(str(engine(inputs_embeds=floats).logits.dtype))
                     callback.on_train_end()
         found[stage] = {"losses": losses, "dtypes": dtypes}
     return found
@@ -170,6 +174,16 @@ def test_the_callback_leaves_the_weights_of_an_engine_as_they_are() -> None:
             assert trained["dtypes"] == {"torch.bfloat16"}, stage
             by_run, by_callback = trained["losses"].values()
             assert by_callback == pytest.approx(by_run, abs=1e-6), stage
+
+
+def test_floats_stay_as_they_are_until_deepspeed_has_the_weights() -> None:
+    model: Any = tiny_model("llama")
+    plan = plan_of(2, {"precision": "bf16-mixed"}, param_dtype="bf16")
+    floats = torch.zeros(1, 8, model.config.hidden_size)
+    with plan.prepare(model), torch.no_grad():
+        assert model(inputs_embeds=floats).logits.dtype == torch.float32
+        model.bfloat16()
+        assert model(inputs_embeds=floats).logits.dtype == torch.bfloat16
 
 
 def test_machines_of_a_launch_of_accelerate_wait_for_each_other(

@@ -23,6 +23,7 @@ from budgetfit.applying.precision import apply_precision, cast_batch, make_scale
 from budgetfit.applying.torch_compile import compile_blocks, compile_model
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
+from budgetfit.applying.zero import input_precision
 from budgetfit.core.precision import Precision, find_precision
 from budgetfit.errors import InputError
 from budgetfit.integrations.peft import has_adapters, loading_code
@@ -82,8 +83,9 @@ class PreparedModel:
             chunked: ChunkedLoss | None = None
             if plan.recipe.loss_chunks > 1 and chunks_loss:
                 chunked = chunk_loss(model, plan.recipe.loss_chunks, self._undo)
-            if chunked is not None or policy.weights == "bf16":
-                forward = _PlannedForward(model, policy, chunked)
+            inputs = input_precision(plan.recipe)
+            if chunked is not None or inputs.weights == "bf16":
+                forward = _PlannedForward(model, inputs, chunked)
                 self._undo.set_attribute(model, "forward", forward)
         self._flags = instance_flags(model, _FLAGS)
 
@@ -246,9 +248,10 @@ class _PlannedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
-        if self._policy.weights == "bf16":
-            device = next(self._model.parameters()).device
-            args, kwargs = cast_batch((args, kwargs), self._policy, device)
+        first = next(self._model.parameters())
+        # Weights that DeepSpeed has in bf16 are fp32 until it has them.
+        if self._policy.weights == "bf16" and first.dtype != torch.float32:
+            args, kwargs = cast_batch((args, kwargs), self._policy, first.device)
         trains = self._model.training and torch.is_grad_enabled()
         if self._chunked is None or not trains:
             return self.__wrapped__(*args, **kwargs)
