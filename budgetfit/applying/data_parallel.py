@@ -64,6 +64,22 @@ def refuse_wrapper(model: nn.Module, verb: str = "apply") -> None:
         )
 
 
+def planned_classes(module: nn.Module) -> tuple[type, ...]:
+    """Return a module's class and its bases, without those of ``fully_shard``.
+
+    It derives a class, and transformers' layers give each class that is derived from
+    them a ``forward`` of its own.
+    """
+    classes = type(module).__mro__
+    added = [at for at, kind in enumerate(classes, 1) if kind.__name__ == _SHARDED]
+    return classes[max(added, default=0) :]
+
+
+def is_sharded_itself(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called for this module, alone or in a list."""
+    return planned_classes(module) != type(module).__mro__
+
+
 def warn_if_not_synchronized(model: nn.Module) -> None:
     """Warn if several processes train a plan for one GPU, and exchange no gradients.
 

@@ -284,6 +284,8 @@ class LazyAlternatives:
 class ModelSummary:
     """Identity of the planned model, for reports and for the check of ``apply``.
 
+    ``block_type`` is the class of most of its blocks; ``block_types`` are those of all,
+    in their order, and empty in plans that older versions saved.
     ``class_name`` is its transformers class without adapters, ``diffusers.`` and the
     class for one of diffusers; empty for others.
     ``type_name`` is its class of any library, without adapters. ``settings`` counts
@@ -304,6 +306,7 @@ class ModelSummary:
     settings: dict[str, Any] = field(default_factory=dict)
     attention: str = ""
     batch_dims: SampleDims | None = None
+    block_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from budgetfit.applying.attention_implementation import describe_attention
-from budgetfit.applying.quantized_layers.nf4_linear import parameter_count
+from budgetfit.applying.data_parallel import planned_classes
+from budgetfit.applying.quantized_layers.nf4_linear import (
+    element_count,
+    parameter_count,
+)
 from budgetfit.applying.torch_compile import unwrap_compiled
 from budgetfit.errors import InputError
 
@@ -134,7 +138,7 @@ def _other_classes(plan: Plan, model: nn.Module) -> str:
 def _class_names(module: nn.Module) -> list[str]:
     """Return a module's class and the base classes whose ``forward`` it inherits."""
     names = []
-    for kind in type(unwrap_compiled(module)).__mro__:
+    for kind in planned_classes(unwrap_compiled(module)):
         names.append(kind.__name__)
         if "forward" in vars(kind):
             break
@@ -153,7 +157,7 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 
 def trainable_count(model: nn.Module) -> int:
     """Return the number of trainable parameters (elements)."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return sum(element_count(p) for p in model.parameters() if p.requires_grad)
 
 
 def _inactive_count(model: nn.Module) -> int:
@@ -171,4 +175,4 @@ def _inactive_count(model: nn.Module) -> int:
         if adapter not in layer.active_adapters
         for parameter in (part.parameters() if isinstance(part, nn.Module) else (part,))
     }
-    return sum(parameter.numel() for parameter in inactive)
+    return sum(element_count(parameter) for parameter in inactive)

@@ -198,6 +198,7 @@ class Workload:
             source=self.source,
             batch=describe_batch(self.batch),
             batch_dims=self.batch_dims,
+            block_types=tuple(types),
             class_name=_library_class(self.model),
             type_name=type(unwrap_model(self.model)).__name__,
             attention=describe_attention(self.model),

@@ -1,7 +1,9 @@
 """Exports of a plan for several GPUs, trained by two processes with gloo."""
 
+import functools
 import os
 import tempfile
+import types
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,20 +18,24 @@ import transformers
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch.distributed.tensor import DTensor
 
 import budgetfit
 from budgetfit import InputError, Parallelism, Segment
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.plan import Alternative
+from budgetfit.gpus.table import find_gpu
 from budgetfit.integrations.exports import accelerate as accelerate_export
 from budgetfit.integrations.exports import axolotl as axolotl_export
 from budgetfit.integrations.exports import deepspeed as deepspeed_export
 from budgetfit.integrations.exports import lightning as lightning_export
 from budgetfit.integrations.exports import llamafactory as llamafactory_export
 from budgetfit.integrations.exports import trainer as trainer_export
+from budgetfit.integrations.exports import trl as trl_export
 from budgetfit.integrations.source_code import plain_torch
 from budgetfit.planning.profiling.block_chain import TrainingSettings
+from budgetfit.workload.workload import Workload
 from tests.gloo_ranks import on_ranks
 from tests.integrations.tiny_training import (
     blocks_of,
@@ -173,12 +179,61 @@ def _libraries(folder: str) -> dict[str, list[float]]:
 
     found["sft"] = sft_losses(plan_of("plain ddp", gradient_accumulation_steps=1))
 
+    found["trainer, fsdp2"] = _sharded_before_training(arguments, own)
+
     warnings.simplefilter("ignore")  # Lightning's own, of few workers and old functions
     for name in ("ddp", "fsdp2"):
         torch.distributed.destroy_process_group()
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
         found[f"lightning, {name}"] = _lightning_losses(name, own)
     return found
+
+
+def shard(model: torch.nn.Module, classes: str) -> torch.nn.Module:
+    """What accelerate does with FSDP2's settings: on a CPU it trains DDP."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="TRANSFORMER_BASED_WRAP",
+        transformer_cls_names_to_wrap=classes,
+        reshard_after_forward=True,
+        cpu_ram_efficient_loading=False,
+        state_dict_type="SHARDED_STATE_DICT",
+    )
+    accelerator = types.SimpleNamespace(
+        state=types.SimpleNamespace(fsdp_plugin=plugin),
+        torch_device_mesh=None,
+        mixed_precision="no",
+        is_main_process=True,
+        device=torch.device("cpu"),
+    )
+    sharded: torch.nn.Module = fsdp2_prepare_model(accelerator, model)
+    return sharded
+
+
+def _sharded_before_training(
+    arguments: transformers.TrainingArguments, own: list[dict[str, torch.Tensor]]
+) -> list[float]:
+    """The Trainer's order: the model is sharded when the callback prepares it."""
+    plan = plan_of("fsdp2", gradient_accumulation_steps=1)
+    model: Any = tiny_model("llama")
+    callback = plan.trainer_callback()
+    callback.on_init_end(model=model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # accelerate's own
+        model = shard(model, plan.model.block_type)
+    optimizer = plan.make_optimizer(model.parameters(), lr=1e-2)
+    callback.on_train_begin(arguments, model=model)
+    losses = []
+    for batch in own:
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach() / RANKS
+        torch.distributed.all_reduce(mean)
+        losses.append(float(mean))
+    callback.on_train_end()
+    return losses
 
 
 def sft_losses(plan: budgetfit.Plan) -> list[float]:
@@ -272,7 +327,7 @@ def test_libraries_train_on_ranks_as_planned(tmp_path: Path) -> None:
     by_sft = sft_losses(plan)
     for found in on_ranks(_libraries, RANKS, str(tmp_path)):
         assert found["accelerate"] == pytest.approx(expected, abs=1e-6)
-        for name in ("lightning, ddp", "lightning, fsdp2"):
+        for name in ("trainer, fsdp2", "lightning, ddp", "lightning, fsdp2"):
             assert found[name] == pytest.approx(expected, abs=1e-6), name
         assert found["trainer"] == pytest.approx(expected, abs=1e-4)  # it rounds
         assert found["sft"] == pytest.approx(by_sft, abs=1e-4)
@@ -373,6 +428,96 @@ def test_what_a_library_has_no_setting_for(
 ) -> None:
     with pytest.raises(InputError, match=said):
         export.export_text(plan_of(name), "plan.json")
+
+
+def _tiny_bart() -> torch.nn.Module:
+    return transformers.BartForConditionalGeneration(
+        transformers.BartConfig(
+            vocab_size=64,
+            d_model=16,
+            encoder_layers=2,
+            decoder_layers=3,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=16,
+            decoder_ffn_dim=16,
+            max_position_embeddings=16,
+        )
+    )
+
+
+def test_blocks_of_several_classes_are_all_sharded_alone(tmp_path: Path) -> None:
+    ids = torch.zeros(1, 8, dtype=torch.int64)
+    batch = {"input_ids": ids, "labels": ids}
+    workload = Workload(model=_tiny_bart(), batch=batch, gpu=find_gpu("h100-80gb"))
+    model = workload.with_found_blocks().summary()
+    assert model.block_types == ("BartEncoderLayer", "BartDecoderLayer")
+    several = Parallelism(engine="fsdp2", gpus=RANKS)
+    plan = plan_for(tiny_model("llama"), (), parallelism=several).changed(model=model)
+    plan = budgetfit.Plan.from_json(plan.to_json())
+    named = "BartEncoderLayer,BartDecoderLayer"
+    for text in (
+        accelerate_export.export_text(plan, "plan.json"),
+        trainer_export.export_text(plan, "plan.json"),
+    ):
+        assert named in text
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, **plan.to_training_arguments()
+    )
+    plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
+    live = _tiny_bart()
+    plugin.set_auto_wrap_policy(live)
+    wraps = plugin.auto_wrap_policy
+    wrapped = [name for name, item in live.named_modules() if wraps(item, False, 0)]
+    assert set(wrapped) == set(plan.model.blocks)
+
+    older = plan.changed(model=replace(model, block_types=()))
+    with pytest.raises(InputError, match=r"in 2 lists: model.decoder.layers, .* again"):
+        older.to_training_arguments()
+    lists = plan.changed(model=replace(model, block_types=("ModuleList",)))
+    with pytest.raises(InputError, match="are a ModuleList"):
+        lists.to_accelerate_config()
+
+
+def test_a_loss_in_parts_is_refused_where_accelerate_shards_the_head() -> None:
+    plan = plan_of("fsdp2", loss_chunks=3)
+    said = r"in 3 parts, .* Use --to lightning, --to torch"
+    for make in (
+        plan.to_accelerate_config,
+        plan.to_training_arguments,
+        lambda: accelerate_export.export_text(plan, "plan.json"),
+        lambda: trainer_export.export_text(plan, "plan.json"),
+    ):
+        with pytest.raises(InputError, match=said):
+            make()
+    assert "fsdp=True" in trl_export.export_text(plan, "plan.json")  # TRL cuts it
+    assert "fsdp_version" in axolotl_export.export_text(plan, "plan.json")  # whole
+
+
+def _cut_by_a_sharded_head() -> list[str]:
+    plan = plan_of("fsdp2", loss_chunks=3, gradient_accumulation_steps=1)
+    torch.distributed.init_process_group("gloo")
+    warnings.simplefilter("ignore")  # accelerate's own
+    said = []
+    for prepared_first in (True, False):
+        model: Any = tiny_model("llama")
+        if prepared_first:
+            plan.prepare(model)
+        shard(model, plan.model.block_type)
+        then = functools.partial(model, **samples(1)[0])
+        if not prepared_first:
+            then = functools.partial(plan.prepare, model)
+        with pytest.raises(InputError) as refused:
+            then()
+        said.append(str(refused.value))
+    return said
+
+
+def test_a_sharded_head_ends_a_loss_in_parts_in_a_line_that_says_so() -> None:
+    """In place of a segmentation fault in the backward."""
+    (said,) = on_ranks(_cut_by_a_sharded_head, 1)
+    for line in said:
+        assert "output head in a group of its own" in line
 
 
 def test_several_machines_are_told_where_to_meet() -> None:

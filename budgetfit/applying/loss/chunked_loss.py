@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from budgetfit.applying.data_parallel import is_sharded_itself
 from budgetfit.applying.loss.call_model import (
     is_transformers_model,
     uses_loss_function,
@@ -94,10 +95,26 @@ def chunk_loss(
             "with loss_chunks=1."
         )
     head = causal.get_output_embeddings()
+    _refuse_sharded_head(head)
     chunked = ChunkedLoss(head, causal.loss_function, parts, determinism_check)
     undo.set_attribute(head, "forward", _DeferredHeadForward(chunked, head.forward))
     undo.set_attribute(causal, "_loss_function", chunked)  # what its property reads
     return chunked
+
+
+def _refuse_sharded_head(head: nn.Module) -> None:
+    """Refuse a head that FSDP2 has in a group apart from the model.
+
+    The backward of one chunk frees its weights, which the next one multiplies by.
+    """
+    if is_sharded_itself(head):
+        raise InputError(
+            "fully_shard has the output head in a group of its own, whose weights are "
+            "freed after the first chunk of the loss. Call it for the blocks and the "
+            "model alone, as budgetfit.apply and plan.lightning_callback() do; or, "
+            "where accelerate calls it, plan with checkpointing='full', which leaves "
+            "the loss whole."
+        )
 
 
 class ChunkedLoss:
@@ -130,7 +147,9 @@ class ChunkedLoss:
         Raises:
             CannotChunkLossError: If the model's loss was not computed from the
                 deferred logits.
+            InputError: If ``fully_shard`` has sharded the head meanwhile.
         """
+        _refuse_sharded_head(self._head)
         self._defers, self._deferred, self._loss_reached = True, False, False
         try:
             yield

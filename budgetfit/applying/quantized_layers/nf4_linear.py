@@ -142,7 +142,13 @@ def parameter_count(model: nn.Module) -> int:
         if isinstance(module, Nf4Linear) or type(weight).__name__ == "Params4bit":
             layer: Any = module
             unpacked[id(weight)] = layer.in_features * layer.out_features
-    return sum(unpacked.get(id(p), p.numel()) for p in model.parameters())
+    return sum(unpacked.get(id(p), element_count(p)) for p in model.parameters())
+
+
+def element_count(parameter: nn.Parameter) -> int:
+    """Return how many elements a parameter has; under ZeRO-3 none are in it."""
+    count: int = getattr(parameter, "ds_numel", parameter.numel())
+    return count
 
 
 class _MatMul4Bit(torch.autograd.Function):

@@ -15,6 +15,7 @@ from budgetfit.integrations.exports.ranks import (
     ddp_settings,
     dtype_lines,
     fsdp_settings,
+    refuse_cut_loss,
 )
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.model_loading import load_model_text
@@ -39,7 +40,8 @@ def launch_config(plan: Plan) -> dict[str, Any]:
     files with others.
 
     Raises:
-        InputError: If accelerate has no setting for the plan's ``fully_shard``.
+        InputError: If accelerate has no setting for the plan's ``fully_shard``, or
+            would cut a loss that FSDP2 cannot.
     """
     config: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -74,6 +76,7 @@ def _several(plan: Plan) -> dict[str, Any]:
     if parallelism.nodes > 1:
         found |= {"main_process_ip": "HOST", "main_process_port": 29500}
     if parallelism.engine == "fsdp2":
+        refuse_cut_loss(plan, "accelerate")
         settings = fsdp_settings(plan, parallelism, "accelerate")
         found["distributed_type"] = "FSDP"
         found["fsdp_config"] = {f"fsdp_{key}": item for key, item in settings.items()}
@@ -96,7 +99,10 @@ def _zero(plan: Plan, parallelism: Parallelism) -> dict[str, Any]:
                 f"accelerate has no setting for {name}={value}. Use --to deepspeed, "
                 "and name that file: accelerate launch --deepspeed_config_file."
             )
+    # Without it each machine runs the ``deepspeed`` command, which waits for no other.
+    several = {"deepspeed_multinode_launcher": "standard"}
     return {
+        **(several if parallelism.nodes > 1 else {}),
         "zero_stage": parallelism.zero_stage,
         "gradient_accumulation_steps": plan.recipe.gradient_accumulation_steps,
         "gradient_clipping": 1.0,

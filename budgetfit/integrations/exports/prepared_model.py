@@ -23,6 +23,7 @@ from budgetfit.applying.precision import apply_precision, cast_batch, make_scale
 from budgetfit.applying.torch_compile import compile_blocks, compile_model
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
+from budgetfit.applying.zero import input_precision
 from budgetfit.core.precision import Precision, find_precision
 from budgetfit.errors import InputError
 from budgetfit.integrations.peft import has_adapters, loading_code
@@ -48,6 +49,8 @@ class PreparedModel:
             in evaluation mode, as every trainer does.
         chunks_loss: Whether to chunk the loss if the plan does; not where a library has
             replaced the model's loss.
+        casts_weights: Whether to give weights the planned dtype; not where DeepSpeed's
+            engine has them, which has given them its own.
         sets_tf32: Whether to set torch's tf32 flag; not where a library has set it.
 
     Attributes:
@@ -63,6 +66,7 @@ class PreparedModel:
         model: nn.Module,
         *,
         chunks_loss: bool = True,
+        casts_weights: bool = True,
         sets_tf32: bool = True,
     ) -> None:
         self.model = model
@@ -71,15 +75,17 @@ class PreparedModel:
         policy = find_precision(plan.recipe.precision)
         with Undo() as self._undo:
             claim(model, self, self._undo)
-            cast_weights(model, policy, self._undo, sets_tf32=sets_tf32)
+            if casts_weights:
+                cast_weights(model, policy, self._undo, sets_tf32=sets_tf32)
             TrainingModes(model)  # not undone, as with every trainer
             self._take_back = self._applied()
             self._undo.add(self._undo_checkpointing)
             chunked: ChunkedLoss | None = None
             if plan.recipe.loss_chunks > 1 and chunks_loss:
                 chunked = chunk_loss(model, plan.recipe.loss_chunks, self._undo)
-            if chunked is not None or policy.weights == "bf16":
-                forward = _PlannedForward(model, policy, chunked)
+            inputs = input_precision(plan.recipe)
+            if chunked is not None or inputs.weights == "bf16":
+                forward = _PlannedForward(model, inputs, chunked)
                 self._undo.set_attribute(model, "forward", forward)
         self._flags = instance_flags(model, _FLAGS)
 
@@ -242,9 +248,10 @@ class _PlannedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
-        if self._policy.weights == "bf16":
-            device = next(self._model.parameters()).device
-            args, kwargs = cast_batch((args, kwargs), self._policy, device)
+        first = next(self._model.parameters())
+        # Weights that DeepSpeed has in bf16 are fp32 until it has them.
+        if self._policy.weights == "bf16" and first.dtype != torch.float32:
+            args, kwargs = cast_batch((args, kwargs), self._policy, first.device)
         trains = self._model.training and torch.is_grad_enabled()
         if self._chunked is None or not trains:
             return self.__wrapped__(*args, **kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.applying.zero import deepspeed_config
 from budgetfit.core.precision import find_precision
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from budgetfit.core.parallelism import Engine, Parallelism
     from budgetfit.core.plan import Plan
+
+_CONTAINERS: Final = ("ModuleList", "ModuleDict")  # without a forward
 
 
 def refuse_several_gpus(
@@ -121,7 +123,7 @@ def fsdp_settings(plan: Plan, parallelism: Parallelism, program: str) -> dict[st
     """Return accelerate's settings of FSDP2, by their names without ``fsdp_``.
 
     Raises:
-        InputError: If it has no such setting.
+        InputError: If it has no such setting, or cannot name the blocks by class.
     """
     others = {
         "shard": parallelism.shard,
@@ -137,10 +139,54 @@ def fsdp_settings(plan: Plan, parallelism: Parallelism, program: str) -> dict[st
         "version": 2,
         "reshard_after_forward": parallelism.reshard_after_forward,
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "transformer_layer_cls_to_wrap": plan.model.block_type,
+        "transformer_layer_cls_to_wrap": ",".join(_block_classes(plan, program)),
         "state_dict_type": "SHARDED_STATE_DICT",
         "cpu_ram_efficient_loading": False,
     }
+
+
+def _block_classes(plan: Plan, program: str) -> tuple[str, ...]:
+    """Return the classes of all blocks: one of another is in the group of the root.
+
+    Raises:
+        InputError: If they are unknown, or one is a list, which cannot be wrapped.
+    """
+    model = plan.model
+    lists = {name.rpartition(".")[0] for name in model.blocks}
+    if not model.block_types and len(lists) > 1:
+        raise InputError(
+            f"The plan was saved by an older version, with one class of its blocks, "
+            f"{model.block_type}, and they are in {len(lists)} lists: "
+            f"{', '.join(sorted(lists))}. Plan again, so that {program} is told all."
+        )
+    classes = model.block_types or (model.block_type,)
+    containers = [name for name in classes if name in _CONTAINERS]
+    if containers:
+        raise InputError(
+            f"{program} shards blocks by their class, and some of this model are a "
+            f"{containers[0]}, which fully_shard takes only as a list. Use "
+            f"{_instead(plan)}."
+        )
+    return classes
+
+
+def refuse_cut_loss(plan: Plan, program: str) -> None:
+    """Refuse a loss in parts under FSDP2 as accelerate sets it up.
+
+    It shards the last norm and the output head together, apart from the model. The
+    backward of one part frees their weights, which recomputing the next one needs.
+
+    Raises:
+        InputError: If the plan has that.
+    """
+    parallelism, parts = plan.recipe.parallelism, plan.recipe.loss_chunks
+    if parallelism is not None and parallelism.engine == "fsdp2" and parts > 1:
+        raise InputError(
+            f"The plan has output head and loss in {parts} parts, and {program} frees "
+            "the head's weights after the first one: FSDP2 has them in a group of "
+            f"their own there. Use --to lightning, {_instead(plan)}; or plan with "
+            "--checkpointing full, which cuts no loss."
+        )
 
 
 def dtype_lines(plan: Plan) -> list[str]:

@@ -61,8 +61,10 @@ class PlanCallback(TrainerCallback):
         if model is None:
             return
         policy = find_precision(self._plan.recipe.precision)
+        planned = find_planned(self._plan, model)
+        if any(hasattr(each, "ds_numel") for each in planned.parameters()):
+            return  # loaded in parts, zero.Init: DeepSpeed has chosen their dtype
         with Undo() as undo:
-            planned = find_planned(self._plan, model)
             cast_weights(planned, policy, undo, sets_tf32=False)
         undo()  # of buffers; applied again when training begins
 
@@ -79,6 +81,7 @@ class PlanCallback(TrainerCallback):
             self._plan,
             planned,
             chunks_loss=not has_fused_head(planned),
+            casts_weights=self._plan.recipe.zero_stage is None,
             sets_tf32=False,  # set by args.tf32, with torch's newer API
         )
 

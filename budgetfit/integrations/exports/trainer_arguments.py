@@ -14,6 +14,7 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.exports.ranks import (
     copied_gradients,
     fsdp_settings,
+    refuse_cut_loss,
     trainer_ddp_settings,
     zero_settings,
 )
@@ -30,8 +31,10 @@ def training_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
     """Return arguments for the installed ``TrainingArguments``.
 
     Raises:
-        InputError: If it cannot express the plan's optimizer or has no such argument.
+        InputError: If it cannot express the plan's optimizer, or a loss in parts under
+            FSDP2, or has no such argument.
     """
+    refuse_cut_loss(plan, "the Trainer")
     return planned_arguments(plan, known_fields(), overrides)
 
 

@@ -11,7 +11,11 @@ from budgetfit.applying.run.num_items_in_batch import trainer_sums_losses
 from budgetfit.core.plan import Plan
 from budgetfit.errors import BudgetfitError
 from budgetfit.integrations.exports.every_n_layers import trainer_checkpointing
-from budgetfit.integrations.exports.ranks import copied_gradients, dtype_lines
+from budgetfit.integrations.exports.ranks import (
+    copied_gradients,
+    dtype_lines,
+    refuse_cut_loss,
+)
 from budgetfit.integrations.exports.trainer_arguments import (
     exported,
     known_fields,
@@ -120,8 +124,10 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
     It needs budgetfit only where the trainer's own arguments cannot express the plan.
 
     Raises:
-        InputError: If the trainer has no such optimizer.
+        InputError: If the trainer has no such optimizer, or cannot cut the loss.
     """
+    if not program.cuts_loss:
+        refuse_cut_loss(plan, f"the {program.trainer}")
     overrides, optimizer = exported(plan)
     plain = None
     if not optimizer and plan.recipe.parallelism is None:
