@@ -284,3 +284,35 @@ def test_a_users_own_islands_without_autocast_survive_forward_and_recomputation(
         times = len(model[1].seen())
     assert times == (2 if mode in {"recompute", "selective"} else 1)
     assert all(map(torch.equal, *gradients))
+
+
+class Mixed(nn.Module):
+    """Runs one of its blocks without autocast, as some models do around theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)) for _ in range(3)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            with torch.autocast("cpu", torch.bfloat16, enabled=number != 1):
+                x = block(x.float() if number == 1 else x)
+        return x.float().square().mean()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_each_block_of_a_segment_is_recomputed_in_its_own_autocast(
+    nested: bool,
+) -> None:
+    names = tuple(f"blocks.{number}" for number in range(3))
+    gradients = []
+    for segments in ((), (Segment(names, nested=nested),)):
+        torch.manual_seed(0)
+        model = Mixed()
+        recipe = Recipe(batch_size=2, precision="bf16-mixed", segments=segments)
+        with Run(model, recipe) as run:
+            run.step(torch.ones(2, 8))
+            gradients.append([item.clone() for item in model.parameters()])
+    assert all(map(torch.equal, *gradients))

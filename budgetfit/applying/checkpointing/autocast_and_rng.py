@@ -17,16 +17,25 @@ if TYPE_CHECKING:
 
 
 class ForwardContext:
-    """Snapshot of autocast and default device, to re-enter in backward."""
+    """Snapshot of autocast and default device, to re-enter in backward.
 
-    def __init__(self, x: torch.Tensor) -> None:
+    Args:
+        device_type: That of the block's input.
+    """
+
+    def __init__(self, device_type: str) -> None:
         self._device = torch.get_default_device()
         self._cache = torch.is_autocast_cache_enabled()
         self._autocast = [
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in dict.fromkeys((x.device.type, "cpu"))
+            for kind in dict.fromkeys((device_type, "cpu"))
             if torch.amp.is_autocast_available(kind)
         ]
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What two of them are compared by."""
+        return self._device, self._cache, self._autocast
 
     @contextmanager
     def reentered(self) -> Iterator[None]:

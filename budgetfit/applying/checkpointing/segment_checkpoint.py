@@ -100,12 +100,16 @@ _INPUT = _OutputRef(-1, 0)
 
 
 class _Call(NamedTuple):
-    """Recorded call of one block's forward."""
+    """Recorded call of one block's forward.
+
+    ``context``: that of this call where it is not that of the segment's first.
+    """
 
     forward: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     rng_state: RngState | None
+    context: ForwardContext | None
 
     def resolved_arguments(
         self, outputs: dict[_OutputRef, torch.Tensor]
@@ -148,7 +152,7 @@ class _SegmentForward:
         self._device_type = x.device.type
         self._check = check
         self._run_to_end = run_to_end
-        self._context = ForwardContext(x)
+        self._context = ForwardContext(self._device_type)
         self._calls: list[_Call] = []
         self._produced: dict[_OutputRef, _TensorVersion] = {_INPUT: _TensorVersion(x)}
         self._position = -1
@@ -171,11 +175,13 @@ class _SegmentForward:
         random: bool,
     ) -> Any:
         """Run one block and record the call."""
+        context = ForwardContext(self._device_type)
         call = _Call(
             forward,
             tuple(self._recorded(value) for value in args),
             {name: self._recorded(value) for name, value in kwargs.items()},
             RngState(tensors_in((args, kwargs))) if random else None,
+            context if context.state != self._context.state else None,
         )
         with saved_tensors_hooks(self._hold, _unpack):
             output = forward(*args, **kwargs)
@@ -235,7 +241,8 @@ class _SegmentForward:
             args, kwargs = call.resolved_arguments(outputs)
             for name in [name for name in outputs if last_use.get(name) == number]:
                 del outputs[name]  # so that the block can free it, as in the forward
-            output = call.forward(*args, **kwargs)
+            with call.context.reentered() if call.context else nullcontext():
+                output = call.forward(*args, **kwargs)
             outputs |= {
                 _OutputRef(number, leaf): tensor
                 for leaf, tensor in enumerate(tensors_in(output))
