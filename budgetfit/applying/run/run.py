@@ -504,8 +504,10 @@ class Run:
             self._run_longest(batch)
         share = num_items_in_batch is not None
         counted = describe_weight(weight, num_items_in_batch)
-        if weight is None:
-            weight = count_samples(batch, self._dims) or 1
+        # A float also of numpy's numbers, which torch.load would not read.
+        weight = float(
+            count_samples(batch, self._dims) or 1 if weight is None else weight
+        )
         weight, factor, num_items_in_batch = self._over_ranks(
             weight, num_items_in_batch
         )
