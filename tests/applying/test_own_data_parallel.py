@@ -85,7 +85,7 @@ def _expected(weighed: str) -> list[float]:
         gradients = torch.autograd.grad(mean, list(plain.parameters()))
         with torch.no_grad():
             for weight, gradient in zip(plain.parameters(), gradients, strict=True):
-                weight -= 0.1 * gradient
+                weight.sub_(0.1 * gradient)
     return torch.cat([p.detach().flatten() for p in plain.parameters()]).tolist()
 
 
