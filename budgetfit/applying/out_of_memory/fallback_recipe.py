@@ -64,7 +64,8 @@ def find_fallback_recipe(
     """Return the fastest recipe that should fit and gives the same optimizer steps.
 
     First the plan's replayed alternatives that take less than ``recipe``, else the same
-    recipe with smaller and more micro-batches. The effective batch size, precision and optimizer never change.
+    recipe with smaller and more micro-batches. The effective batch size, precision
+    and optimizer never change.
 
     Args:
         recipe: The one that did not fit.
