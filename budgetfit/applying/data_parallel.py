@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from budgetfit.applying.ranks import started_processes
+from budgetfit.applying.ranks import GroupRanks, started_processes
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -16,7 +16,20 @@ if TYPE_CHECKING:
 
 # By class names: importing the classes is slow.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
+_DDP = _WRAPPERS[0]
 _SHARDED = "FSDPModule"  # base class that ``fully_shard`` adds to a module's class
+
+
+class OwnDataParallel(NamedTuple):
+    """A DDP wrapper that the user has put around the model of a plan for one GPU.
+
+    Attributes:
+        wrapper: DDP, by whose process group gradients are averaged.
+        ranks: Of that process group.
+    """
+
+    wrapper: nn.Module
+    ranks: GroupRanks
 
 
 def refuse_planning_distributed(model: nn.Module) -> None:
@@ -102,6 +115,32 @@ def warn_if_not_synchronized(model: nn.Module) -> None:
         "torch.nn.parallel.DistributedDataParallel(run.model).",
         stacklevel=4,
     )
+
+
+def find_own_data_parallel(
+    model: nn.Module, known: OwnDataParallel | None
+) -> OwnDataParallel | None:
+    """Return the DDP wrapper in what a run calls, and its ranks; None without one.
+
+    None also in ``wrapper.join()``: a rank that has run out of batches takes part in
+    DDP's own exchanges only.
+
+    Args:
+        model: What the run calls.
+        known: What was found before; kept if the wrapper is the same.
+    """
+    if started_processes() == 1:
+        return None
+    for module in model.modules():
+        if not any(kind.__name__ == _DDP for kind in type(module).__mro__):
+            continue
+        wrapper: Any = module
+        if wrapper._join_config.enable:
+            return None
+        if known is not None and module is known.wrapper:
+            return known
+        return OwnDataParallel(module, GroupRanks(wrapper.process_group))
+    return None
 
 
 def _exchanges(model: nn.Module) -> bool:

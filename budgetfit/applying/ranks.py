@@ -26,49 +26,33 @@ _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SAMPLED = 16  # elements of each tensor, to compare ranks
 
 
-class Ranks:
-    """This process among the ranks of a plan; each calls every method.
+class GroupRanks:
+    """This process among the ranks of a process group; each calls every method.
 
     Values are exchanged in host memory, so that nothing waits for a GPU: by the process
     group's own gloo backend, or one of its own beside NCCL alone.
 
     Args:
-        parallelism: Of the plan.
-        device: ``"cpu"`` to train there; the GPU of this rank if there is one.
+        group: The process group; None for that of all processes.
 
     Attributes:
         rank: This one's number, from 0.
         size: Number of ranks.
-        device: This rank's.
-
-    Raises:
-        InputError: If the process group has not as many ranks as planned; or there is
-            none, and torchrun has not started this process.
     """
 
-    def __init__(
-        self, parallelism: Parallelism, device: torch.device | str | None = None
-    ) -> None:
-        on_cpu = device is not None and torch.device(device).type == "cpu"
-        if not distributed.is_initialized():
-            _initialize(parallelism, on_cuda=not on_cpu and _has_nccl())
-        self.rank = distributed.get_rank()
-        self.size = distributed.get_world_size()
-        if self.size != parallelism.gpus:
-            raise InputError(
-                f"The plan is for {parallelism.gpus} GPUs, one process each, and "
-                f"{self.size} processes train. Start it with "
-                f"{parallelism.torchrun} your_script.py, or plan with gpus={self.size}."
-            )
-        backends = str(distributed.get_backend_config())
-        trains_on_cuda = any(f"cuda:{name}" in backends for name in ("nccl", "fake"))
-        self.device = _device(
-            on_cuda=trains_on_cuda and torch.cuda.is_available() and not on_cpu
-        )
-        self._is_fake = distributed.get_backend() == "fake"  # other ranks do not exist
-        self._group = None
+    def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
+        self.rank = distributed.get_rank(group)
+        self.size = distributed.get_world_size(group)
+        # Of a fake one the other ranks do not exist.
+        self._is_fake = distributed.get_backend(group) == "fake"
+        self._group = group
+        backends = str(distributed.get_backend_config(group))
         if not self._is_fake and "gloo" not in backends:
-            self._group = distributed.new_group(backend="gloo")
+            self._group = distributed.new_group(
+                None if group is None else distributed.get_process_group_ranks(group),
+                backend="gloo",
+                use_local_synchronization=group is not None,
+            )
 
     def total(self, value: float) -> float:
         """Return the sum of all ranks' values."""
@@ -91,6 +75,42 @@ class Ranks:
         if not self._is_fake:
             distributed.all_gather_object(values, value, group=self._group)
         return values
+
+
+class Ranks(GroupRanks):
+    """This process among the ranks of a plan.
+
+    Args:
+        parallelism: Of the plan.
+        device: ``"cpu"`` to train there; the GPU of this rank if there is one.
+
+    Attributes:
+        device: This rank's.
+
+    Raises:
+        InputError: If the process group has not as many ranks as planned; or there is
+            none, and torchrun has not started this process.
+    """
+
+    def __init__(
+        self, parallelism: Parallelism, device: torch.device | str | None = None
+    ) -> None:
+        on_cpu = device is not None and torch.device(device).type == "cpu"
+        if not distributed.is_initialized():
+            _initialize(parallelism, on_cuda=not on_cpu and _has_nccl())
+        size = distributed.get_world_size()
+        if size != parallelism.gpus:
+            raise InputError(
+                f"The plan is for {parallelism.gpus} GPUs, one process each, and "
+                f"{size} processes train. Start it with "
+                f"{parallelism.torchrun} your_script.py, or plan with gpus={size}."
+            )
+        backends = str(distributed.get_backend_config())
+        trains_on_cuda = any(f"cuda:{name}" in backends for name in ("nccl", "fake"))
+        self.device = _device(
+            on_cuda=trains_on_cuda and torch.cuda.is_available() and not on_cpu
+        )
+        super().__init__()
 
     def check_same_weights(self, model: nn.Module, engine: Engine) -> None:
         """Check that all ranks hold the same weights, where rank 0 does not send them.

@@ -6,6 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -141,7 +142,12 @@ def _is_sharded(wrapped: nn.Module) -> bool:
 
 
 def _groups(wrapped: nn.Module) -> list[Any]:
-    """Return the process groups that together join all ranks; None: the default one."""
+    """Return the process groups that together join all ranks; None: the default one.
+
+    Of a user's own DDP that may be a group of some of the processes.
+    """
+    if isinstance(wrapped, DistributedDataParallel):
+        return [wrapped.process_group]
     if not _is_sharded(wrapped):
         return [None]
     weight: Any = next(wrapped.parameters())

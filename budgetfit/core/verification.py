@@ -60,7 +60,8 @@ class Verification:
         max_gradient_error: Largest relative difference (norm of the difference over
             norm).
         gradient_noise: The same between two runs of the unmodified model with equal
-            seeds, where it is too large for a comparison; None otherwise.
+            seeds, where it is too large for a comparison, or NaN where no gradient is
+            finite; None otherwise.
         recomputed_blocks: How many blocks ran their forward twice; those that save
             nothing, and need not, are counted as planned.
         out_of_memory: The CUDA error text when the plan did not fit; None otherwise.

@@ -57,7 +57,8 @@ class GradientCheck:
         max_error: Largest relative difference of a parameter's gradient: the norm of
             the difference over the norm of the unmodified model's.
         parameter: The parameter's name.
-        noise: The same between two runs of the unmodified model.
+        noise: The same between two runs of the unmodified model; NaN where none of its
+            gradients is finite.
         recomputed_blocks: Number of blocks that were recomputed in backward; of the
             planned ones also those that need no recomputation: they save nothing, or
             the loss does not depend on them.
@@ -74,10 +75,13 @@ class GradientCheck:
     def match(self) -> bool | None:
         """Whether gradients differ no more than those of two unmodified runs.
 
-        None where these differ so much that a comparison says nothing.
+        None where these differ so much that a comparison says nothing, or none is
+        finite.
         """
         if self.refusal or (math.isinf(self.max_error) and math.isfinite(self.noise)):
             return False
+        if math.isnan(self.noise):
+            return None
         tolerance = max(TOLERANCE, NOISE_FACTOR * self.noise)
         if tolerance > MAX_TOLERANCE:
             return None
@@ -94,6 +98,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     planned: Collection[str] = (),
     seed: int = 0,
     mean: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
+    loss_modules: Sequence[nn.Module] = (),
 ) -> GradientCheck:
     """Compare one micro-batch's gradients, with the same batch and RNG state.
 
@@ -110,10 +115,12 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
         seed: Of the random generators.
         mean: Returns the mean over all ranks of a gradient of the unmodified model, in
             CPU memory; where there are several.
+        loss_modules: What only the loss runs; it may change them, as the model's
+            forward its buffers.
     """
     plain: Gradients = {}
     seen = RecomputationWatcher()
-    restore = _restorer(model)
+    restore = _restorer((model, *loss_modules))
 
     def whole(trained: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
         for name, grad in _gradients(trained):
@@ -146,7 +153,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     return GradientCheck(
         max_error=error,
         parameter=parameter,
-        noise=noise,
+        noise=noise if _has_values(plain) else math.nan,
         recomputed_blocks=len(seen.seen | idle),
         refusal=refusal,
     )
@@ -164,6 +171,18 @@ def _unused(model: nn.Module, blocks: Collection[str], plain: Gradients) -> set[
         if trained and all(plain.get(f"{block}.{name}") is None for name in trained):
             unused.add(block)
     return unused
+
+
+def _has_values(gradients: Gradients) -> bool:
+    """Whether some element is finite and not zero, or all are zero.
+
+    Else equal gradients show nothing: NaNs of a weight or loss are everywhere, but for
+    the zeros of unused rows.
+    """
+    found = [grad for grad in gradients.values() if grad is not None]
+    if any(bool((grad.isfinite() & (grad != 0)).any()) for grad in found):
+        return True
+    return all(bool(grad.isfinite().all()) for grad in found)
 
 
 def largest_error(
@@ -266,29 +285,34 @@ def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
         yield name, None if grad is None else grad.to_dense()
 
 
-def _restorer(model: nn.Module) -> Callable[[], None]:
-    """Return a function that restores what a forward may change."""
-    attributes = snapshot_attributes(model)
-    untrained = (item for item in model.parameters() if not item.requires_grad)
-    plain = (
-        item
-        for module in model.modules()
-        for item in module.__dict__.values()
-        if isinstance(item, torch.Tensor) and not item.requires_grad
-    )
+def _restorer(models: Sequence[nn.Module]) -> Callable[[], None]:
+    """Return a function that restores what forward and loss may change."""
+    attributes = [snapshot_attributes(model) for model in models]
     tensors = [
         (tensor, tensor.detach().to("cpu", copy=True))
-        for tensor in (*model.buffers(), *untrained, *plain)
+        for model in models
+        for tensor in _untrained_tensors(model)
         if tensor.nbytes <= _MOST_STATE_BYTES
     ]
 
     def restore() -> None:
-        restore_attributes(attributes)
+        for each in attributes:
+            restore_attributes(each)
         with torch.no_grad():
             for tensor, value in tensors:
                 tensor.data.copy_(value)
 
     return restore
+
+
+def _untrained_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield buffers, frozen parameters and tensors in attributes."""
+    yield from model.buffers()
+    yield from (item for item in model.parameters() if not item.requires_grad)
+    for module in model.modules():
+        for item in vars(module).values():
+            if isinstance(item, torch.Tensor) and not item.requires_grad:
+                yield item
 
 
 def _run_to_gradients(  # noqa: PLR0913

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -60,7 +61,12 @@ def verdict_text(check: Verification) -> str:
 
 
 def noise_text(noise: float) -> str:
-    """Explain why gradients could not be compared."""
+    """Explain why gradients could not be compared, by ``Verification``'s noise."""
+    if math.isnan(noise):
+        return (
+            "no gradient of the unmodified model is finite, so there is nothing to "
+            "compare; look for NaN in weights, batch and loss, or overflow of fp16"
+        )
     return (
         "gradients of the unmodified model differ from its own, by up to "
         f"{noise:.2g} of their norm between two runs from equal seeds"
@@ -182,9 +188,11 @@ def _host(check: Verification) -> Iterable[str]:
 
 def _gradients(check: Verification) -> str:
     if check.gradient_noise is not None:
+        advice = "; look for a counter, a cache or a generator that no seed reaches"
+        text = noise_text(check.gradient_noise)
         return (
-            f"gradients: not checked, {noise_text(check.gradient_noise)}; look for a "
-            "counter, a cache or a generator that no seed reaches"
+            f"gradients: not checked, {text}"
+            f"{'' if math.isnan(check.gradient_noise) else advice}"
         )
     if check.gradients_match is None:
         return "gradients: not compared"

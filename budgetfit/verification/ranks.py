@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -118,7 +119,10 @@ def _measure(
     batch = setup.resized_batch(recipe.batch_size)
     counted = setup.device.type == "cpu" and recipe.zero_stage is None
     free_memory(setup.device)
-    with loss_modules_on(setup.device, setup.loss, setup.model) as loss_modules:
+    with (
+        loss_modules_on(setup.device, setup.loss, setup.model) as loss_modules,
+        preserved_model(torch.nn.ModuleList(loss_modules), setup.device),
+    ):
         say(f"running {steps} real steps of batch {recipe.batch_size} on each rank")
         copied = replace(setup, model=deepcopy_model(setup.model, {}))
         live_bytes = functools.partial(
@@ -136,10 +140,12 @@ def _measure(
         del copied, live_bytes
         free_memory(setup.device)
         say("comparing gradients with one process's")
-        return measured, _compare(plan, setup, ranks)
+        return measured, _compare(plan, setup, ranks, loss_modules)
 
 
-def _compare(plan: Plan, setup: TrainingSetup, ranks: Ranks) -> GradientCheck | None:
+def _compare(
+    plan: Plan, setup: TrainingSetup, ranks: Ranks, loss_modules: Sequence[nn.Module]
+) -> GradientCheck | None:
     """Compare the reduced gradients with the mean over all ranks of plain ones.
 
     None where the unmodified model runs out of memory. Where the engine computes in
@@ -173,6 +179,7 @@ def _compare(plan: Plan, setup: TrainingSetup, ranks: Ranks) -> GradientCheck | 
             planned=recomputed_blocks(recipe),
             seed=ranks.rank,
             mean=ranks.mean if as_one else torch.Tensor.detach,
+            loss_modules=loss_modules,
         )
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
@@ -272,7 +279,7 @@ def _worst(every: Sequence[GradientCheck | None]) -> GradientCheck | None:
     worst = max(found, key=lambda each: (bool(each.refusal), each.max_error))
     return replace(
         worst,
-        noise=max(each.noise for each in found),
+        noise=max((each.noise for each in found), key=lambda x: (math.isnan(x), x)),
         recomputed_blocks=min(each.recomputed_blocks for each in found),
     )
 

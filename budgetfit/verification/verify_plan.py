@@ -171,7 +171,9 @@ def _run(
     free_memory(device)
     with loss_modules_on(device, setup.loss, setup.model) as loss_modules:
         counted = (setup.model, *loss_modules)
-        with preserved_model(setup.model, device), _cpu_autocast_named(recipe, device):
+        # A loss may change its modules, too, such as a running mean of outputs.
+        whole = nn.ModuleList(counted)
+        with preserved_model(whole, device), _cpu_autocast_named(recipe, device):
             say(f"running {steps} real steps of batch {recipe.batch_size}")
             measured = run_real_steps(
                 setup.run_factory(recipe, blocks=plan.model.blocks),
@@ -182,9 +184,9 @@ def _run(
                 live_bytes=None if on_cuda else lambda: _live_bytes(counted, batch),
                 shorter=setup.shorter,
             )
-        with preserved_model(setup.model, device):
+        with preserved_model(whole, device):
             say("comparing gradients with the unmodified model")
-            return measured, _compare(plan, setup, on_cuda=on_cuda)
+            return measured, _compare(plan, setup, loss_modules, on_cuda=on_cuda)
 
 
 @contextlib.contextmanager
@@ -227,7 +229,11 @@ def with_recorded_step_time(
 
 
 def _compare(
-    plan: Plan, setup: TrainingSetup, *, on_cuda: bool
+    plan: Plan,
+    setup: TrainingSetup,
+    loss_modules: Sequence[nn.Module],
+    *,
+    on_cuda: bool,
 ) -> GradientCheck | None:
     """Compare gradients; None where the unmodified model runs out of memory."""
     # An optimizer in backward frees gradients before they could be compared.
@@ -245,6 +251,7 @@ def _compare(
             setup.resized_batch(size),
             blocks=plan.model.blocks,
             planned=recomputed_blocks(plan.recipe),
+            loss_modules=loss_modules,
         )
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()

@@ -1,10 +1,13 @@
 # ruff: noqa: ANN401 - any output, any batch
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from budgetfit.applying.loss.call_model import (
     compute_loss,
@@ -64,6 +67,34 @@ def test_mappings_fill_arguments_by_name() -> None:
     assert set(model_arguments(Model(None), batch, for_loss=True)[1]) == {"x"}
     assert set(model_arguments(Model(None), batch, for_loss=False)[1]) == set(batch)
     assert set(model_arguments(TakesAll(), batch, for_loss=True)[1]) == set(batch)
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    torch.distributed.init_process_group(
+        "fake", store=FakeStore(), rank=0, world_size=2
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        DistributedDataParallel,
+        lambda model: torch.compile(model, backend="eager"),
+        lambda model: DistributedDataParallel(torch.compile(model, backend="eager")),
+    ],
+    ids=["ddp", "compile", "both"],
+)
+def test_targets_stay_out_of_a_wrapped_model(wrap: Any) -> None:
+    wrapped = wrap(Model(None))
+    batch = {"x": X, "target": Y}
+    assert set(model_arguments(wrapped, batch, for_loss=True)[1]) == {"x"}
+    assert len(model_arguments(wrapped, (X, Y, MASK), for_loss=True)[0]) == 2
+    wrapped = wrap(nn.Linear(3, 1))
+    assert len(model_arguments(wrapped, (X, Y, MASK), for_loss=True)[0]) == 1
 
 
 def test_anything_else_is_the_one_argument() -> None:

@@ -109,6 +109,18 @@ def test_without_a_measured_limit_it_must_take_less_than_what_failed() -> None:
     assert found.recipe == FULL
 
 
+def test_one_that_needs_more_than_what_failed_is_passed_over() -> None:
+    more, less = judged(int(22.8 * GIB)), judged(int(21.5 * GIB))
+    plan = plan_with(more)
+    found = find_fallback_recipe(plan.recipe, plan, usable_bytes=23 * GIB)
+    assert found is not None
+    assert found.recipe.batch_size == 3
+    plan = plan_with(more, less)
+    found = find_fallback_recipe(plan.recipe, plan, usable_bytes=23 * GIB)
+    assert found is not None
+    assert found.reserved_bytes == less.estimate.reserved_bytes
+
+
 def test_without_a_plan_it_is_the_next_divisor() -> None:
     recipe = sample_recipe(batch_size=6, gradient_accumulation_steps=1)
     found = find_fallback_recipe(recipe, None, usable_bytes=5 * MIB)

@@ -55,6 +55,12 @@ def test_a_resumed_run_goes_on_bit_for_bit_with_dropout_and_in_a_group(
     assert (resumed.steps_done, resumed.skipped_steps) == counts
 
 
+def test_a_weight_of_numpy_is_saved_as_a_number() -> None:
+    first = start(recipe(4, 2))
+    first.step(batches(1)[0], weight=np.int64(12))  # type: ignore[arg-type]
+    assert through_a_file(first.state_dict())
+
+
 def test_between_groups_no_gradients_are_saved() -> None:
     run = start(recipe(4, 2))
     losses(run, batches(2))

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+import budgetfit
+from budgetfit import Plan
 from budgetfit.applying.run.run import Run
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.recipe import Recipe, Segment
@@ -125,6 +127,57 @@ def test_noise_of_the_plain_model_is_forgiven_and_more_is_not() -> None:
     assert replace(check, max_error=0.0, noise=0.2).match is None
     assert replace(check, max_error=INF, noise=0.2).match is False
     assert replace(check, max_error=1e-5, noise=0.0).match
+
+
+class RunningMean(nn.Module):
+    """A loss with state, as DINO's center."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(4))
+        self.center: torch.Tensor
+
+    def forward(self, outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        value = (outputs - self.center).square().mean()
+        self.center.mul_(0.9).add_(0.1 * outputs.detach().mean(0))
+        return value
+
+
+def tanh_plan(loss: nn.Module) -> tuple[Plan, nn.Module]:
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+    )
+    batch = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    plan = budgetfit.plan(
+        model,
+        gpu="t4",
+        batch=batch,
+        loss=loss,
+        precision="fp32",
+        checkpointing="full",
+        batch_size=4,
+        effective_batch_size=4,
+    )
+    return plan, model
+
+
+def test_verify_restores_the_modules_of_the_loss() -> None:
+    loss = RunningMean()
+    plan, model = tanh_plan(loss)
+    check = budgetfit.verify(plan, model, loss=loss, device="cpu")
+    assert check.gradients_match
+    assert not loss.center.any()
+
+
+def test_gradients_that_are_all_nan_show_nothing() -> None:
+    loss = RunningMean()
+    plan, model = tanh_plan(loss)
+    with torch.no_grad():
+        next(model.parameters()).fill_(math.nan)
+    check = budgetfit.verify(plan, model, loss=loss, device="cpu")
+    assert not check.passed
+    assert check.gradients_match is None
+    assert "NOT CHECKED: no gradient of the unmodified model is finite" in str(check)
 
 
 INF, NAN = math.inf, math.nan

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     Loss = Callable[[Any, Any], torch.Tensor]
 
 LABELS = frozenset({"label", "labels", "label_ids"})
+# What wraps a model takes anything and hands it on. By class names: importing the
+# classes is slow.
+_INNER_OF_WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "module",
+    "DataParallel": "module",
+    "DeepSpeedEngine": "module",
+    "OptimizedModule": "_orig_mod",  # torch.compile
+}
 _BY_POSITION = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -105,11 +114,19 @@ def model_arguments(
     return (batch,), {}
 
 
+def inner_model(model: nn.Module) -> nn.Module:
+    """Return the model inside of DDP, ``torch.compile`` and others, or itself."""
+    kinds = (kind.__name__ for kind in type(model).__mro__)
+    names = [_INNER_OF_WRAPPERS[kind] for kind in kinds if kind in _INNER_OF_WRAPPERS]
+    return inner_model(getattr(model, names[0])) if names else model
+
+
 def _argument_names(model: nn.Module) -> set[str] | None:
     """Return the argument names of the forward; None if it has ``**kwargs``.
 
     A peft model hands what it is given to its base.
     """
+    model = inner_model(model)
     find_base = getattr(model, "get_base_model", None)
     model = find_base() if callable(find_base) else model
     parameters = inspect.signature(model.forward).parameters
@@ -120,7 +137,7 @@ def _argument_names(model: nn.Module) -> set[str] | None:
 
 def _argument_count(model: nn.Module, count: int) -> int:
     """Return how many of ``count`` elements are for the model; the rest are targets."""
-    parameters = inspect.signature(model.forward).parameters.values()
+    parameters = inspect.signature(inner_model(model).forward).parameters.values()
     by_position = [item for item in parameters if item.kind in _BY_POSITION]
     required = sum(item.default is item.empty for item in by_position)
     if count <= required:

@@ -63,8 +63,9 @@ def find_fallback_recipe(
 ) -> FallbackRecipe | None:
     """Return the fastest recipe that should fit and gives the same optimizer steps.
 
-    First the plan's replayed alternatives, else the same recipe with smaller and more
-    micro-batches. The effective batch size, precision and optimizer never change.
+    First the plan's replayed alternatives that take less than ``recipe``, else the same
+    recipe with smaller and more micro-batches. The effective batch size, precision
+    and optimizer never change.
 
     Args:
         recipe: The one that did not fit.
@@ -82,7 +83,10 @@ def find_fallback_recipe(
         if limit is None and known is not None:
             limit = known.reserved_bytes - 1
         if limit is not None:
-            return _alternative(recipe, plan, limit, growth) or _smaller_micro_batch(
+            most = limit
+            if known is not None:  # a limit that it met has not helped
+                most = min(limit, _scaled(known, growth) - 1)
+            return _alternative(recipe, plan, most, growth) or _smaller_micro_batch(
                 recipe, known, limit, growth
             )
     return _smaller_micro_batch(recipe, None, None, growth)

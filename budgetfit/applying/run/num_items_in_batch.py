@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from budgetfit.applying.loss.call_model import (
+    inner_model,
     is_transformers_model,
     uses_loss_function,
 )
@@ -84,6 +85,7 @@ def trainer_sums_losses(model: nn.Module) -> bool:
 
 def _divides(model: nn.Module) -> bool:
     """Whether the model's own loss uses the argument; stricter than Trainer's test."""
+    model = inner_model(model)
     if not _takes(model.forward):
         return False
     own = next(filter(is_transformers_model, model.modules()), None)

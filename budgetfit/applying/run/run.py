@@ -18,7 +18,11 @@ from budgetfit.applying.attention_implementation import (
     describe_attention,
 )
 from budgetfit.applying.checkpointing.recipe_application import RecipeApplication
-from budgetfit.applying.data_parallel import warn_if_not_synchronized
+from budgetfit.applying.data_parallel import (
+    OwnDataParallel,
+    find_own_data_parallel,
+    warn_if_not_synchronized,
+)
 from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE
 from budgetfit.applying.optimizers.for_recipe import (
@@ -210,6 +214,7 @@ class Run:
             self._monitor = StepMonitor(model, self.device, plan, dims)
             self._apply_recipe(recipe)
             self._wrapped = None
+            self._own_data_parallel: OwnDataParallel | None = None
             if self.ranks is not None and recipe.parallelism is not None:
                 self.ranks.check_same_weights(model, recipe.parallelism.engine)
             # DeepSpeed takes the optimizer with the model.
@@ -458,6 +463,10 @@ class Run:
         self._parameters.check(self.model, self.optimizer)
         check_attention(*self._attention)  # not of what wraps it, as DDP
         self._blocks.reapply_if_changed()
+        if self.recipe.parallelism is None:
+            self._own_data_parallel = find_own_data_parallel(
+                self.model, self._own_data_parallel
+            )
         if self.steps_done + self.skipped_steps == 0:
             warn_compiled_after_apply(self.model, self._compiled)
             if self.recipe.parallelism is None:
@@ -498,8 +507,10 @@ class Run:
             self._run_longest(batch)
         share = num_items_in_batch is not None
         counted = describe_weight(weight, num_items_in_batch)
-        if weight is None:
-            weight = count_samples(batch, self._dims) or 1
+        # A float also of numpy's numbers, which torch.load would not read.
+        weight = float(
+            count_samples(batch, self._dims) or 1 if weight is None else weight
+        )
         weight, factor, num_items_in_batch = self._over_ranks(
             weight, num_items_in_batch
         )
@@ -515,7 +526,10 @@ class Run:
         ):
             loss = self._forward_backward(moved, function, divisor, factor)
         self._check_reduced(is_last=self.group.is_complete)
-        if self._wrapped is not None:
+        if self._own_data_parallel is not None:
+            wrapper, ranks = self._own_data_parallel
+            loss = sum_over_ranks(loss.div_(ranks.size), wrapper)
+        elif self._wrapped is not None:
             loss = sum_over_ranks(loss.div_(self.recipe.ranks), self._wrapped)
         if self.group.is_complete:
             self._update(max_grad_norm)
@@ -539,15 +553,16 @@ class Run:
         Between them the factor of this rank's loss with which the mean over ranks, of
         gradients and losses, is that of all samples.
         """
-        ranks = self.ranks
-        if ranks is None or self._wrapped is None:
+        own = self._own_data_parallel
+        wrapper, ranks = (self._wrapped, self.ranks) if own is None else own
+        if ranks is None or wrapper is None:
             return weight, 1.0, count
         check_weight(weight)
         if count is None:
             mean = ranks.total(weight) / ranks.size
             return mean, weight / mean, None
         if isinstance(count, torch.Tensor):
-            total = sum_over_ranks(count.to(self.device, copy=True), self._wrapped)
+            total = sum_over_ranks(count.to(self.device, copy=True), wrapper)
             return weight, ranks.size, total
         return weight, ranks.size, round(ranks.total(count))
 
