@@ -93,8 +93,12 @@ def estimate_settings(
     asked = Arguments(
         model=model, precision=precision, checkpointing=checkpointing, **given
     ).parsed()
+    share = asked.samples_per_rank
+    ranks = asked.parallelisms[0].gpus if asked.parallelisms else 1
     size = asked.given.batch_size or asked.source.batch_size
-    check_batch(size, asked.given.effective_batch_size)
+    if asked.given.batch_size is None and asked.given.batch is None and share:
+        size = next(each for each in range(size, 0, -1) if share % each == 0)
+    check_batch(size, share, ranks)
     policy = asked.checkpointing
     (chosen,) = asked.precisions
     engine = asked.given.engine
@@ -107,7 +111,7 @@ def estimate_settings(
     settings = TrainingSettings(
         precision=chosen,
         optimizer=asked.optimizer,
-        effective_batch_size=asked.samples_per_rank,
+        effective_batch_size=share,
         parallelism=next(iter(asked.parallelisms), None),
     )
 

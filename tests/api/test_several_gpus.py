@@ -226,6 +226,20 @@ def test_a_plan_for_deepspeed_is_read_as_it_was_saved() -> None:
         )
 
 
+def test_an_estimate_keeps_the_effective_batch_of_all_ranks(config: Path) -> None:
+    given: dict[str, Any] = {"gpu": "rtx-4090", "gpus": 4, "engine": "ddp"}
+    given |= {"max_length": 16, "precision": "fp32", "effective_batch_size": 4}
+    found, _ = estimate_settings(str(config), **given)
+    assert found.recipe.effective_batch_size == 4
+    assert found.recipe.batch_size == 1  # two samples are made where more are free
+    message = r"effective_batch_size 4 over 4 ranks \(1 on each\)"
+    with pytest.raises(InputError, match=message):
+        estimate_settings(str(config), batch_size=2, **given)
+    own = {"batch": torch.zeros(2, 512, 512), "gpus": 4, "engine": "ddp"}
+    with pytest.raises(InputError, match=message):
+        estimate_settings(Mebi(), gpu="t4", effective_batch_size=4, **own)
+
+
 def test_a_plan_of_many_lengths_is_over_the_lengths_and_the_ranks(config: Path) -> None:
     lengths = dict.fromkeys(range(8, 33), 1)
     given = {"gpus": 2, "batch_size": 4, "effective_batch_size": 8}
