@@ -199,6 +199,8 @@ def test_what_is_around_the_steps_is_run_alone() -> None:
         ("loop", "plain"),
         ("ema", Loop(ema=True)),
         ("max_grad_norm", Loop(kind="run", max_grad_norm=1.0)),
+        ("evaluation_batch_size", Loop(evaluation_batch_size=4)),
+        ("set_to_none", Loop(set_to_none=False)),
     ):
         with pytest.raises(InputError, match=rf"budgetfit\.Run .* Leave {name}= out"):
             budgetfit.estimate(Mebi(), recipe, loop=loop, **given)
