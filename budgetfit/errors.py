@@ -89,6 +89,20 @@ class Suggestion:
         return [(name, x) for name, x in self.arguments.items() if x is not None]
 
 
+def _decides(suggestion: Suggestion) -> bool:
+    """Whether it changes training, or needs another card."""
+    return suggestion.changes_training or "gpu" in suggestion.arguments
+
+
+def _left_out(suggestion: Suggestion, *, as_options: bool) -> str:
+    """Name the arguments that must not be given any more."""
+    names = [name for name, value in suggestion.arguments.items() if value is None]
+    if not names:
+        return ""
+    told = [f"--{n.replace('_', '-')}" if as_options else f"{n}=" for n in names]
+    return f" instead of {' and '.join(told)}"
+
+
 def _value(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
@@ -146,7 +160,7 @@ class DoesNotFitError(BudgetfitError):
     def with_suggestions(self, more: tuple[Suggestion, ...]) -> "DoesNotFitError":
         """Return the error with further suggestions, best first.
 
-        Those that train the same come first, then the first change of each argument,
+        Those that train the same on this card come first, then the first change of each argument,
         as they were evaluated, before the second of any; of these the fastest.
         """
         seen = Counter[str]()
@@ -154,7 +168,7 @@ class DoesNotFitError(BudgetfitError):
         for each in (*self.suggestions, *more):
             name = next(iter(each.arguments))
             ranked.append(
-                ((each.changes_training, seen[name], -each.samples_per_s), each)
+                ((_decides(each), seen[name], -each.samples_per_s), each)
             )
             seen[name] += 1
         found = [each for _, each in sorted(ranked, key=operator.itemgetter(0))]
@@ -195,7 +209,8 @@ class DoesNotFitError(BudgetfitError):
         if self.suggestions:
             lines.append("What would fit:")
             lines += [
-                f"  {each.options if as_options else each.text}: "
+                f"  {each.options if as_options else each.text}"
+                f"{_left_out(each, as_options=as_options)}: "
                 f"peak {format_bytes(each.peak_bytes)}"
                 + (
                     f", host memory {format_bytes(each.host_bytes)}"

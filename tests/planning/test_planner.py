@@ -188,6 +188,17 @@ def test_checkpointing_that_was_not_allowed_is_suggested_where_it_helps(
     assert free.recipe.segments  # type: ignore[attr-defined]
 
 
+def test_updates_in_the_backward_are_not_told_to_take_smaller_batches(
+    workload: Workload,
+) -> None:
+    request = Request(batch_size=16, checkpointing="none")
+    with pytest.raises(DoesNotFitError) as caught:
+        plan(workload, 120, request, optimizer_in_backward=True)
+    told = [row.arguments for row in caught.value.suggestions]
+    assert told
+    assert {"batch_size": 1} not in told
+
+
 def test_a_plan_tells_how_its_numbers_came_about(workload: Workload) -> None:
     found = plan(workload, 400, Request(batch_size=4))
     assert found.provenance["torch"] == torch.__version__

@@ -74,7 +74,10 @@ def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
         several = found.recipe.parallelism
         sharing = 1 if several is None else several.gpus // several.nodes
         arguments = {"host_ram": f"{-(-found.host_bytes * sharing // 2**30)}GiB"}
-    keeps = {"checkpointing", "batch_size", "host_ram", "optimizer_in_backward"}
+    keeps = {
+        *("checkpointing", "batch_size", "host_ram", "optimizer_in_backward"),
+        *("gpu", "vram"),
+    }
     return Suggestion(
         arguments=arguments,
         recipe=found.recipe,
@@ -91,7 +94,9 @@ def _changes(
     """Yield changed arguments of ``plan``, each with its session."""
     session = session.changed(loss_chunks=1)
     request, settings = session.request, session.settings
-    if request.batch_size is not None and request.batch_size > 1:
+    # Updates in the backward are of one micro-batch: a smaller one is another batch.
+    in_backward = settings.optimizer_in_backward
+    if not in_backward and request.batch_size is not None and request.batch_size > 1:
         yield {"batch_size": 1}, session.asking(batch_size=1)
     if request.checkpointing != "auto":
         yield {"checkpointing": "auto"}, session.asking(checkpointing="auto")
