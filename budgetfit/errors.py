@@ -132,6 +132,8 @@ class DoesNotFitError(BudgetfitError):
             in the optimizer step, or weights while they are converted, whatever is
             recomputed or offloaded.
         notes: Explanations of surprising sizes.
+        host_bytes: Pinned host memory at that peak.
+        host_ram_bytes: Limit on it; None: no limit.
     """
 
     def __init__(  # noqa: PLR0913 - one value each
@@ -143,6 +145,8 @@ class DoesNotFitError(BudgetfitError):
         suggestions: tuple[Suggestion, ...] = (),
         floor_bytes: int = 0,
         notes: tuple[str, ...] = (),
+        host_bytes: int = 0,
+        host_ram_bytes: int | None = None,
     ) -> None:
         self.needed_bytes = needed_bytes
         self.usable_bytes = usable_bytes
@@ -150,6 +154,8 @@ class DoesNotFitError(BudgetfitError):
         self.suggestions = suggestions
         self.floor_bytes = floor_bytes
         self.notes = notes
+        self.host_bytes = host_bytes
+        self.host_ram_bytes = host_ram_bytes
         super().__init__(self.text())
 
     @property
@@ -167,9 +173,7 @@ class DoesNotFitError(BudgetfitError):
         ranked = []
         for each in (*self.suggestions, *more):
             name = next(iter(each.arguments))
-            ranked.append(
-                ((_decides(each), seen[name], -each.samples_per_s), each)
-            )
+            ranked.append(((_decides(each), seen[name], -each.samples_per_s), each))
             seen[name] += 1
         found = [each for _, each in sorted(ranked, key=operator.itemgetter(0))]
         return DoesNotFitError(
@@ -179,6 +183,8 @@ class DoesNotFitError(BudgetfitError):
             suggestions=tuple(found),
             floor_bytes=self.floor_bytes,
             notes=self.notes,
+            host_bytes=self.host_bytes,
+            host_ram_bytes=self.host_ram_bytes,
         )
 
     def text(self, *, as_options: bool = False) -> str:
@@ -196,6 +202,16 @@ class DoesNotFitError(BudgetfitError):
                 "Does not fit: weights, gradients and optimizer states take "
                 f"{format_bytes(self.floor_bytes)}, whatever is recomputed, and "
                 f"{usable} are usable."
+            )
+        elif (
+            self.needed_bytes <= self.usable_bytes
+            and self.host_ram_bytes is not None
+            and self.host_bytes > self.host_ram_bytes
+        ):
+            reason = (
+                f"Does not fit: {format_bytes(self.host_bytes)} of host memory are "
+                f"needed, and {format_bytes(self.host_ram_bytes)} are allowed "
+                "(host_ram=, --host-ram)."
             )
         else:
             reason = (

@@ -46,6 +46,8 @@ def does_not_fit_error(
         floor_bytes=floor_bytes,
         suggestions=tuple(suggestions(session, least)),
         notes=session.workload.notes,
+        host_bytes=least.host_bytes,
+        host_ram_bytes=session.budget.host_ram_bytes,
     )
 
 
@@ -100,7 +102,8 @@ def _changes(
         yield {"batch_size": 1}, session.asking(batch_size=1)
     if request.checkpointing != "auto":
         yield {"checkpointing": "auto"}, session.asking(checkpointing="auto")
-    elif settings.host_ram_bytes is not None:
+    uses_host = request.checkpointing == "auto" or settings.optimizer == OFFLOADED
+    if uses_host and session.budget.host_ram_bytes is not None:
         unlimited = replace(session.budget, host_ram_bytes=None)
         more = replace(session.changed(host_ram_bytes=None), budget=unlimited)
         yield {"host_ram": None}, more
