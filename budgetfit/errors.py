@@ -166,8 +166,9 @@ class DoesNotFitError(BudgetfitError):
     def with_suggestions(self, more: tuple[Suggestion, ...]) -> "DoesNotFitError":
         """Return the error with further suggestions, best first.
 
-        Those that train the same on this card come first, then the first change of each argument,
-        as they were evaluated, before the second of any; of these the fastest.
+        Those that train the same on this card come first, then the first change of
+        each argument, as they were evaluated, before the second of any; of these the
+        fastest.
         """
         seen = Counter[str]()
         ranked = []
