@@ -89,6 +89,20 @@ class Suggestion:
         return [(name, x) for name, x in self.arguments.items() if x is not None]
 
 
+def _decides(suggestion: Suggestion) -> bool:
+    """Whether it changes training, or needs another card."""
+    return suggestion.changes_training or "gpu" in suggestion.arguments
+
+
+def _left_out(suggestion: Suggestion, *, as_options: bool) -> str:
+    """Name the arguments that must not be given any more."""
+    names = [name for name, value in suggestion.arguments.items() if value is None]
+    if not names:
+        return ""
+    told = [f"--{n.replace('_', '-')}" if as_options else f"{n}=" for n in names]
+    return f" instead of {' and '.join(told)}"
+
+
 def _value(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
@@ -118,6 +132,8 @@ class DoesNotFitError(BudgetfitError):
             in the optimizer step, or weights while they are converted, whatever is
             recomputed or offloaded.
         notes: Explanations of surprising sizes.
+        host_bytes: Pinned host memory at that peak.
+        host_ram_bytes: Limit on it; None: no limit.
     """
 
     def __init__(  # noqa: PLR0913 - one value each
@@ -129,6 +145,8 @@ class DoesNotFitError(BudgetfitError):
         suggestions: tuple[Suggestion, ...] = (),
         floor_bytes: int = 0,
         notes: tuple[str, ...] = (),
+        host_bytes: int = 0,
+        host_ram_bytes: int | None = None,
     ) -> None:
         self.needed_bytes = needed_bytes
         self.usable_bytes = usable_bytes
@@ -136,6 +154,8 @@ class DoesNotFitError(BudgetfitError):
         self.suggestions = suggestions
         self.floor_bytes = floor_bytes
         self.notes = notes
+        self.host_bytes = host_bytes
+        self.host_ram_bytes = host_ram_bytes
         super().__init__(self.text())
 
     @property
@@ -146,16 +166,15 @@ class DoesNotFitError(BudgetfitError):
     def with_suggestions(self, more: tuple[Suggestion, ...]) -> "DoesNotFitError":
         """Return the error with further suggestions, best first.
 
-        Those that train the same come first, then the first change of each argument,
-        as they were evaluated, before the second of any; of these the fastest.
+        Those that train the same on this card come first, then the first change of
+        each argument, as they were evaluated, before the second of any; of these the
+        fastest.
         """
         seen = Counter[str]()
         ranked = []
         for each in (*self.suggestions, *more):
             name = next(iter(each.arguments))
-            ranked.append(
-                ((each.changes_training, seen[name], -each.samples_per_s), each)
-            )
+            ranked.append(((_decides(each), seen[name], -each.samples_per_s), each))
             seen[name] += 1
         found = [each for _, each in sorted(ranked, key=operator.itemgetter(0))]
         return DoesNotFitError(
@@ -165,6 +184,8 @@ class DoesNotFitError(BudgetfitError):
             suggestions=tuple(found),
             floor_bytes=self.floor_bytes,
             notes=self.notes,
+            host_bytes=self.host_bytes,
+            host_ram_bytes=self.host_ram_bytes,
         )
 
     def text(self, *, as_options: bool = False) -> str:
@@ -183,6 +204,16 @@ class DoesNotFitError(BudgetfitError):
                 f"{format_bytes(self.floor_bytes)}, whatever is recomputed, and "
                 f"{usable} are usable."
             )
+        elif (
+            self.needed_bytes <= self.usable_bytes
+            and self.host_ram_bytes is not None
+            and self.host_bytes > self.host_ram_bytes
+        ):
+            reason = (
+                f"Does not fit: {format_bytes(self.host_bytes)} of host memory are "
+                f"needed, and {format_bytes(self.host_ram_bytes)} are allowed "
+                "(host_ram=, --host-ram)."
+            )
         else:
             reason = (
                 f"Does not fit: the lowest peak that was found is {needed}, and "
@@ -195,7 +226,8 @@ class DoesNotFitError(BudgetfitError):
         if self.suggestions:
             lines.append("What would fit:")
             lines += [
-                f"  {each.options if as_options else each.text}: "
+                f"  {each.options if as_options else each.text}"
+                f"{_left_out(each, as_options=as_options)}: "
                 f"peak {format_bytes(each.peak_bytes)}"
                 + (
                     f", host memory {format_bytes(each.host_bytes)}"

@@ -243,6 +243,7 @@ def _worth_planning(card: Card, here: ParsedArguments) -> Card:
         ways = worth_tracing(card.parallelisms, model, card.budget)
         here.given.check_for_several(ways)
         share = samples_per_rank(card.effective_batch_size, ways[0].gpus)
+        check_batch(here.given.batch_size, share, ways[0].gpus)
     except InputError as error:
         return card._replace(problem=str(error))
     return card._replace(parallelisms=ways, effective_batch_size=share)

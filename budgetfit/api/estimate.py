@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.core.loop import PLAIN, RUN, as_loop
+from budgetfit.core.loop import PLAIN, RUN, Loop, as_loop
 from budgetfit.core.precision import runs_on
 from budgetfit.core.validation import check_batch
 from budgetfit.errors import InputError
@@ -20,7 +20,6 @@ from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.core.loop import Loop
     from budgetfit.core.plan import Estimate, Layer, ModelSummary
     from budgetfit.core.recipe import Recipe
     from budgetfit.inputs.arguments import Model, ParsedArguments
@@ -46,8 +45,9 @@ def estimate_recipe(
     if recipe.parallelism is not None:
         asked.given.check_for_several([recipe.parallelism])
     if recipe.parallelism is not None and loop != RUN:
-        others = {"ema": loop.ema, "max_grad_norm": loop.max_grad_norm is not None}
-        named = next((name for name, is_set in others.items() if is_set), "loop")
+        settings = (each for each in fields(Loop) if each.name != "kind")
+        changed = (x.name for x in settings if getattr(loop, x.name) != x.default)
+        named = next(changed, "loop")
         raise InputError(
             f"{named}= is not planned for several GPUs: there budgetfit.Run is around "
             f"the steps. Leave {named}= out."
@@ -93,8 +93,12 @@ def estimate_settings(
     asked = Arguments(
         model=model, precision=precision, checkpointing=checkpointing, **given
     ).parsed()
+    share = asked.samples_per_rank
+    ranks = asked.parallelisms[0].gpus if asked.parallelisms else 1
     size = asked.given.batch_size or asked.source.batch_size
-    check_batch(size, asked.given.effective_batch_size)
+    if asked.given.batch_size is None and asked.given.batch is None and share:
+        size = next(each for each in range(size, 0, -1) if share % each == 0)
+    check_batch(size, share, ranks)
     policy = asked.checkpointing
     (chosen,) = asked.precisions
     engine = asked.given.engine
@@ -107,7 +111,7 @@ def estimate_settings(
     settings = TrainingSettings(
         precision=chosen,
         optimizer=asked.optimizer,
-        effective_batch_size=asked.samples_per_rank,
+        effective_batch_size=share,
         parallelism=next(iter(asked.parallelisms), None),
     )
 

@@ -247,6 +247,8 @@ def _recorded(asked: ParsedArguments) -> dict[str, object]:
         **samples,
         "loss": qualified_name(loss) if callable(loss) else loss,
         **({"loss_of_factory": True} if is_factorys else {}),
+        **({"batch": given.batch} if isinstance(given.batch, str) else {}),
+        **({"trust_remote_code": True} if given.trust_remote_code else {}),
         **({"gpus": given.gpus} if asked.parallelisms else {}),
         **({} if policy == "auto" else {"checkpointing": policy}),
     }

@@ -88,4 +88,5 @@ def _changes(
         and target.on(gpu).budget(given.headroom).usable_bytes >= error.needed_bytes
     ]
     if larger:
-        yield {"gpu": min(larger, key=lambda gpu: gpu.total_bytes).name, "vram": None}
+        name = min(larger, key=lambda gpu: gpu.total_bytes).name
+        yield {"gpu": name, **({} if given.vram is None else {"vram": None})}

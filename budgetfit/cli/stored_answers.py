@@ -64,6 +64,8 @@ class _Refusal:
     suggestions: tuple[_Suggestion, ...]
     floor_bytes: int
     notes: tuple[str, ...]
+    host_bytes: int = 0
+    host_ram_bytes: int | None = None
 
 
 class _Answer(NamedTuple):

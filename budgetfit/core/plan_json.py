@@ -45,6 +45,8 @@ _ASKED: Final[dict[str, tuple[type, ...]]] = {
     "image_sizes": (dict,),
     "loss": (str,),
     "loss_of_factory": (bool,),
+    "batch": (str,),
+    "trust_remote_code": (bool,),
     "gpus": (int, str),
     "checkpointing": (str,),
 }

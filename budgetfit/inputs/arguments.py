@@ -176,13 +176,18 @@ class Arguments:
         return find_adapter(self.method, gpu, precisions, **settings)
 
     def parsed(
-        self, precisions: Sequence[str] | None = None, nodes: int = 0
+        self,
+        precisions: Sequence[str] | None = None,
+        nodes: int = 0,
+        card: Gpu | None = None,
     ) -> ParsedArguments:
         """Parse and validate all arguments, and read the model.
 
         Args:
             precisions: Those of a recipe, instead of ``precision``.
             nodes: Machines of a recipe for several GPUs, instead of those of ``gpus``.
+            card: That of a saved plan, which need not be in the table, instead of
+                ``gpu``.
 
         Raises:
             InputError: If one of them is invalid; nothing was traced.
@@ -196,7 +201,7 @@ class Arguments:
         check_batch(self.batch_size, share, ranks)
         self._check_update_in_backward()
         check_compile(self.compile, AUTO)
-        target = find_target_gpu(self.vram, self.gpu, self.allocator)
+        target = find_target_gpu(self.vram, card or self.gpu, self.allocator)
         target = target.connected(self.link, engines[0].nodes if engines else nodes)
         budget = target.budget(self.headroom, self.host_ram)
         is_auto = precisions is None and self.precision == "auto"

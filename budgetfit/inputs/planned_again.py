@@ -38,10 +38,10 @@ def parse_again(
     Raises:
         InputError: The model, batch or loss is not known, or not the planned one.
     """
+    card = None
     if gpu is None and vram is None:
         budget = plan.budget
-        known = plan.gpu.total_source != "given"
-        gpu, vram = (plan.gpu.name if known else None), budget.total_bytes
+        card, vram = plan.gpu, budget.total_bytes
         headroom = budget.headroom_bytes if headroom is None else headroom
     several = plan.recipe.parallelism
     parsed = Arguments(
@@ -53,7 +53,7 @@ def parse_again(
         allocator=plan.budget.allocator.text or None,
         link=plan.gpu.interconnect or None,
         **further,
-    ).parsed([plan.recipe.precision], 0 if several is None else several.nodes)
+    ).parsed([plan.recipe.precision], 0 if several is None else several.nodes, card)
     workload = parsed.workload
     if asked["loss"] is None:  # a factory may return it
         loss_and_optimizer(plan, workload.loss, workload.optimizer, ("check",))

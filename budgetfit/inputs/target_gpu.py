@@ -84,7 +84,7 @@ class TargetGpu:
 
 
 def find_target_gpu(
-    vram: int | str | None, gpu: str | None, allocator: Given = None
+    vram: int | str | None, gpu: Gpu | str | None, allocator: Given = None
 ) -> TargetGpu:
     """Resolve ``gpu`` and ``vram`` to a GPU and a memory limit.
 
@@ -108,13 +108,13 @@ def find_target_gpu(
 
 
 def _gpu_and_limit(
-    vram: int | str | None, gpu: str | None
+    vram: int | str | None, gpu: Gpu | str | None
 ) -> tuple[Gpu, int | None, tuple[str, ...]]:
     limit = None if vram is None else _limit(vram)
     if gpu is not None:
-        if not isinstance(gpu, str):
+        if not isinstance(gpu, (str, Gpu)):
             raise InputError(f'gpu must be a name such as "rtx-4090"; got {gpu!r}.')
-        found = find_gpu(gpu)
+        found = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
         if limit is not None and limit > found.total_bytes:
             have = format_bytes(found.total_bytes)
             note = (

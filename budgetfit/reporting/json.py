@@ -132,6 +132,8 @@ def error_json(error: Exception) -> str:
             "proven": error.proven,
             "notes": list(error.notes),
             "usable_bytes": error.usable_bytes,
+            "host_bytes": error.host_bytes,
+            "host_ram_bytes": error.host_ram_bytes,
             "largest": {"name": error.largest[0], "bytes": error.largest[1]},
             "suggestions": [_suggestion(item) for item in error.suggestions],
         }

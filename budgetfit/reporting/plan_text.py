@@ -285,15 +285,21 @@ def _next(plan: Plan, saved_as: str | None) -> list[RenderableType]:
 
 
 def _own_code(plan: Plan) -> str:
-    """Return options that name the code of a plan's model; it is not run unasked."""
+    """Return options that name a plan's own code; it is not run unasked."""
     asked = plan.provenance.get("asked")
-    if not isinstance(asked, dict) or not is_factory_text(str(asked.get("model"))):
+    if not isinstance(asked, dict):
         return ""
-    names = ("model",) if asked.get("loss_of_factory") else ("model", "loss")
-    named = {name: asked.get(name) for name in names}
-    return "".join(
-        f" --{name} {shlex.quote(str(text))}" for name, text in named.items() if text
-    )
+    is_factory = is_factory_text(str(asked.get("model")))
+    names = ["model"] if is_factory else []
+    if not asked.get("loss_of_factory"):
+        names.append("loss")
+    options = ""
+    for name in (*names, "batch"):
+        text = asked.get(name)
+        # A function that was handed in is recorded by a name that loads nothing.
+        if text and (is_factory or is_factory_text(str(text))):
+            options += f" --{name} {shlex.quote(str(text))}"
+    return options + " --trust-remote-code" * bool(asked.get("trust_remote_code"))
 
 
 def _script(plan: Plan) -> str:

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, ViTConfig
 import budgetfit
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
+from budgetfit.gpus.table import gpu_from_properties
 from budgetfit.inputs.plan_source import planned_arguments
 from budgetfit.inputs.planned_again import parse_again
 from tests.api.planned import plan_of_config
@@ -62,6 +63,18 @@ def test_on_a_card_that_is_too_small_it_does_not_fit(config: Path) -> None:
     plan = plan_of_config(config, precision="fp32")
     assert not budgetfit.check(plan, vram="540MB", headroom=0).fits
     assert budgetfit.check(plan, gpu="l4").fits
+
+
+def test_the_planned_card_need_not_be_in_the_table(config: Path) -> None:
+    name = "NVIDIA A100-SXM4-80GB MIG 1g.10gb"
+    card = gpu_from_properties(name, 10 * 2**30, (8, 0), 14, 1536)
+    plan = plan_of_config(config, gpu="l4", **QUICK)
+    limit = replace(plan.budget, total_bytes=card.total_bytes)
+    plan = Plan.from_json(plan.changed(gpu=card, budget=limit).to_json())
+    found = budgetfit.check(plan)
+    assert found.fits
+    assert found.usable_bytes is not None
+    assert found.usable_bytes < card.total_bytes
 
 
 def test_a_card_that_cannot_run_the_precision_is_refused(config: Path) -> None:

@@ -150,6 +150,16 @@ def test_estimate_and_layers_take_them_too(file: Path) -> None:
     assert layers(f"{file}:model", **asked)  # type: ignore[arg-type]
 
 
+def test_a_plan_records_the_names_of_its_batch_and_loss(file: Path) -> None:
+    asked = {"batch": f"{file}:make_batch", "loss": f"{file}:loss"}
+    given: dict[str, Any] = {"batch_size": 3, "checkpointing": "none", **asked}
+    plan = planned(f"{file}:model", **given, trust_remote_code=True)
+    loaded = budgetfit.Plan.from_json(plan.to_json())
+    recorded = loaded.provenance["asked"]
+    assert {name: recorded[name] for name in asked} == asked
+    assert recorded["trust_remote_code"]
+
+
 def vit() -> transformers.PreTrainedModel:
     config = transformers.ViTConfig(
         hidden_size=32,

@@ -199,6 +199,8 @@ def test_what_is_around_the_steps_is_run_alone() -> None:
         ("loop", "plain"),
         ("ema", Loop(ema=True)),
         ("max_grad_norm", Loop(kind="run", max_grad_norm=1.0)),
+        ("evaluation_batch_size", Loop(evaluation_batch_size=4)),
+        ("set_to_none", Loop(set_to_none=False)),
     ):
         with pytest.raises(InputError, match=rf"budgetfit\.Run .* Leave {name}= out"):
             budgetfit.estimate(Mebi(), recipe, loop=loop, **given)
@@ -224,6 +226,20 @@ def test_a_plan_for_deepspeed_is_read_as_it_was_saved() -> None:
         estimate_settings(
             model, gpu="rtx-4090", gpus=2, engine="deepspeed", batch=torch.zeros(4, 512)
         )
+
+
+def test_an_estimate_keeps_the_effective_batch_of_all_ranks(config: Path) -> None:
+    given: dict[str, Any] = {"gpu": "rtx-4090", "gpus": 4, "engine": "ddp"}
+    given |= {"max_length": 16, "precision": "fp32", "effective_batch_size": 4}
+    found, _ = estimate_settings(str(config), **given)
+    assert found.recipe.effective_batch_size == 4
+    assert found.recipe.batch_size == 1  # two samples are made where more are free
+    message = r"effective_batch_size 4 over 4 ranks \(1 on each\)"
+    with pytest.raises(InputError, match=message):
+        estimate_settings(str(config), batch_size=2, **given)
+    own = {"batch": torch.zeros(2, 512, 512), "gpus": 4, "engine": "ddp"}
+    with pytest.raises(InputError, match=message):
+        estimate_settings(Mebi(), gpu="t4", effective_batch_size=4, **own)
 
 
 def test_a_plan_of_many_lengths_is_over_the_lengths_and_the_ranks(config: Path) -> None:

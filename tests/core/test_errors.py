@@ -53,11 +53,11 @@ def test_does_not_fit_says_what_was_found_what_there_was_and_what_to_try() -> No
         "Largest part: optimizer state, 6.00 GiB.",
         "What would fit:",
         '  optimizer="adamw_bnb_8bit", prepare_for_kbit=False: peak 9.00 GiB',
-        '  gpu="l40s": peak 12.00 GiB',
+        '  gpu="l40s" instead of vram=: peak 12.00 GiB',
     ]
     assert error.text(as_options=True).splitlines()[3:] == [
         "  --optimizer adamw_bnb_8bit --no-prepare-for-kbit: peak 9.00 GiB",
-        "  --gpu l40s: peak 12.00 GiB",
+        "  --gpu l40s instead of --vram: peak 12.00 GiB",
     ]
 
 

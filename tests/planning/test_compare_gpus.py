@@ -107,6 +107,15 @@ def of_mebi(gpus: Sequence[str], **given: Any) -> tuple[GpuComparison, ...]:
     return compare(Mebi(2), gpus, batch=batch, **{"engine": "ddp", **given})[0]
 
 
+def test_a_batch_that_no_rank_can_have_is_said_in_the_row_of_its_group() -> None:
+    given: dict[str, Any] = {"batch_size": 4, "effective_batch_size": 8}
+    one, four = of_mebi(["rtx-4090", "rtx-4090x4"], precision="fp32", **given)
+    assert one.estimate is not None
+    assert one.estimate.recipe.effective_batch_size == 8
+    assert four.estimate is None
+    assert "effective_batch_size 8 over 4 ranks (2 on each)" in four.problem
+
+
 def test_groups_are_rows_beside_single_cards() -> None:
     given: dict[str, Any] = {"effective_batch_size": 12, "precision": "fp32"}
     prices = {"rtx-4090": 0.5}

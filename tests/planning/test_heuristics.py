@@ -361,6 +361,11 @@ def test_a_change_of_training_has_to_gain_one_per_cent(
     assert (training_changes._best(change, plan) is changed) == shown  # noqa: SLF001
 
 
+def test_another_card_trains_the_same() -> None:
+    card = {"gpu": "l4", "vram": None}
+    assert not refusal.suggestion(card, estimate(USABLE)).changes_training
+
+
 @pytest.mark.parametrize(("freed_mib", "tried"), [(99, False), (100, True)])
 def test_a_suggestion_that_frees_too_little_is_not_tried(
     *, monkeypatch: pytest.MonkeyPatch, freed_mib: int, tried: bool

@@ -3,6 +3,7 @@
 # ruff: noqa: ANN401 - options of make_plan
 
 import functools
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -186,6 +187,33 @@ def test_checkpointing_that_was_not_allowed_is_suggested_where_it_helps(
     )
     assert free.arguments == {"checkpointing": "auto"}
     assert free.recipe.segments  # type: ignore[attr-defined]
+
+
+def test_updates_in_the_backward_are_not_told_to_take_smaller_batches(
+    workload: Workload,
+) -> None:
+    request = Request(batch_size=16, checkpointing="none")
+    with pytest.raises(DoesNotFitError) as caught:
+        plan(workload, 120, request, optimizer_in_backward=True)
+    told = [row.arguments for row in caught.value.suggestions]
+    assert told
+    assert {"batch_size": 1} not in told
+
+
+def test_host_memory_that_is_missing_is_said_and_suggested(workload: Workload) -> None:
+    limited = replace(budget(2000), host_ram_bytes=MIB)
+    settings = {**SETTINGS, "optimizer": "adamw_torch_cpu_offload"}
+    request = Request(batch_size=1, checkpointing="none")
+    with pytest.raises(DoesNotFitError, match="host memory are needed") as caught:
+        make_plan(workload, limited, request, **settings)
+    error = caught.value
+    assert error.needed_bytes < error.usable_bytes
+    assert error.host_ram_bytes == MIB < error.host_bytes
+    assert "1 MiB are allowed (host_ram=, --host-ram)" in str(error)
+    more = [row for row in error.suggestions if "host_ram" in row.arguments]
+    assert [row.arguments for row in more] == [{"host_ram": "1GiB"}]
+    again = error.with_suggestions(())
+    assert str(again).splitlines()[0] == str(error).splitlines()[0]
 
 
 def test_a_plan_tells_how_its_numbers_came_about(workload: Workload) -> None:

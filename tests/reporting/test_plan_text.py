@@ -94,6 +94,18 @@ def test_next_quotes_paths_and_asks_for_the_loss_that_is_missing() -> None:
     assert "budgetfit.verify(plan)" in render(plan_text(sample_plan()))
 
 
+def test_next_names_the_code_of_a_plan_for_a_config() -> None:
+    asked = {"model": "gpt2", "loss": "mine.py:loss", "batch": "mine.py:batch"}
+    own = sample_plan(provenance={"asked": {**asked, "trust_remote_code": True}})
+    text = render(plan_text(own, saved_as="p.json"))
+    options = "--loss mine.py:loss --batch mine.py:batch --trust-remote-code"
+    assert f"budgetfit verify p.json {options}   #" in text
+    handed_in = sample_plan(
+        provenance={"asked": {"model": "gpt2", "loss": "mine.loss"}}
+    )
+    assert "verify p.json   #" in render(plan_text(handed_in, saved_as="p.json"))
+
+
 def test_next_names_a_library_that_has_adapters() -> None:
     plan = sample_plan(adapter=Adapter(method="lora"))
     assert "--to trainer > train.py" in render(plan_text(plan, saved_as="plan.json"))

@@ -46,6 +46,8 @@ def does_not_fit_error(
         floor_bytes=floor_bytes,
         suggestions=tuple(suggestions(session, least)),
         notes=session.workload.notes,
+        host_bytes=least.host_bytes,
+        host_ram_bytes=session.budget.host_ram_bytes,
     )
 
 
@@ -74,7 +76,10 @@ def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
         several = found.recipe.parallelism
         sharing = 1 if several is None else several.gpus // several.nodes
         arguments = {"host_ram": f"{-(-found.host_bytes * sharing // 2**30)}GiB"}
-    keeps = {"checkpointing", "batch_size", "host_ram", "optimizer_in_backward"}
+    keeps = {
+        *("checkpointing", "batch_size", "host_ram", "optimizer_in_backward"),
+        *("gpu", "vram"),
+    }
     return Suggestion(
         arguments=arguments,
         recipe=found.recipe,
@@ -91,11 +96,14 @@ def _changes(
     """Yield changed arguments of ``plan``, each with its session."""
     session = session.changed(loss_chunks=1)
     request, settings = session.request, session.settings
-    if request.batch_size is not None and request.batch_size > 1:
+    # Updates in the backward are of one micro-batch: a smaller one is another batch.
+    in_backward = settings.optimizer_in_backward
+    if not in_backward and request.batch_size is not None and request.batch_size > 1:
         yield {"batch_size": 1}, session.asking(batch_size=1)
     if request.checkpointing != "auto":
         yield {"checkpointing": "auto"}, session.asking(checkpointing="auto")
-    elif settings.host_ram_bytes is not None:
+    uses_host = request.checkpointing == "auto" or settings.optimizer == OFFLOADED
+    if uses_host and session.budget.host_ram_bytes is not None:
         unlimited = replace(session.budget, host_ram_bytes=None)
         more = replace(session.changed(host_ram_bytes=None), budget=unlimited)
         yield {"host_ram": None}, more
