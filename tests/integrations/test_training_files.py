@@ -349,6 +349,15 @@ def test_what_has_no_place_in_the_file_is_refused(program: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("name", ["nadam", "muon", "adafactor_torch"])
+def test_optimizers_that_transformers_does_not_name_are_refused(
+    program: ModuleType, name: str
+) -> None:
+    with pytest.raises(InputError, match=f"made with {name}. Plan with one of those"):
+        read(program, plan_of(optimizer=name))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_names_end_no_comment(program: ModuleType) -> None:
     plan = plan_of()
     odd = replace(plan.model, name="x\nlearning_rate: 7\n#")

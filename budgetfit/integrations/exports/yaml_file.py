@@ -67,7 +67,7 @@ def config_text(  # noqa: PLR0913, PLR0917 - a plan, and what a program can say
         InputError: If the program cannot train this model or this optimizer.
     """
     refuse_unless_language_model(plan, program)
-    _refuse_optimizer_function(plan, program)
+    _refuse_other_optimizers(plan, program)
     refuse_optimizer_in_backward(plan, program)
     refuse_several_gpus(plan, program, but=engines)
     refuse_compile(plan, program)
@@ -161,11 +161,15 @@ def _numbers(estimate: Estimate) -> str:
     return f"{memory} reserved and {rate_text(estimate.samples_per_s)} samples/s"
 
 
-def _refuse_optimizer_function(plan: Plan, program: str) -> None:
+def _refuse_other_optimizers(plan: Plan, program: str) -> None:
     """Refuse optimizers without a transformers name."""
-    if "." in plan.recipe.optimizer:
+    from budgetfit.integrations.exports.trainer_arguments import builds  # noqa: PLC0415 - takes seconds
+
+    name = plan.recipe.optimizer
+    if not builds(name):
+        kind = "the function " if "." in name else ""
         raise InputError(
             f"{program} takes transformers' optimizer names, and the plan was made "
-            f"with the function {plan.recipe.optimizer}. Plan with one of those names, "
-            "for example --optimizer adamw_torch_fused."
+            f"with {kind}{name}. Plan with one of those names, for example "
+            "--optimizer adamw_torch_fused."
         )
