@@ -290,6 +290,8 @@ class ModelSummary:
     its layers without parameters and holds the numbers of its config. ``attention`` is
     the attention implementation and number of heads; empty if unknown. ``batch_dims``
     is the sample dimension of ``batch``; None in plans that older versions saved.
+    ``dequantizer`` is the config class of transformers that dequantizes the stored
+    weights while they are loaded; empty where none does.
     """
 
     name: str
@@ -304,6 +306,7 @@ class ModelSummary:
     settings: dict[str, Any] = field(default_factory=dict)
     attention: str = ""
     batch_dims: SampleDims | None = None
+    dequantizer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

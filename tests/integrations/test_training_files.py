@@ -130,6 +130,20 @@ def test_axolotl_is_told_the_precision(
     assert ("half of what was predicted" in comments) == (precision == "bf16-mixed")
 
 
+def test_adapters_in_bf16_are_kept_so_or_refused() -> None:
+    lora = plan_of(precision="bf16", found=adapter("lora"))
+    values, comments = read(axolotl, lora)
+    assert values["peft_autocast_adapter_dtype"] is False
+    assert "in fp32" not in comments
+    _, comments = read(axolotl, plan_of(precision="bf16", found=adapter("qlora")))
+    assert "adapters of a quantised base in fp32" in comments
+    values, _ = read(axolotl, plan_of(found=adapter("lora")))
+    assert "peft_autocast_adapter_dtype" not in values
+    with pytest.raises(InputError, match="makes adapters in fp32.*bf16-mixed"):
+        read(llamafactory, lora)
+    assert read(llamafactory, plan_of(found=adapter("lora")))[0]["bf16"] is True
+
+
 def test_axolotl_cannot_train_fp16_weights() -> None:
     with pytest.raises(InputError, match="fp16 weights cannot be trained"):
         read(axolotl, plan_of(precision="fp16-mixed"))

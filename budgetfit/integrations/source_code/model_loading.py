@@ -78,6 +78,8 @@ def load_model_text(plan: Plan) -> Loading:
     if from_hub:
         constants, builder = f"MODEL = {to_source(weights_of(plan))}\n", ""
         names.append(("transformers", class_name))
+        if dequantizer := dequantizer_of(plan):
+            names.append(("transformers", dequantizer))
         loader, arguments = f"{class_name}.from_pretrained", _loading_arguments(plan)
         loaded = call_source(loader, arguments, 4, len("model = "))
         said = "Load the model as it was planned."
@@ -230,6 +232,12 @@ def dtype_of(plan: Plan) -> str:
     return f"torch.{DTYPES[policy.weights]}"
 
 
+def dequantizer_of(plan: Plan) -> str:
+    """Return the config class that dequantizes the stored weights; empty for none."""
+    name = plan.model.dequantizer
+    return name if name.isidentifier() and name.endswith("Config") else ""
+
+
 def has_fp32_copies(plan: Plan) -> bool:
     """Whether a quantized base's embeddings, norms and head are planned in fp32."""
     pure = find_precision(plan.recipe.precision).weights == "bf16"
@@ -243,6 +251,8 @@ def _loading_arguments(plan: Plan) -> list[str]:
         arguments.append(f"quantization_config={config}")
         if device_imports(plan):
             arguments.append(DEVICE_MAP)
+    elif dequantizer := dequantizer_of(plan):
+        arguments.append(f"quantization_config={dequantizer}(dequantize=True)")
     return arguments
 
 
