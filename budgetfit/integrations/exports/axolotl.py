@@ -17,11 +17,11 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.exports.ranks import dtype_lines, yaml_settings
 from budgetfit.integrations.exports.yaml_file import config_text, uniform_treatment
 from budgetfit.integrations.source_code.model_loading import (
-    dequantizer_of,
     has_fp32_copies,
     weights_of,
 )
 from budgetfit.integrations.source_code.python_source import (
+    dequantizer_of,
     exported_eval_batch_size,
     planned_length,
 )

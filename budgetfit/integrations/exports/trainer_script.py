@@ -232,11 +232,11 @@ def _imports(
 def _main(plan: Plan, program: ScriptParts, loading: Loading) -> str:
     if program.columns:
         name = "MODEL" if loading.from_hub else '"REPLACE by its folder"'
-        auto, made = _processing(plan)
+        auto, variable = _processing(plan)
         columns = program.columns
         if auto == "AutoProcessor":
             columns = '"images" and "messages"'
-        return _TEXTS.substitute(columns=columns, name=name, auto=auto, made=made)
+        return _TEXTS.substitute(columns=columns, name=name, auto=auto, made=variable)
     made = data_parts(plan.model.batch, plan.model.batch_dims)
     batches = "\n\n".join(part.code for part in made)
     count = _STEPS * plan.recipe.effective_batch_size

@@ -19,6 +19,7 @@ from budgetfit.integrations.source_code.python_source import (
     DTYPES,
     asked_model,
     call_source,
+    dequantizer_of,
     escape_line,
     to_source,
 )
@@ -230,12 +231,6 @@ def dtype_of(plan: Plan) -> str:
     if policy.weights == "as-is" or frozen:
         return '"auto"'
     return f"torch.{DTYPES[policy.weights]}"
-
-
-def dequantizer_of(plan: Plan) -> str:
-    """Return the config class that dequantizes the stored weights; empty for none."""
-    name = plan.model.dequantizer
-    return name if name.isidentifier() and name.endswith("Config") else ""
 
 
 def has_fp32_copies(plan: Plan) -> bool:

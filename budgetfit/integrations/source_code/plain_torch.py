@@ -19,7 +19,6 @@ from budgetfit.integrations.model_sources.model_name import (
 )
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.source_code import plain_torch_templates as parts
-from budgetfit.integrations.source_code.model_loading import dequantizer_of
 from budgetfit.integrations.source_code.plain_torch_checkpointing import (
     recompute_parts,
     segment_constants,
@@ -41,6 +40,7 @@ from budgetfit.integrations.source_code.python_source import (
     allocator_lines,
     asked_model,
     call_source,
+    dequantizer_of,
     escape_line,
     lengths_lines,
     to_source,
