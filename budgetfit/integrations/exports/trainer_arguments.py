@@ -126,7 +126,7 @@ def exported(plan: Plan) -> tuple[dict[str, Any], str]:
             trainer.py).
     """
     recipe = plan.recipe
-    by_trainer = builds(recipe.optimizer) and not recipe.optimizer_in_backward
+    by_trainer = _builds(recipe.optimizer) and not recipe.optimizer_in_backward
     if by_trainer or recipe.optimizer not in OPTIMIZER_NAMES:
         return {}, ""
     if recipe.parallelism is not None and recipe.parallelism.engine == "fsdp2":
@@ -139,7 +139,7 @@ def exported(plan: Plan) -> tuple[dict[str, Any], str]:
     return {"optim": "adamw_torch"}, f"        optimizers=({made}, None),\n"
 
 
-def builds(name: str) -> bool:
+def _builds(name: str) -> bool:
     """Whether the installed ``TrainingArguments`` takes a name as ``optim``."""
     return name in {each.value for each in OptimizerNames}
 
@@ -161,7 +161,7 @@ def _check_optimizer(name: str, recipe: Recipe, *, chosen: bool) -> None:
         recipe: As planned.
         chosen: Whether the user gave the argument.
     """
-    known = builds(name)
+    known = _builds(name)
     if known and (chosen or not recipe.optimizer_in_backward):
         return
     reason = (

@@ -179,10 +179,10 @@ def _numbers(estimate: Estimate) -> str:
 
 def _refuse_other_optimizers(plan: Plan, program: str) -> None:
     """Refuse optimizers without a transformers name."""
-    from budgetfit.integrations.exports.trainer_arguments import builds  # noqa: PLC0415 - takes seconds
+    from transformers.training_args import OptimizerNames  # noqa: PLC0415 - takes seconds
 
     name = plan.recipe.optimizer
-    if not builds(name):
+    if name not in {each.value for each in OptimizerNames}:
         kind = "the function " if "." in name else ""
         raise InputError(
             f"{program} takes transformers' optimizer names, and the plan was made "
