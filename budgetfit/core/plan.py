@@ -292,6 +292,8 @@ class ModelSummary:
     its layers without parameters and holds the numbers of its config. ``attention`` is
     the attention implementation and number of heads; empty if unknown. ``batch_dims``
     is the sample dimension of ``batch``; None in plans that older versions saved.
+    ``dequantizer`` is the config class of transformers that dequantizes the stored
+    weights while they are loaded; empty where none does.
     """
 
     name: str
@@ -307,6 +309,7 @@ class ModelSummary:
     attention: str = ""
     batch_dims: SampleDims | None = None
     block_types: tuple[str, ...] = ()
+    dequantizer: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -461,6 +461,7 @@ def _read_model(
         optimizer=source.optimizer,
         gpu=target.gpu,
         name=resolved.name,
+        dequantizer=resolved.dequantizer,
         source=origin if adapter is None else f"{origin}; {adapter.describe()}",
         notes=tuple(notes),
         cudnn=torch.backends.cudnn.enabled,

@@ -57,6 +57,7 @@ class Workload:
         notes: Assumptions made while building this workload.
         remake: ``make_batch`` with all but the model and ``max_length``; None where the
             batch was given.
+        dequantizer: The config class that dequantizes the stored weights; or empty.
         lengths: Of the samples, or sizes of images; the batch has that of the longest.
             None if unknown.
     """
@@ -70,6 +71,7 @@ class Workload:
     blocks: tuple[str, ...] = ()
     name: str = ""
     source: str = ""
+    dequantizer: str = ""
     cudnn: bool = True
     notes: tuple[str, ...] = ()
     remake: Callable[..., ExampleBatch] | None = None
@@ -196,6 +198,7 @@ class Workload:
             blocks=self.blocks,
             block_type=types.most_common(1)[0][0] if types else "",
             source=self.source,
+            dequantizer=self.dequantizer,
             batch=describe_batch(self.batch),
             batch_dims=self.batch_dims,
             block_types=tuple(types),

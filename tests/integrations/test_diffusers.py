@@ -12,8 +12,15 @@ from torch.nn import functional
 import budgetfit
 from budgetfit.applying.loss.prediction_loss import prediction_loss
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports.diffusers_options import script_lines
 from budgetfit.integrations.model_sources import diffusers as source
 from budgetfit.integrations.model_sources.model_name import config_file, denoiser_of
+from tests.reporting.sample_plans import (
+    sample_estimate,
+    sample_model,
+    sample_plan,
+    sample_recipe,
+)
 
 SMALL_DIT = {
     "_class_name": "Transformer2DModel",  # as facebook/DiT-XL-2-256 says
@@ -198,3 +205,14 @@ class TestWithDiffusers:
         folder = folder_of(tmp_path / "new", {"_class_name": "NoSuchTransformer"})
         with pytest.raises(InputError, match="has no model NoSuchTransformer"):
             budgetfit.estimate(str(folder), gpu="t4")
+
+
+def test_optimizers_without_an_option_are_said() -> None:
+    model = sample_model(class_name="diffusers.UNet2DConditionModel")
+
+    def said(optimizer: str) -> str:
+        estimate = sample_estimate(sample_recipe(optimizer=optimizer))
+        return "\n".join(script_lines(sample_plan(model=model, estimate=estimate)))
+
+    assert "no option for adafactor" in said("adafactor")
+    assert "no option" not in said("adamw_torch_fused") + said("adamw_bnb_8bit")

@@ -284,6 +284,15 @@ def test_pure_bf16_needs_the_callback_where_loading_is_not_enough() -> None:
     assert trainer_checkpointing(seen) is None
 
 
+def test_adapters_that_trl_casts_to_16_bits_need_the_callback() -> None:
+    plan = every(tiny_model("llama"), 0)
+    quantised = replace(plan, adapter=adapter("qlora"))
+    assert trainer_checkpointing(quantised) is not None
+    assert trainer_checkpointing(quantised, cuts_loss=True) is None
+    lora = replace(plan, adapter=adapter("lora"))
+    assert trainer_checkpointing(lora, cuts_loss=True) is not None
+
+
 def test_an_optimizer_of_the_plans_own_needs_the_plan() -> None:
     model = tiny_model("llama")
     plan = every(model, 0, optimizer_in_backward=True, gradient_accumulation_steps=1)

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from transformers import (
 
 import budgetfit
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports import axolotl
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.quantization.traceable_layers import stored_bytes
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
+from budgetfit.integrations.source_code.model_loading import load_model_text
 from tests.integrations.adapters import QUIET, adapter
 
 pytestmark = QUIET
@@ -89,7 +92,11 @@ def in_fp8(folder: Path) -> None:
 def in_mxfp4(folder: Path) -> None:
     """Write a GPT-OSS as its makers do: no dtype, experts in blocks of 32."""
     config = GptOssConfig(
-        **SIZES, head_dim=32, num_local_experts=2, layer_types=["full_attention"] * 2
+        **SIZES,
+        head_dim=32,
+        num_local_experts=2,
+        num_experts_per_tok=2,
+        layer_types=["full_attention"] * 2,
     )
     model = GptOssForCausalLM._from_config(config, dtype=torch.bfloat16)  # noqa: SLF001
     tensors = {}
@@ -135,6 +142,29 @@ def test_what_is_dequantised_is_planned_as_from_pretrained_loads_it(
     assert not hasattr(planned.model.config, "quantization_config")
     # What it loads as is a model like any other, and is planned again.
     assert stored(resolve_model(loaded).model) == stored(loaded)
+
+
+def test_programs_load_dequantised_what_was_planned_so(tmp_path: Path) -> None:
+    in_mxfp4(tmp_path)
+    plan = budgetfit.plan(
+        str(tmp_path),
+        gpu="h100-80gb",
+        max_length=16,
+        batch_size=1,
+        checkpointing="none",
+        precision="bf16",
+    )
+    plan.save(tmp_path / "plan.json")
+    plan = budgetfit.Plan.load(tmp_path / "plan.json")
+    loading = load_model_text(plan)
+    assert "quantization_config=Mxfp4Config(dequantize=True)" in loading.code
+    assert ("transformers", "Mxfp4Config") in loading.names
+    assert "transformers.Mxfp4Config(dequantize=True)" in plan.to_torch_script()
+    text = axolotl.export_text(plan, "plan.json")
+    assert 'model_quantization_config: "Mxfp4Config"\n' in text
+    assert 'model_quantization_config_kwargs: {"dequantize": true}\n' in text
+    older = replace(plan, model=replace(plan.model, dequantizer=""))
+    assert "Mxfp4Config" not in load_model_text(older).code
 
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])

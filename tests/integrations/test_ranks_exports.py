@@ -520,6 +520,16 @@ def test_a_sharded_head_ends_a_loss_in_parts_in_a_line_that_says_so() -> None:
         assert "output head in a group of its own" in line
 
 
+def test_the_trainer_takes_no_optimizer_under_fsdp() -> None:
+    fsdp, ddp = Parallelism(engine="fsdp2", gpus=2), Parallelism(engine="ddp", gpus=2)
+    model = tiny_model("llama")
+    plan = plan_for(model, (), optimizer="nadam", parallelism=fsdp)
+    with pytest.raises(InputError, match="'nadam' in its optim names, and under FSDP"):
+        trainer_export.export_text(plan, "plan.json")
+    other = plan_for(model, (), optimizer="nadam", parallelism=ddp)
+    assert "optimizers=(plan.make" in trainer_export.export_text(other, "plan.json")
+
+
 def test_several_machines_are_told_where_to_meet() -> None:
     two = Parallelism(engine="fsdp2", gpus=4, gpus_per_node=2)
     plan = plan_for(tiny_model("llama"), None, parallelism=two)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -592,11 +593,23 @@ def test_a_model_from_a_package_is_imported() -> None:
 
 
 def test_weights_of_a_hub_id_are_loaded_only_on_request() -> None:
-    source = torch_script(plan_of("org/model-1.0"))
+    plan = plan_of("org/model-1.0")
+    named = replace(plan.model, class_name="LlamaForCausalLM")
+    source = torch_script(replace(plan, model=named))
+    assert "kind = transformers.LlamaForCausalLM\n" in source
     assert 'MODEL = "org/model-1.0"' in source
     assert 'parser.add_argument("--pretrained", action="store_true")' in source
     assert "build_model(pretrained=options.pretrained)" in source
     compile(source, "train.py", "exec")
+
+
+@pytest.mark.parametrize("class_name", ["", "diffusers.UNet2DConditionModel"])
+def test_a_hub_id_of_another_library_is_left_to_fill_in(class_name: str) -> None:
+    plan = plan_of("org/model-1.0")
+    model = replace(plan.model, class_name=class_name)
+    script = opened(replace(plan, model=model))
+    with pytest.raises(SystemExit, match="Fill in build_model"):
+        script.main(RUN)
 
 
 def test_a_model_from_memory_is_left_to_fill_in() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from budgetfit.core.adapter import Adapter
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Alternative, Plan
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports import axolotl, llamafactory
+from budgetfit.utils.format_bytes import format_bytes
 from tests.integrations.adapters import adapter
 from tests.reporting.sample_plans import (
     BLOCKS,
@@ -128,6 +130,20 @@ def test_axolotl_is_told_the_precision(
     values, comments = read(axolotl, plan_of(precision=precision))
     assert (values["bf16"], values["fp16"], values["tf32"]) == wanted
     assert ("half of what was predicted" in comments) == (precision == "bf16-mixed")
+
+
+def test_adapters_in_bf16_are_kept_so_or_refused() -> None:
+    lora = plan_of(precision="bf16", found=adapter("lora"))
+    values, comments = read(axolotl, lora)
+    assert values["peft_autocast_adapter_dtype"] is False
+    assert "in fp32" not in comments
+    _, comments = read(axolotl, plan_of(precision="bf16", found=adapter("qlora")))
+    assert "adapters of a quantised base in fp32" in comments
+    values, _ = read(axolotl, plan_of(found=adapter("lora")))
+    assert "peft_autocast_adapter_dtype" not in values
+    with pytest.raises(InputError, match=r"makes adapters in fp32.*bf16-mixed"):
+        read(llamafactory, lora)
+    assert read(llamafactory, plan_of(found=adapter("lora")))[0]["bf16"] is True
 
 
 def test_axolotl_cannot_train_fp16_weights() -> None:
@@ -328,6 +344,26 @@ def test_a_row_judged_while_accumulating_stands_in_for_one_micro_batch(
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
+def test_copied_gradients_are_added_to_what_is_written(program: ModuleType) -> None:
+    ddp = Parallelism(engine="ddp", gpus=2, gradient_as_bucket_view=True)
+    plan = plan_of(UNSAYABLE["some"], parallelism=ddp)
+    more, usable = 4 * plan.model.trainable_count, plan.budget.usable_bytes
+
+    def other(label: str, reserved: int, step_ms: float) -> Alternative:
+        found = row(label, singles(EVERY), reserved_bytes=reserved, step_ms=step_ms)
+        recipe = replace(found.estimate.recipe, parallelism=ddp)
+        return replace(found, estimate=replace(found.estimate, recipe=recipe))
+
+    fits = other("fits", usable - more, 8250.0)
+    fast = other("faster", usable - more + 1, 8000.0)
+    _, comments = read(program, replace(plan, alternatives=(fits, fast)))
+    assert "was judged to fit: fits, " in comments
+    assert f"take {format_bytes(more)} more than predicted" in comments
+    with pytest.raises(InputError, match=f"{format_bytes(usable)} are usable"):
+        read(program, replace(plan, alternatives=(fast,)))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_loss_in_parts_is_said_to_be_missing(program: ModuleType) -> None:
     rows = (row("every block recomputed", singles(EVERY)),)
     _, comments = read(program, plan_of(singles(EVERY), loss_chunks=8, rows=rows))
@@ -346,6 +382,15 @@ def test_what_has_no_place_in_the_file_is_refused(program: ModuleType) -> None:
     stepping = plan_of(optimizer_in_backward=True, gradient_accumulation_steps=1)
     with pytest.raises(InputError, match="optimizer_in_backward=False"):
         read(program, stepping)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("name", ["nadam", "muon", "adafactor_torch"])
+def test_optimizers_that_transformers_does_not_name_are_refused(
+    program: ModuleType, name: str
+) -> None:
+    with pytest.raises(InputError, match=f"made with {name}. Plan with one of those"):
+        read(program, plan_of(optimizer=name))
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

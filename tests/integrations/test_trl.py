@@ -260,6 +260,18 @@ def test_others_that_may_continue_texts_are_written(class_name: str) -> None:
     assert "SFTTrainer" in text
 
 
+def test_samples_with_images_are_prepared_by_a_processor() -> None:
+    plan = plan_for(tiny_model("llama"), batch_size=2)
+    assert "AutoProcessor" not in trl_module.export_text(plan, "plan.json")
+    batch = {**plan.model.batch, "pixel_values": ((2, 3, 8, 8), "float32")}
+    seen = dataclasses.replace(plan, model=dataclasses.replace(plan.model, batch=batch))
+    text = trl_module.export_text(seen, "plan.json")
+    assert "processor = AutoProcessor.from_pretrained(" in text
+    assert 'your own data set, with "images" and "messages"' in text
+    assert "AutoTokenizer" not in text
+    compile(text, "settings.py", "exec")
+
+
 @pytest.mark.parametrize("name", ["_SFT", "_DPO"])
 def test_the_names_that_are_written_are_fields_of_trl(name: str) -> None:
     program = getattr(trl_module, name)

@@ -16,8 +16,12 @@ from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.ranks import dtype_lines, yaml_settings
 from budgetfit.integrations.exports.yaml_file import config_text, uniform_treatment
-from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
+from budgetfit.integrations.source_code.model_loading import (
+    has_fp32_copies,
+    weights_of,
+)
 from budgetfit.integrations.source_code.python_source import (
+    dequantizer_of,
     exported_eval_batch_size,
     planned_length,
 )
@@ -45,7 +49,12 @@ def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other e
 
 def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Settings]:
     return {
-        "model": {"base_model": weights_of(plan), **_adapter(plan.adapter)},
+        "model": {
+            "base_model": weights_of(plan),
+            **_dequantized(plan),
+            **_adapter(plan.adapter),
+            **_adapter_dtype(plan),
+        },
         "precision": _precision(plan),
         "memory": memory,
         "data: REPLACE data sets by yours": {
@@ -85,6 +94,17 @@ def _checkpointing(recipe: Recipe, blocks: tuple[str, ...]) -> Settings | None:
     return found
 
 
+def _dequantized(plan: Plan) -> Settings:
+    """Return what dequantizes stored weights while they are loaded."""
+    name = dequantizer_of(plan)
+    if not name:
+        return {}
+    return {
+        "model_quantization_config": name,
+        "model_quantization_config_kwargs": {"dequantize": True},
+    }
+
+
 def _adapter(adapter: Adapter | None) -> Settings:
     if adapter is None:
         return {}
@@ -108,6 +128,13 @@ def _adapter(adapter: Adapter | None) -> Settings:
         plain = isinstance(targets, str)
         found["lora_target_modules"] = targets if plain else list(targets)
     return found
+
+
+def _adapter_dtype(plan: Plan) -> Settings:
+    """Return what keeps adapters in bf16, which peft would cast to fp32."""
+    if plan.adapter is None or find_precision(plan.recipe.precision).weights != "bf16":
+        return {}
+    return {"peft_autocast_adapter_dtype": False}
 
 
 def _precision(plan: Plan) -> Settings:
@@ -153,6 +180,11 @@ def _remarks(plan: Plan) -> Iterator[str]:
         yield (
             "Planned in the dtypes of the model's config; here all is loaded and "
             "computed in 16 bits."
+        )
+    if _adapter_dtype(plan) and plan.adapter and plan.adapter.quantization:
+        yield (
+            "peft makes adapters of a quantised base in fp32, and they were planned in "
+            "bf16: it needs more than predicted. --precision bf16-mixed plans that."
         )
     if has_fp32_copies(plan):
         yield (

@@ -14,6 +14,7 @@ from budgetfit.integrations.source_code.model_loading import DIFFUSERS
 if TYPE_CHECKING:
     from budgetfit.core.plan import Plan
 
+_ADAMW: Final = frozenset({"adamw_torch", "adamw_torch_fused"})
 _8BIT_ADAM: Final = frozenset({"adamw_bnb_8bit", "adamw_8bit"})
 
 
@@ -29,6 +30,11 @@ def script_lines(plan: Plan) -> list[str]:
         "Or by the options of diffusers' own training scripts (its examples/):",
         f"    {' '.join(options)}",
     ]
+    if plan.recipe.optimizer not in _ADAMW | _8BIT_ADAM:
+        lines += [
+            f"These scripts have no option for {plan.recipe.optimizer} and train with",
+            "AdamW, whose states may take more than predicted.",
+        ]
     blocks = plan.recipe.wrapped_blocks
     if blocks and "--gradient_checkpointing" not in options:
         lines += [

@@ -53,9 +53,9 @@ def trainer_checkpointing(
 
     Args:
         plan: Its alternatives are used only where the plan itself cannot be expressed.
-        cuts_loss: Whether the library itself chunks the loss.
+        cuts_loss: Whether the library itself chunks the loss, as TRL does.
     """
-    if _needs_more_than_checkpointing(plan):
+    if _needs_more_than_checkpointing(plan, in_trl=cuts_loss):
         return None
     for estimate in _candidates(plan):
         recipe = estimate.recipe
@@ -105,9 +105,15 @@ def _remark(plan: Plan, estimate: Estimate, every: int) -> str:
     )
 
 
-def _needs_more_than_checkpointing(plan: Plan) -> bool:
-    """Whether dtypes, optimizer or compiled blocks need more than arguments."""
+def _needs_more_than_checkpointing(plan: Plan, *, in_trl: bool) -> bool:
+    """Whether dtypes, optimizer or compiled blocks need more than arguments.
+
+    TRL 1.16 casts adapters on a quantised base to bf16 (trl/trainer/sft_trainer.py,
+    dpo_trainer.py); the callback casts them back to the planned dtype.
+    """
     if plan.recipe.optimizer_in_backward or plan.recipe.compile != "none":
+        return True
+    if in_trl and plan.adapter is not None and plan.adapter.quantization is not None:
         return True
     if find_precision(plan.recipe.precision).weights != "bf16":
         return False

@@ -104,6 +104,12 @@ def _method(plan: Plan) -> Settings:
         "finetuning_type": "full" if adapter is None else "lora",
     }
     if find_precision(plan.recipe.precision).weights == "bf16":
+        if adapter is not None:
+            raise InputError(
+                "LLaMA-Factory makes adapters in fp32, without a setting for it, and "
+                "they were planned in bf16 (precision bf16), which takes less. Plan "
+                "again with --precision bf16-mixed, or export --to sft or axolotl."
+            )
         found["pure_bf16"] = True
     if "pixel_values" in plan.model.batch:  # excluded by default
         found["freeze_vision_tower"] = False

@@ -123,16 +123,27 @@ def exported(plan: Plan) -> tuple[dict[str, Any], str]:
 
     Where the Trainer cannot build the optimizer but the plan can, the script passes
     one; ``optim`` is then unused.
+
+    Raises:
+        InputError: If the Trainer takes none, as under FSDP (transformers 5.23,
+            trainer.py).
     """
     recipe = plan.recipe
     by_trainer = _builds(recipe.optimizer) and not recipe.optimizer_in_backward
     if by_trainer or recipe.optimizer not in OPTIMIZER_NAMES:
         return {}, ""
+    if recipe.parallelism is not None and recipe.parallelism.engine == "fsdp2":
+        raise InputError(
+            f"The Trainer has no optimizer {recipe.optimizer!r} in its optim names, "
+            "and under FSDP it takes no other. Use --to accelerate, or plan again "
+            "with one of those names, for example --optimizer adamw_torch_fused."
+        )
     made = "plan.make_optimizer(model.parameters(), lr=args.learning_rate)"
     return {"optim": "adamw_torch"}, f"        optimizers=({made}, None),\n"
 
 
 def _builds(name: str) -> bool:
+    """Whether the installed ``TrainingArguments`` takes a name as ``optim``."""
     return name in {each.value for each in OptimizerNames}
 
 

@@ -112,8 +112,8 @@ _TEXTS: Final = Template("""\
 if __name__ == "__main__":
     # REPLACE by your own data set, with $columns.
     texts = load_dataset("json", data_files="train.jsonl", split="train")
-    tokenizer = AutoTokenizer.from_pretrained($name)
-    make_trainer(load_model(), texts, tokenizer).train()
+    $made = $auto.from_pretrained($name)
+    make_trainer(load_model(), texts, $made).train()
 """)
 _STEPS: Final = 3  # max_steps of the script
 
@@ -162,7 +162,7 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
         about="\n".join(
             [*plan_summary_lines(shown, program.what), *map(escape_line, remarks)]
         ),
-        imports=_imports(program, loading, needs_plan=plain is None),
+        imports=_imports(shown, program, loading, needs_plan=plain is None),
         constants=f"\n{constants}" if constants else "",
         loading=loading.code,
         tokenizer="processing_class, " if program.columns else "",
@@ -209,7 +209,16 @@ def _launch(plan: Plan) -> list[str]:
     return [launch_line(parallelism), *dtype_lines(plan), *copied_gradients(plan)]
 
 
-def _imports(program: ScriptParts, loading: Loading, *, needs_plan: bool) -> str:
+def _processing(plan: Plan) -> tuple[str, str]:
+    """Return the class that prepares samples, and a name for it."""
+    if "pixel_values" in plan.model.batch:
+        return "AutoProcessor", "processor"
+    return "AutoTokenizer", "tokenizer"
+
+
+def _imports(
+    plan: Plan, program: ScriptParts, loading: Loading, *, needs_plan: bool
+) -> str:
     names = [
         (program.library, program.trainer),
         (program.library, program.arguments),
@@ -217,7 +226,8 @@ def _imports(program: ScriptParts, loading: Loading, *, needs_plan: bool) -> str
     ]
     modules = set(loading.modules)
     if program.columns:
-        names += [("datasets", "load_dataset"), ("transformers", "AutoTokenizer")]
+        auto, _ = _processing(plan)
+        names += [("datasets", "load_dataset"), ("transformers", auto)]
     else:
         modules |= {"itertools", "torch"}
     if needs_plan:
@@ -228,7 +238,11 @@ def _imports(program: ScriptParts, loading: Loading, *, needs_plan: bool) -> str
 def _main(plan: Plan, program: ScriptParts, loading: Loading) -> str:
     if program.columns:
         name = "MODEL" if loading.from_hub else '"REPLACE by its folder"'
-        return _TEXTS.substitute(columns=program.columns, name=name)
+        auto, variable = _processing(plan)
+        columns = program.columns
+        if auto == "AutoProcessor":
+            columns = '"images" and "messages"'
+        return _TEXTS.substitute(columns=columns, name=name, auto=auto, made=variable)
     made = data_parts(plan.model.batch, plan.model.batch_dims)
     batches = "\n\n".join(part.code for part in made)
     count = _STEPS * plan.recipe.effective_batch_size

@@ -67,13 +67,13 @@ def config_text(  # noqa: PLR0913, PLR0917 - a plan, and what a program can say
         InputError: If the program cannot train this model or this optimizer.
     """
     refuse_unless_language_model(plan, program)
-    _refuse_optimizer_function(plan, program)
+    _refuse_other_optimizers(plan, program)
     refuse_optimizer_in_backward(plan, program)
     refuse_several_gpus(plan, program, but=engines)
     refuse_compile(plan, program)
     written, checkpointing, said = _nearest_expressible(plan, say)
     comments = plan_summary_lines(written, f"A run of {program}")
-    further = [*remarks(plan), *copied_gradients(plan)]
+    further = [*remarks(plan), *copied_gradients(written)]
     comments += map(escape_line, [*said, *further])
     lines = [f"# {line}".rstrip() for line in comments]
     for title, settings in sections(plan, written.recipe, checkpointing).items():
@@ -106,16 +106,19 @@ def _nearest_expressible(
         and (estimate := row.estimate.with_samples(samples)) is not None
         and (settings := _said(estimate.recipe, blocks, say)) is not None
     ]
-    fitting = [each for each in rows if each[0].fits]
+    judged = [each for each in rows if each[0].fits]
+    fitting = [each for each in judged if _fits_with_copies(plan, each[1])]
     cannot = f"It cannot be told this: {_treatment(plan)}."
-    if fitting:
-        row, estimate, settings = max(fitting, key=lambda each: each[1].samples_per_s)
+    if judged:
+        # Where gradients that DDP copies fit with none, the caller refuses it.
+        candidates = fitting or judged
+        best = max(candidates, key=lambda each: each[1].samples_per_s)
+        row, estimate, settings = best
         found = (
             f"Below is the nearest that was judged to fit: {row.label}, "
             f"{_numbers(estimate)}; the plan: {_numbers(plan.comparable)}."
         )
-        other = plan.changed(recipe=estimate.recipe, estimate=estimate)
-        return other, settings, [cannot, found]
+        return _with_estimate(plan, estimate), settings, [cannot, found]
     tried = [
         f"{row.label} needs {format_bytes(row.estimate.reserved_bytes)} and "
         f"{format_bytes(plan.budget.usable_bytes)} are usable"
@@ -126,6 +129,19 @@ def _nearest_expressible(
     each = tuple(Segment((name,)) for name in blocks)
     full = say(replace(plan.recipe, segments=each, loss_chunks=1), blocks)
     return plan, full or {}, [cannot, said]
+
+
+def _with_estimate(plan: Plan, estimate: Estimate) -> Plan:
+    return plan.changed(recipe=estimate.recipe, estimate=estimate)
+
+
+def _fits_with_copies(plan: Plan, estimate: Estimate) -> bool:
+    """Whether an alternative fits with gradients that are no views of DDP's buckets."""
+    try:
+        copied_gradients(_with_estimate(plan, estimate))
+    except InputError:
+        return False
+    return True
 
 
 def _value(value: object) -> str:
@@ -161,11 +177,15 @@ def _numbers(estimate: Estimate) -> str:
     return f"{memory} reserved and {rate_text(estimate.samples_per_s)} samples/s"
 
 
-def _refuse_optimizer_function(plan: Plan, program: str) -> None:
+def _refuse_other_optimizers(plan: Plan, program: str) -> None:
     """Refuse optimizers without a transformers name."""
-    if "." in plan.recipe.optimizer:
+    from transformers.training_args import OptimizerNames  # noqa: PLC0415 - takes seconds
+
+    name = plan.recipe.optimizer
+    if name not in {each.value for each in OptimizerNames}:
+        kind = "the function " if "." in name else ""
         raise InputError(
             f"{program} takes transformers' optimizer names, and the plan was made "
-            f"with the function {plan.recipe.optimizer}. Plan with one of those names, "
-            "for example --optimizer adamw_torch_fused."
+            f"with {kind}{name}. Plan with one of those names, for example "
+            "--optimizer adamw_torch_fused."
         )

@@ -40,6 +40,7 @@ class ResolvedModel:
             the computation, as diffusers' training scripts cast them.
         stored_in: Quantization method of the stored weights, where loading dequantizes
             them; empty for none.
+        dequantizer: The config class that does so (``StoredWeights.loader``).
         batch, loss: The example batch, on the CPU, and the loss that a factory returned
             with the model.
     """
@@ -52,6 +53,7 @@ class ResolvedModel:
     dtype_notes: tuple[str, ...] = ()
     frozen_in_compute_dtype: bool = False
     stored_in: str = ""
+    dequantizer: str = ""
     batch: Any = None
     loss: Callable[..., Any] | None = None
 

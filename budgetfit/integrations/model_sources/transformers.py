@@ -146,7 +146,12 @@ def model_from_config(
     else:
         materialize = _native_builder(config, notes)
     resolved = _resolved(stored.builder(materialize), name, source, notes)
-    return replace(resolved, dtype_notes=dtype_notes, stored_in=stored.undone)
+    return replace(
+        resolved,
+        dtype_notes=dtype_notes,
+        stored_in=stored.undone,
+        dequantizer=stored.loader,
+    )
 
 
 def _resolved(

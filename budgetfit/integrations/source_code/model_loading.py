@@ -19,6 +19,7 @@ from budgetfit.integrations.source_code.python_source import (
     DTYPES,
     asked_model,
     call_source,
+    dequantizer_of,
     escape_line,
     to_source,
 )
@@ -78,6 +79,8 @@ def load_model_text(plan: Plan) -> Loading:
     if from_hub:
         constants, builder = f"MODEL = {to_source(weights_of(plan))}\n", ""
         names.append(("transformers", class_name))
+        if dequantizer := dequantizer_of(plan):
+            names.append(("transformers", dequantizer))
         loader, arguments = f"{class_name}.from_pretrained", _loading_arguments(plan)
         loaded = call_source(loader, arguments, 4, len("model = "))
         said = "Load the model as it was planned."
@@ -243,6 +246,8 @@ def _loading_arguments(plan: Plan) -> list[str]:
         arguments.append(f"quantization_config={config}")
         if device_imports(plan):
             arguments.append(DEVICE_MAP)
+    elif dequantizer := dequantizer_of(plan):
+        arguments.append(f"quantization_config={dequantizer}(dequantize=True)")
     return arguments
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import keyword
 import pprint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,8 @@ from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import (
     allocator_lines,
     asked_model,
+    call_source,
+    dequantizer_of,
     escape_line,
     lengths_lines,
     to_source,
@@ -153,8 +156,7 @@ def _model(plan: Plan) -> Part:
     if is_factory_text(text):
         return _from_factory(text)
     if text and (not is_local_path(text) or Path(text).expanduser().is_dir()):
-        code = parts.MODEL_FROM_HUB.substitute(name=to_source(text))
-        return Part(code, ("import transformers",))
+        return _from_hub(plan, text)
     model: Any = planned_model(plan)
     if type(model).__module__.startswith("transformers.models."):
         code = parts.MODEL_FROM_CONFIG.substitute(
@@ -164,6 +166,23 @@ def _model(plan: Plan) -> Part:
         )
         return Part(code, ("import transformers",))
     return own_model(plan, "")
+
+
+def _from_hub(plan: Plan, text: str) -> Part:
+    """Source that builds a model of transformers by its class, else a placeholder."""
+    name = plan.model.class_name
+    if not name.isidentifier() or keyword.iskeyword(name):  # such as one of diffusers
+        return own_model(plan, "")
+    arguments = ["MODEL", 'dtype="auto"']
+    if dequantizer := dequantizer_of(plan):
+        made = f"transformers.{dequantizer}(dequantize=True)"
+        arguments.append(f"quantization_config={made}")
+    code = parts.MODEL_FROM_HUB.substitute(
+        name=to_source(text),
+        class_name=name,
+        loaded=call_source("kind.from_pretrained", arguments, 8, len("return ")),
+    )
+    return Part(code, ("import transformers",))
 
 
 def own_model(plan: Plan, text: str) -> Part:

@@ -39,9 +39,9 @@ MODEL = $name
 def build_model(*, pretrained=False):
     """Build the model from its config, or with ``pretrained`` load its weights too."""
     config = transformers.AutoConfig.from_pretrained(MODEL)
-    kind = getattr(transformers, config.architectures[0])
+    kind = transformers.$class_name
     if pretrained:
-        return kind.from_pretrained(MODEL, dtype="auto")
+        return $loaded
     return kind(config).to(config.dtype or torch.float32)
 ''')
 

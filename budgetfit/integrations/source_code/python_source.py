@@ -28,6 +28,12 @@ def asked_model(plan: Plan) -> str:
     return str((plan.provenance.get("asked") or {}).get("model") or "")
 
 
+def dequantizer_of(plan: Plan) -> str:
+    """Return the config class that dequantizes the stored weights; empty for none."""
+    name = plan.model.dequantizer
+    return name if name.isidentifier() and name.endswith("Config") else ""
+
+
 def planned_loss(plan: Plan) -> str:
     """Return what names the loss function that was planned; empty without one."""
     asked = plan.provenance.get("asked") or {}
