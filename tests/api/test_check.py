@@ -81,7 +81,9 @@ def test_host_memory_is_what_was_planned_or_is_given(config: Path) -> None:
     assumed = replace(plan.budget, host_ram_source="assumed")
     assert limit(plan.changed(budget=assumed), gpu="t4") == 8 * 2**30
     # A saved limit is that of one rank.
-    several = replace(recipe, parallelism=Parallelism(engine="ddp", gpus=8, gpus_per_node=4))
+    several = replace(
+        recipe, parallelism=Parallelism(engine="ddp", gpus=8, gpus_per_node=4)
+    )
     share = replace(plan.budget, host_ram_bytes=50 * 2**30)
     assert limit(plan.changed(recipe=several, budget=share)) == 200 * 2**30
 
