@@ -31,6 +31,7 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
     gpu: str | None = None,
     vram: int | str | None = None,
     headroom: int | str | None = None,
+    host_ram: int | str | None = None,
     batch: Any = None,  # noqa: ANN401
     loss: Any = None,  # noqa: ANN401
     optimizer: Any = None,  # noqa: ANN401
@@ -48,6 +49,8 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
         gpu: Another card; the planned one if neither this nor ``vram`` is given.
         vram: Another limit.
         headroom: As for ``plan``; of the planned card, what was planned.
+        host_ram: As for ``plan``; left out: of the planned card what was planned, of
+            another what was given for the plan, else what is usual for that card.
         batch: Needed where the plan was made with one and loaded.
         loss: Likewise; ``file.py:function`` names one.
         optimizer: Likewise, a function of the parameters.
@@ -69,6 +72,7 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
         gpu=gpu,
         vram=vram,
         headroom=headroom,
+        host_ram=host_ram,
         trust_remote_code=trust_remote_code,
         progress=progress,
     )

@@ -77,10 +77,15 @@ def compare(
             'objective="length" is a question to one card at a time. Use plan: '
             "budgetfit plan MODEL --gpu NAME --objective length."
         )
-    if asked.compile not in ("none", "blocks"):
+    if asked.compile != "none":
         raise InputError(
             f"compile={asked.compile!r} is planned for one card at a time: use plan, "
-            "or compare with 'none' or 'blocks'."
+            "or leave compile= out."
+        )
+    if asked.gpu is not None:
+        raise InputError(
+            f"gpu={asked.gpu!r} is one card, and compare takes a list: name all in "
+            f"gpus, for example [{asked.gpu!r}]."
         )
     check_batch(asked.batch_size, asked.effective_batch_size)
     if isinstance(gpus, str) or not gpus:

@@ -257,12 +257,12 @@ def _optimizer_step_bytes(one: Arguments, least: LowestPeak) -> int:
 
 def _per_money(plan: Plan, price: float | None) -> float:
     """Return samples per 1.00 of money; without a price samples per GPU-hour."""
-    hourly = plan.estimate.samples_per_s * SECONDS_PER_HOUR / plan.recipe.ranks
+    hourly = plan.samples_per_s_of_data * SECONDS_PER_HOUR / plan.recipe.ranks
     return hourly / (1.0 if price is None else price)
 
 
 def _rates(plan: Plan, price: float | None) -> str:
-    rate = f"{rate_text(plan.estimate.samples_per_s)} samples/s"
+    rate = f"{rate_text(plan.samples_per_s_of_data)} samples/s"
     if price is None:
         return rate
     return f"{rate}, {rate_text(_per_money(plan, price))} samples per 1.00"

@@ -305,7 +305,7 @@ def verify(*, plan_file: Path, as_json: bool, **given: Any) -> None:
 
 @command(
     app,
-    *(PLAN_FILE, CARD, only(RESERVED, "headroom"), OTHER_MODEL),
+    *(PLAN_FILE, CARD, only(RESERVED, "headroom", "host_ram"), OTHER_MODEL),
     *(only(BATCH, "batch", "loss"), REMOTE_CODE),
     example="check plan.json --gpu l4",
 )

@@ -445,13 +445,23 @@ class Plan(PlanExports):
         length: int | None = self.provenance.get("longest_length")
         return length
 
+    @property
+    def samples_per_s_of_data(self) -> float:
+        """Samples per second over all lengths or sizes; those of the longest if equal.
+
+        ``estimate.samples_per_s`` is the rate were all samples the longest.
+        """
+        over = self.varying_lengths
+        return self.estimate.samples_per_s if over is None else over.samples_per_s
+
     def hours(self, samples: int) -> float:
-        """Return the estimated hours of one epoch over ``samples`` samples.
+        """Return the estimated hours of one epoch over ``samples`` samples of the data.
 
         Raises:
             InputError: If ``samples`` is not a positive whole number.
         """
-        return self.estimate.hours(samples)
+        check_samples(samples)
+        return samples / self.samples_per_s_of_data / SECONDS_PER_HOUR
 
     def why(self, block: str) -> str:
         """Explain the checkpointing of a block, with the cost of each other option.

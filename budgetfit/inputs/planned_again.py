@@ -20,26 +20,30 @@ if TYPE_CHECKING:
     from budgetfit.workload.workload import Workload
 
 
-def parse_again(
+def parse_again(  # noqa: PLR0913 - what a saved plan may be checked with
     plan: Plan,
     asked: dict[str, Any],
     *,
     gpu: str | None = None,
     vram: int | str | None = None,
     headroom: int | str | None = None,
+    host_ram: int | str | None = None,
     **further: Any,
 ) -> ParsedArguments:
     """Parse what a plan was made for: its model with adapters, its batch and loss.
 
     With the lengths or sizes of its samples, where it says them. ``asked``: its
     ``planned_arguments``; ``gpu`` or ``vram``: instead of the planned card;
-    ``further``: other arguments of ``plan``.
+    ``host_ram``: instead of what was planned; ``further``: other arguments of ``plan``.
 
     Raises:
         InputError: The model, batch or loss is not known, or not the planned one.
     """
     card = None
-    if gpu is None and vram is None:
+    planned_card = gpu is None and vram is None
+    if host_ram is None and (planned_card or plan.budget.host_ram_source == "given"):
+        host_ram = _planned_host_ram(plan)
+    if planned_card:
         budget = plan.budget
         card, vram = plan.gpu, budget.total_bytes
         headroom = budget.headroom_bytes if headroom is None else headroom
@@ -50,6 +54,7 @@ def parse_again(
         gpu=gpu,
         vram=vram,
         headroom=headroom,
+        host_ram=host_ram,
         allocator=plan.budget.allocator.text or None,
         link=plan.gpu.interconnect or None,
         **further,
@@ -60,6 +65,14 @@ def parse_again(
     check_same_model(plan, workload.model)
     check_batch_shapes(plan, workload.batch, workload.batch_dims, "check")
     return replace(parsed, workload=_with_planned_sizes(plan, workload))
+
+
+def _planned_host_ram(plan: Plan) -> int | None:
+    """Return the planned limit on pinned host memory of one machine, in bytes."""
+    of_rank, several = plan.budget.host_ram_bytes, plan.recipe.parallelism
+    if of_rank is None or several is None:
+        return of_rank
+    return of_rank * (several.gpus // several.nodes)
 
 
 def _with_planned_sizes(plan: Plan, workload: Workload) -> Workload:

@@ -423,13 +423,28 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
         notes=(*workload.notes, *traces.cache_notes),
         replayed=with_evaluations(traces, trace, recipe, loop),
     )
+    notes = (*made.notes, *_too_much_host_memory(made, budget))
     return estimate_all_lengths(
         traces,
         budget,
-        replace(made, loop=loop),
+        replace(made, loop=loop, notes=notes),
         keep_own_checkpointing=keep_own_checkpointing,
         loop=loop,
     )
+
+
+def _too_much_host_memory(made: Estimate, budget: Budget) -> list[str]:
+    """Return a note where the limit on pinned host memory does not hold it."""
+    used, limit = made.host_bytes, budget.host_ram_bytes
+    if limit is None or used <= limit:
+        return []
+    each = " on each GPU" if made.recipe.parallelism is not None else ""
+    text = (
+        f"does not fit in host memory: {format_bytes(used)} are pinned{each}, of "
+        f"{format_bytes(limit)} {budget.host_ram_source}. Say what the machine has "
+        "with host_ram= (--host-ram), or plan again"
+    )
+    return [text]
 
 
 def policy_recipe(

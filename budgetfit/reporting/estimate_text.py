@@ -219,8 +219,13 @@ def process_text(estimate: Estimate) -> str:
     return format_range(*estimate.process_range_bytes)
 
 
-def time_lines(estimate: Estimate, samples: int | None = None) -> list[str]:
-    """Step time, throughput and epoch time, marked as estimates."""
+def time_lines(
+    estimate: Estimate, samples: int | None = None, hours_of_data: float | None = None
+) -> list[str]:
+    """Step time, throughput and epoch time, marked as estimates.
+
+    ``hours_of_data``: for ``samples`` samples, where not all are the longest.
+    """
     rate = rate_text(estimate.samples_per_s)
     scaled = scaled_text(estimate.time_factor)
     texts = [f"optimizer step {range_text(estimate)}, {rate} samples/s{scaled}"]
@@ -228,7 +233,7 @@ def time_lines(estimate: Estimate, samples: int | None = None) -> list[str]:
         waits = time_text(estimate.network_ms, like=estimate.step_ms)
         texts.append(f"{waits} of it wait for the network ({estimate.network})")
     if samples is not None:
-        hours = [estimate.hours(samples)]
+        hours = [hours_of_data or estimate.hours(samples)]
         if estimate.step_range_ms is not None:
             hours = [hours[0] * ms / estimate.step_ms for ms in estimate.step_range_ms]
         texts.append(f"{samples:,} samples: {' to '.join(map(hours_text, hours))}")

@@ -31,7 +31,7 @@ def plan_json(plan: Plan, samples: int | None = None) -> str:
     """
     if samples is None:
         return plan.to_json()
-    return _document({**json.loads(plan.to_json()), **_hours(plan.estimate, samples)})
+    return _document({**json.loads(plan.to_json()), **_hours(plan, samples)})
 
 
 def estimate_json(estimate: Estimate, samples: int | None = None) -> str:
@@ -61,10 +61,10 @@ def compare_json(rows: Sequence[GpuComparison], samples: int | None = None) -> s
     return _document({"cards": found})
 
 
-def _hours(estimate: Estimate | None, samples: int | None) -> dict[str, Any]:
+def _hours(rated: Plan | Estimate | None, samples: int | None) -> dict[str, Any]:
     if samples is None:
         return {}
-    hours = estimate.hours(samples) if estimate is not None else None
+    hours = rated.hours(samples) if rated is not None else None
     return {"samples": samples, "hours": hours}
 
 

@@ -111,7 +111,7 @@ def _recommendation(
     texts = [
         *_longest(plan),
         *recipe_lines(plan.recipe, plan.model.blocks),
-        *time_lines(estimate, samples),
+        *time_lines(estimate, samples, samples and plan.hours(samples)),
         *lengths_lines(plan),
     ]
     proof = [gain_text(plan), plan.provenance.get("certificate")]

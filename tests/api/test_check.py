@@ -11,7 +11,9 @@ import torch
 from transformers import LlamaConfig, ViTConfig
 
 import budgetfit
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Plan
+from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import gpu_from_properties
 from budgetfit.inputs.plan_source import planned_arguments
@@ -75,6 +77,37 @@ def test_the_planned_card_need_not_be_in_the_table(config: Path) -> None:
     assert found.fits
     assert found.usable_bytes is not None
     assert found.usable_bytes < card.total_bytes
+
+
+def test_host_memory_is_what_was_planned_or_is_given(config: Path) -> None:
+    made = plan_of_config(config, host_ram="200GiB", **QUICK)
+    (one, *_) = made.model.blocks
+    recipe = replace(made.recipe, segments=(Segment((one,), mode="offload"),))
+    plan = made.changed(recipe=recipe)
+
+    def limit(plan: Plan, **given: Any) -> int | None:
+        asked = planned_arguments(plan)
+        return parse_again(plan, asked, **given).budget.host_ram_bytes
+
+    assert limit(plan) == limit(plan, gpu="l4") == 200 * 2**30
+    assert limit(plan, host_ram="1GiB") == 2**30
+    assumed = replace(plan.budget, host_ram_source="assumed")
+    assert limit(plan.changed(budget=assumed), gpu="t4") == 8 * 2**30
+    # A saved limit is that of one rank.
+    several = replace(
+        recipe, parallelism=Parallelism(engine="ddp", gpus=8, gpus_per_node=4)
+    )
+    share = replace(plan.budget, host_ram_bytes=50 * 2**30)
+    assert limit(plan.changed(recipe=several, budget=share)) == 200 * 2**30
+
+    found = budgetfit.check(plan)
+    assert found.fits
+    assert found.host_bytes > 1
+    least = budgetfit.check(plan, host_ram=found.host_bytes - 1)
+    assert least.fits is False
+    (note,) = (text for text in least.notes if "host memory" in text)
+    assert "are pinned, of" in note
+    assert "--host-ram" in note
 
 
 def test_a_card_that_cannot_run_the_precision_is_refused(config: Path) -> None:

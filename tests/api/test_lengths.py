@@ -1,5 +1,6 @@
 """``lengths=``: all of them are planned for."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import budgetfit
 from budgetfit import InputError
+from budgetfit.api.compare import compare
 from tests.models import EXAMPLES, LENGTH, VOCABULARY
 
 LENGTHS = {8: 3, 24: 1}  # 48 tokens in 4 x 24 positions: half is padding
@@ -65,3 +67,17 @@ def test_samples_beyond_the_models_positions_are_told_how_to_cut_them() -> None:
 def test_one_length_is_no_list_of_them(wrong: Any) -> None:  # noqa: ANN401
     with pytest.raises(InputError, match=r"lengths must be a list of lengths"):
         estimated(lengths=wrong)
+
+
+def test_a_comparison_says_that_only_the_longest_was_judged(config: Path) -> None:
+    given: dict[str, Any] = {
+        "batch_size": 4,
+        "effective_batch_size": 4,
+        "precision": "fp32",
+        "checkpointing": "none",
+    }
+    (varying,), _ = compare(str(config), ["t4"], lengths={8: 5, 32: 1}, **given)
+    (equal,), _ = compare(str(config), ["t4"], lengths={32: 5}, **given)
+    said = "only the largest batch was judged"
+    assert [said in text for text in varying.warnings].count(True) == 1
+    assert not any(said in text for text in equal.warnings)

@@ -83,7 +83,7 @@ OPTIONS = {
     "check": COMMON
     | GIVEN
     | {
-        *("PLAN.json", "--vram", "--gpu", "--headroom", "--model"),
+        *("PLAN.json", "--vram", "--gpu", "--headroom", "--host-ram", "--model"),
         "--trust-remote-code",
     },
     "verify": COMMON

@@ -164,8 +164,11 @@ def test_auto_is_no_recipe_and_no_comparison_of_cards() -> None:
     allowed = "compile must be one of: none, blocks, model"
     with pytest.raises(InputError, match=allowed):
         Recipe(batch_size=1, compile="auto")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="for one card at a time"):
-        compare(Mebi(1), ["t4"], compile="auto")
+    for mode in ("auto", "blocks", "model"):
+        with pytest.raises(InputError, match="for one card at a time"):
+            compare(Mebi(1), ["t4"], compile=mode)
+    with pytest.raises(InputError, match="gpu='l4' is one card, and compare takes"):
+        compare(Mebi(1), ["t4"], gpu="l4")
     with pytest.raises(InputError, match=f"{allowed}, auto; got 'all'"):
         budgetfit.plan(Mebi(1), "1GB", compile="all")
 

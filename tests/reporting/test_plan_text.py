@@ -2,21 +2,25 @@
 
 import dataclasses
 import io
+import json
 from functools import partial
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from budgetfit.api.how_many_gpus import _per_money
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import NO_LOSS, Alternative, LazyAlternatives, Plan
 from budgetfit.core.recipe import Segment
+from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError
 from budgetfit.gpus.cuda_context import CudaContext, measured_context
 from budgetfit.gpus.table import find_gpu, generic_gpu
 from budgetfit.integrations.exports.trainer import export_text as trainer_text
 from budgetfit.integrations.source_code.plain_torch import torch_script
+from budgetfit.reporting.json import plan_json
 from budgetfit.reporting.render import plan_text, print_plan, render, show
 from tests.reporting.sample_plans import (
     GIB,
@@ -194,6 +198,28 @@ def test_the_largest_part_has_the_longest_bar_and_zero_has_none() -> None:
     ]
     # 32 columns * 10 GiB / 22.5 GiB = 14, 32 * 0.5 / 22.5 = 1
     assert bars == [14, 1]
+
+
+def test_hours_and_prices_are_of_the_rate_over_all_lengths() -> None:
+    over = VaryingLengths(
+        span="samples of 64 to 2048 tokens",
+        shortest=64,
+        longest=2048,
+        measure="longest first",
+        reserved_bytes=1,
+        updates=1,
+        samples_per_s=100.0,
+        plain_samples_per_s=100.0,
+        grouped_samples_per_s=120.0,
+        fits=True,
+    )
+    plain, plan = sample_plan(), sample_plan(varying_lengths=over)
+    assert plain.hours(7200) == pytest.approx(plain.estimate.hours(7200))
+    assert plan.hours(720_000) == pytest.approx(2.0)
+    assert json.loads(plan_json(plan, 720_000))["hours"] == pytest.approx(2.0)
+    assert _per_money(plan, 2.0) == pytest.approx(180_000)
+    text = render(plan_text(plan, samples=720_000))
+    assert line_with(text, "720,000 samples").endswith(": 2.0 h")
 
 
 def test_the_moment_of_the_peak_is_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from budgetfit.core.plan import GpuComparison
 from budgetfit.core.precision import requested_precisions
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from budgetfit.gpus.table import Gpu
     from budgetfit.planning.session import PlanningSession, Request
     from budgetfit.workload.workload import Workload
+
+_ONLY_LARGEST: Final = (
+    "only the largest batch was judged, not orders of smaller ones, which may take "
+    "more memory; rates, times and costs are those of the largest too. Use plan for a "
+    "card (budgetfit plan MODEL --gpu NAME), which judges all sizes"
+)
 
 
 class Card(NamedTuple):
@@ -123,13 +129,18 @@ def _on_card(
 def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison:
     """Return the row of a card; the first notes of the workload are known."""
     session, estimate = _best_on_gpu(sessions)
-    traces = sessions[0].traces
+    traces, lengths = sessions[0].traces, sessions[0].workload.lengths
+    only_largest = () if lengths is None or not lengths.vary else (_ONLY_LARGEST,)
     return GpuComparison(
         gpu=traces.workload.gpu,
         budget=session.budget,
         estimate=estimate,
         blocks=len(traces.workload.blocks),
-        warnings=(*traces.workload.notes[known_notes:], *traces.cache_notes),
+        warnings=(
+            *traces.workload.notes[known_notes:],
+            *only_largest,
+            *traces.cache_notes,
+        ),
     )
 
 
