@@ -89,18 +89,23 @@ class AccumulationGroup:
         return 1.0 if share else self.planned / relative
 
 
-def check_weight(weight: float) -> None:
-    """Refuse a micro-batch that counts for nothing.
+def check_weight(weight: object) -> float:
+    """Return a micro-batch's weight; of numpy and torch as Python's, which is saved.
 
     Raises:
-        InputError: If its weight is no positive number.
+        InputError: If it is no positive number.
     """
-    if not (math.isfinite(weight) and weight > 0):
+    try:
+        number = float(weight)  # type: ignore[arg-type] - found out here
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
         raise InputError(
             f"A micro-batch must weigh something in the mean, got weight={weight}. "
             "Pass the number of items that its loss is the mean of, or leave out a "
             "micro-batch that has none."
         )
+    return number
 
 
 class AccumulatedGradients:

@@ -507,10 +507,9 @@ class Run:
             self._run_longest(batch)
         share = num_items_in_batch is not None
         counted = describe_weight(weight, num_items_in_batch)
-        # A float also of numpy's numbers, which torch.load would not read.
-        weight = float(
-            count_samples(batch, self._dims) or 1 if weight is None else weight
-        )
+        if weight is None:
+            weight = count_samples(batch, self._dims) or 1
+        weight = check_weight(weight)
         weight, factor, num_items_in_batch = self._over_ranks(
             weight, num_items_in_batch
         )
@@ -557,7 +556,6 @@ class Run:
         wrapper, ranks = (self._wrapped, self.ranks) if own is None else own
         if ranks is None or wrapper is None:
             return weight, 1.0, count
-        check_weight(weight)
         if count is None:
             mean = ranks.total(weight) / ranks.size
             return mean, weight / mean, None
