@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from budgetfit.applying.run.accumulation import AccumulationGroup
@@ -45,10 +43,8 @@ def test_shares_and_means_do_not_mix() -> None:
         group.divisor(8, share=True)
 
 
-@pytest.mark.parametrize(
-    "weight", [0, -1, float("nan"), float("inf"), "a", [1], torch.ones(2)]
-)
-def test_a_weight_that_is_none_is_refused(weight: Any) -> None:
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), "a", [1]])
+def test_a_weight_that_is_none_is_refused(weight: float) -> None:
     group = AccumulationGroup(2)
     with pytest.raises(InputError, match="must weigh something"):
         group.divisor(weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from budgetfit.errors import InputError
 
@@ -89,14 +89,14 @@ class AccumulationGroup:
         return 1.0 if share else self.planned / relative
 
 
-def check_weight(weight: object) -> float:
+def check_weight(weight: Any) -> float:  # noqa: ANN401 - checked here
     """Return a micro-batch's weight; of numpy and torch as Python's, which is saved.
 
     Raises:
         InputError: If it is no positive number.
     """
     try:
-        number = float(weight)  # type: ignore[arg-type] - found out here
+        number = float(weight)
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not (math.isfinite(number) and number > 0):
