@@ -89,7 +89,7 @@ class AccumulationGroup:
         return 1.0 if share else self.planned / relative
 
 
-def check_weight(weight: Any) -> float:  # noqa: ANN401 - checked here
+def check_weight(weight: Any) -> float:
     """Return a micro-batch's weight; of numpy and torch as Python's, which is saved.
 
     Raises:
