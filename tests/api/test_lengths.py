@@ -69,7 +69,7 @@ def test_one_length_is_no_list_of_them(wrong: Any) -> None:  # noqa: ANN401
         estimated(lengths=wrong)
 
 
-def test_a_comparison_says_that_only_the_longest_was_judged(config: Path) -> None:
+def test_a_comparison_judges_all_lengths_as_a_plan(config: Path) -> None:
     given: dict[str, Any] = {
         "batch_size": 4,
         "effective_batch_size": 4,
@@ -77,7 +77,13 @@ def test_a_comparison_says_that_only_the_longest_was_judged(config: Path) -> Non
         "checkpointing": "none",
     }
     (varying,), _ = compare(str(config), ["t4"], lengths={8: 5, 32: 1}, **given)
+    planned = budgetfit.plan(str(config), gpu="t4", lengths={8: 5, 32: 1}, **given)
+    assert planned.varying_lengths is not None
+    assert varying.estimate is not None
+    for name in ("recipe", "reserved_bytes", "process_bytes", "fits"):
+        assert getattr(varying.estimate, name) == getattr(planned.estimate, name)
+    assert varying.budget == planned.budget
     (equal,), _ = compare(str(config), ["t4"], lengths={32: 5}, **given)
-    said = "only the largest batch was judged"
+    said = "are those of the largest batch"
     assert [said in text for text in varying.warnings].count(True) == 1
     assert not any(said in text for text in equal.warnings)

@@ -16,6 +16,11 @@ from budgetfit.planning.search.accumulation import (
 from budgetfit.planning.search.baselines import best_with_policy
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.lowest_peak import lowest_judged
+from budgetfit.planning.search.varying_lengths import (
+    budget_for_lengths,
+    judge_all_lengths,
+    with_lengths,
+)
 from budgetfit.planning.session import open_sessions
 from budgetfit.utils.garbage_collection import freeze_gc
 
@@ -29,10 +34,9 @@ if TYPE_CHECKING:
     from budgetfit.planning.session import PlanningSession, Request
     from budgetfit.workload.workload import Workload
 
-_ONLY_LARGEST: Final = (
-    "only the largest batch was judged, not orders of smaller ones, which may take "
-    "more memory; rates, times and costs are those of the largest too. Use plan for a "
-    "card (budgetfit plan MODEL --gpu NAME), which judges all sizes"
+_RATE_OF_LARGEST: Final = (
+    "rates, times and costs are those of the largest batch. Use plan for a card "
+    "(budgetfit plan MODEL --gpu NAME), which says those of all sizes"
 )
 
 
@@ -128,9 +132,10 @@ def _on_card(
 
 def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison:
     """Return the row of a card; the first notes of the workload are known."""
-    session, estimate = _best_on_gpu(sessions)
+    session, estimate, warnings = _best_on_gpu(sessions)
     traces, lengths = sessions[0].traces, sessions[0].workload.lengths
-    only_largest = () if lengths is None or not lengths.vary else (_ONLY_LARGEST,)
+    if lengths is not None and lengths.vary:
+        warnings = (*warnings, _RATE_OF_LARGEST)
     return GpuComparison(
         gpu=traces.workload.gpu,
         budget=session.budget,
@@ -138,7 +143,7 @@ def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison
         blocks=len(traces.workload.blocks),
         warnings=(
             *traces.workload.notes[known_notes:],
-            *only_largest,
+            *warnings,
             *traces.cache_notes,
         ),
     )
@@ -146,18 +151,26 @@ def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison
 
 def _best_on_gpu(
     sessions: Sequence[PlanningSession],
-) -> tuple[PlanningSession, Estimate]:
-    """Return the best of the search and the baselines, or the lowest peak."""
+) -> tuple[PlanningSession, Estimate, tuple[str, ...]]:
+    """Return the best of the search and the baselines, or the lowest peak.
+
+    With what is reserved over all lengths of the samples, and warnings about these.
+    """
     rated = [_best_or_lowest(each) for each in _hopeful(sessions)]
     found = sessions[0].best_fitting(each for _, each in rated)
     if found is not None:
         session = next(session for session, each in rated if each is found)
-        return session, recommend_one_micro_batch(session, found)[0]
+        judged = judge_all_lengths(session, found)
+        estimate = recommend_one_micro_batch(session, judged.estimate)[0]
+        if judged.lengths is not None:
+            estimate = with_lengths(estimate, judged.lengths)
+        budget = budget_for_lengths(session.budget, judged.lengths)
+        return replace(session, budget=budget), estimate, judged.warnings
     of_least, least = min(rated, key=lambda row: row[1].reserved_bytes)
     accumulates = sessions[0].settings.accumulation is not None
     if accumulates and least.timeline.floor_bytes <= sessions[0].budget.usable_bytes:
         return _best_on_gpu([each.changed(accumulation=None) for each in sessions])
-    return of_least, least
+    return of_least, least, ()
 
 
 def _hopeful(sessions: Sequence[PlanningSession]) -> Sequence[PlanningSession]:
