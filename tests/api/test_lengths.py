@@ -1,5 +1,6 @@
 """``lengths=``: all of them are planned for."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import budgetfit
 from budgetfit import InputError
 from budgetfit.api.compare import compare
+from budgetfit.planning.alternatives.compare_gpus import lengths_warning
 from tests.models import EXAMPLES, LENGTH, VOCABULARY
 
 LENGTHS = {8: 3, 24: 1}  # 48 tokens in 4 x 24 positions: half is padding
@@ -83,6 +85,11 @@ def test_a_comparison_judges_all_lengths_as_a_plan(config: Path) -> None:
     for name in ("recipe", "reserved_bytes", "process_bytes", "fits"):
         assert getattr(varying.estimate, name) == getattr(planned.estimate, name)
     assert varying.budget == planned.budget
+    needs = replace(
+        planned.varying_lengths, measure="longest first", pad_to_multiple_of=64
+    )
+    text = "other sizes fit with longest first and padding to multiples of 64. Use"
+    assert text in lengths_warning(needs)
     (equal,), _ = compare(str(config), ["t4"], lengths={32: 5}, **given)
     said = "are those of the largest batch"
     assert [said in text for text in varying.warnings].count(True) == 1

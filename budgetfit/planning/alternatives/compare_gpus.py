@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
     from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.plan import Estimate
+    from budgetfit.core.varying_lengths import VaryingLengths
     from budgetfit.gpus.table import Gpu
     from budgetfit.planning.session import PlanningSession, Request
     from budgetfit.workload.workload import Workload
 
 _RATE_OF_LARGEST: Final = (
-    "rates, times and costs are those of the largest batch. Use plan for a card "
-    "(budgetfit plan MODEL --gpu NAME), which says those of all sizes"
+    "rates, times and costs are those of the largest batch{}. Use plan for a card "
+    "(budgetfit plan MODEL --gpu NAME), which says what to set for all sizes"
 )
 
 
@@ -133,9 +134,7 @@ def _on_card(
 def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison:
     """Return the row of a card; the first notes of the workload are known."""
     session, estimate, warnings = _best_on_gpu(sessions)
-    traces, lengths = sessions[0].traces, sessions[0].workload.lengths
-    if lengths is not None and lengths.vary:
-        warnings = (*warnings, _RATE_OF_LARGEST)
+    traces = sessions[0].traces
     return GpuComparison(
         gpu=traces.workload.gpu,
         budget=session.budget,
@@ -162,15 +161,27 @@ def _best_on_gpu(
         session = next(session for session, each in rated if each is found)
         judged = judge_all_lengths(session, found)
         estimate = recommend_one_micro_batch(session, judged.estimate)[0]
-        if judged.lengths is not None:
-            estimate = with_lengths(estimate, judged.lengths)
+        if judged.lengths is None:
+            return session, estimate, judged.warnings
         budget = budget_for_lengths(session.budget, judged.lengths)
-        return replace(session, budget=budget), estimate, judged.warnings
+        estimate = with_lengths(estimate, judged.lengths)
+        warnings = (*judged.warnings, lengths_warning(judged.lengths))
+        return replace(session, budget=budget), estimate, warnings
     of_least, least = min(rated, key=lambda row: row[1].reserved_bytes)
     accumulates = sessions[0].settings.accumulation is not None
     if accumulates and least.timeline.floor_bytes <= sessions[0].budget.usable_bytes:
         return _best_on_gpu([each.changed(accumulation=None) for each in sessions])
     return of_least, least, ()
+
+
+def lengths_warning(lengths: VaryingLengths) -> str:
+    """Say of a row that its rate is of the largest batch, and with what others fit."""
+    needs = [] if lengths.measure == "none" else [lengths.measure]
+    if lengths.pad_to_multiple_of is not None:
+        needs.append(f"padding to multiples of {lengths.pad_to_multiple_of}")
+    return _RATE_OF_LARGEST.format(
+        f", and other sizes fit with {' and '.join(needs)}" if needs else ""
+    )
 
 
 def _hopeful(sessions: Sequence[PlanningSession]) -> Sequence[PlanningSession]:
