@@ -176,7 +176,7 @@ def _best_on_gpu(
 
 def lengths_warning(lengths: VaryingLengths) -> str:
     """Say of a row that its rate is of the largest batch, and with what others fit."""
-    needs = [] if lengths.measure == "none" else [lengths.measure]
+    needs: list[str] = [] if lengths.measure == "none" else [lengths.measure]
     if lengths.pad_to_multiple_of is not None:
         needs.append(f"padding to multiples of {lengths.pad_to_multiple_of}")
     return _RATE_OF_LARGEST.format(
