@@ -186,13 +186,13 @@ def test_states_of_optimizers_that_keep_none_or_little(tmp_path: Path) -> None:
         for path, each in found.items():
             optimizer = Path(path).name.split()[0]
             for losses in each:
-                assert losses == pytest.approx(expected[optimizer], abs=1e-5), path
+                assert losses == pytest.approx(expected[optimizer], rel=1e-5), path
             dcp_to_torch_save(path, tmp_path / "whole.pt")
             whole = torch.load(tmp_path / "whole.pt", weights_only=True)
             run = start("", 1, optimizer=optimizer)
             run.load_state_dict(whole["run"])
             assert _rates(run) == {RATE}
-            assert train(run, 1, 3) == pytest.approx(expected[optimizer], abs=1e-5)
+            assert train(run, 1, 3) == pytest.approx(expected[optimizer], rel=1e-5)
 
 
 def test_states_of_one_process_of_no_step_and_of_others() -> None:
