@@ -71,10 +71,13 @@ def test_one_length_is_no_list_of_them(wrong: Any) -> None:  # noqa: ANN401
         estimated(lengths=wrong)
 
 
-def test_a_comparison_judges_all_lengths_as_a_plan(config: Path) -> None:
+@pytest.mark.parametrize("update", [256, None])
+def test_a_comparison_judges_all_lengths_as_a_plan(
+    config: Path, update: int | None
+) -> None:
     given: dict[str, Any] = {
-        "batch_size": 4,
-        "effective_batch_size": 4,
+        "batch_size": 256,
+        "effective_batch_size": update,
         "precision": "fp32",
         "checkpointing": "none",
     }
@@ -91,6 +94,8 @@ def test_a_comparison_judges_all_lengths_as_a_plan(config: Path) -> None:
     text = "other sizes fit with longest first and padding to multiples of 64. Use"
     assert text in lengths_warning(needs)
     (equal,), _ = compare(str(config), ["t4"], lengths={32: 5}, **given)
+    assert equal.estimate is not None
+    assert varying.estimate.reserved_bytes > equal.estimate.reserved_bytes
     said = "are those of the largest batch"
     assert [said in text for text in varying.warnings].count(True) == 1
     assert not any(said in text for text in equal.warnings)
