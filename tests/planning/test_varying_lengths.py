@@ -314,3 +314,26 @@ def test_the_longest_batch_first_does_not_go_with_updates_in_backward() -> None:
 
 def test_a_summary_of_lengths_is_hashable_and_plain() -> None:
     assert LengthSummary(((1, 2),)) == summarize_lengths([1, 1])
+
+
+def test_pinned_buffers_of_other_lengths_are_said_where_they_may_not_fit() -> None:
+    """The host's allocator uses those of one power of two for no other."""
+    recipe = replace(RECIPE, segments=(Segment(("transformer.h.0",), mode="offload"),))
+
+    def notes(host_ram: int | str) -> tuple[str, ...]:
+        found = budgetfit.estimate(
+            _config(),
+            recipe,
+            gpu="rtx-4090",
+            lengths=dict(LENGTHS.counts),
+            host_ram=host_ram,
+        )
+        assert found.fits
+        pinned.append(found.host_bytes)
+        return tuple(text for text in found.notes if "may pin up to" in text)
+
+    pinned: list[int] = []
+    assert notes("16GiB") == ()
+    assert notes(2 * pinned[0]) == ()
+    (text,) = notes(2 * pinned[0] - 1)
+    assert "buffers of one size are not used for another" in text

@@ -128,7 +128,7 @@ def estimate_all_lengths(
     )
     if not first and not budget.allocator.expandable_segments:
         note += ". Unless the largest comes first, some orders reserve twice as much"
-    return replace(found.estimate, notes=(*estimate.notes, note))
+    return replace(found.estimate, notes=(*estimate.notes, note, *found.warnings))
 
 
 def with_lengths(estimate: Estimate, lengths: VaryingLengths) -> Estimate:
@@ -318,7 +318,26 @@ class LengthsJudge:
                 with_lengths(estimate, lengths), usable_bytes=budget.usable_bytes
             ),
             lengths=lengths,
+            warnings=self._host_warnings(),
         )
+
+    def _host_warnings(self) -> tuple[str, ...]:
+        """Warn where the pinned buffers of all lengths may exceed the host's memory.
+
+        PyTorch rounds them up to powers of two and uses those of one power for no other
+        (``ATen/core/CachingHostAllocator.h``): with 1 + 1/2 + 1/4 ... of the longest's,
+        less than twice as much is pinned.
+        """
+        most, limit = 2 * self._estimate.host_bytes, self._budget.host_ram_bytes
+        if limit is None or most <= limit:
+            return ()
+        text = (
+            f"batches of several lengths may pin up to {format_bytes(most)} of host "
+            f"memory, of {format_bytes(limit)}: buffers of one size are not used for "
+            "another. Pad all to the largest, or say host_ram= (--host-ram) half as "
+            "large"
+        )
+        return (text,)
 
     def _replay(self, measure: LengthsMeasure) -> tuple[StepSequence, bool]:
         """Return the replay with a measure, and whether its segments expand."""
