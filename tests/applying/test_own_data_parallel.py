@@ -91,6 +91,14 @@ def _expected(weighed: str) -> list[float]:
 
 @pytest.mark.parametrize("weighed", ["samples", "tokens", "items"])
 def test_ranks_of_an_own_wrapper_take_the_mean_over_all_samples(weighed: str) -> None:
-    first, second = on_ranks(_train, 2, weighed)
-    assert first == second  # the losses are those of all ranks, too
-    assert first[1] == pytest.approx(_expected(weighed), abs=EQUAL)
+    found = on_ranks(_train, 2, weighed)
+    for rank, (losses, weights) in enumerate(found):
+        assert weights == found[0][1]
+        assert weights == pytest.approx(_expected(weighed), abs=EQUAL)
+        data = samples(rank, 0)
+        if weighed == "items":
+            own = model()(data).square().sum() / sum(ITEMS)
+        else:
+            own = square(model()(data), data)
+        # A rank's own, as of a loop with such a wrapper.
+        assert losses[0] == pytest.approx(own.item(), abs=EQUAL)

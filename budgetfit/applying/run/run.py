@@ -525,10 +525,9 @@ class Run:
         ):
             loss = self._forward_backward(moved, function, divisor, factor)
         self._check_reduced(is_last=self.group.is_complete)
-        if self._own_data_parallel is not None:
-            wrapper, ranks = self._own_data_parallel
-            loss = sum_over_ranks(loss.div_(ranks.size), wrapper)
-        elif self._wrapped is not None:
+        if self._own_data_parallel is not None and factor != 1.0:
+            loss /= factor  # this rank's own, as of a loop with such a wrapper
+        if self._wrapped is not None:
             loss = sum_over_ranks(loss.div_(self.recipe.ranks), self._wrapped)
         if self.group.is_complete:
             self._update(max_grad_norm)
