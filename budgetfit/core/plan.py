@@ -177,8 +177,12 @@ class Estimate:
         Raises:
             InputError: If ``samples`` is not a positive whole number.
         """
-        check_samples(samples)
-        return samples / self.samples_per_s / SECONDS_PER_HOUR
+        return _hours(samples, self.samples_per_s)
+
+
+def _hours(samples: int, samples_per_s: float) -> float:
+    check_samples(samples)
+    return samples / samples_per_s / SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,8 +464,7 @@ class Plan(PlanExports):
         Raises:
             InputError: If ``samples`` is not a positive whole number.
         """
-        check_samples(samples)
-        return samples / self.samples_per_s_of_data / SECONDS_PER_HOUR
+        return _hours(samples, self.samples_per_s_of_data)
 
     def why(self, block: str) -> str:
         """Explain the checkpointing of a block, with the cost of each other option.

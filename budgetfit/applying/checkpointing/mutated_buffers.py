@@ -69,19 +69,19 @@ class BufferSnapshot(NamedTuple):
             return nn.Parameter(copy, requires_grad=False)
         return copy
 
+    @property
+    def lacks_copy(self) -> bool:
+        """Whether a recomputation would need one; torch's norms need none."""
+        is_norm = self.table == "_buffers" and _is_torchs_norm(self.module)
+        return self.copy is None and self.tensor is not None and not is_norm
+
     def is_overwritten(self) -> bool:
         """Whether the old values are needed and lost."""
-        return (
-            self.copy is None
-            and self.tensor is not None
-            and self.tensors.get(self.name) is self.tensor
-            and not (self.table == "_buffers" and _is_torchs_norm(self.module))
-        )
+        return self.lacks_copy and self.tensors.get(self.name) is self.tensor
 
     def with_copy(self) -> BufferSnapshot:
         """Return it with a copy: of the new values where the old ones are lost."""
-        is_norm = self.table == "_buffers" and _is_torchs_norm(self.module)
-        if self.copy is not None or self.tensor is None or is_norm:
+        if self.tensor is None or not self.lacks_copy:
             return self
         return self._replace(copy=self.tensor.detach().clone())
 
@@ -128,10 +128,9 @@ class MutatedBuffers:
         Args:
             every: All small buffers again, running statistics included.
         """
-        known = [*self._places, *(self._small if every else ())]
-        to_copy = dict.fromkeys(known)
+        to_copy = {*self._places, *(self._small if every else ())}
         held = []
-        for place in dict.fromkeys((*self._small, *self._others)):
+        for number, place in enumerate((*self._small, *self._others)):
             module, table, name = place
             tensor = getattr(module, table).get(name)
             if tensor is None and place in self._empty:
@@ -147,7 +146,7 @@ class MutatedBuffers:
                     tensor,
                     _version(tensor),
                     tensor.detach().clone() if copied else None,
-                    may_be_replaced=place in to_copy or place not in self._others,
+                    may_be_replaced=number < len(self._small) or place in to_copy,
                 )
             )
         return held
