@@ -192,11 +192,11 @@ def allowed_attention(case: Case) -> AbstractContextManager[Any]:
 class Training:
     """Model, optimizer, scaler and batch of a case on the CUDA device."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, *, built_on: str = "cpu") -> None:
         self.case = case
         # Built on the host and moved, as a loaded model is: initialising on the card
         # would leave cached blocks behind that training then uses.
-        self.model = build_model(case.model, "cpu").to("cuda")
+        self.model = build_model(case.model, built_on).to("cuda")
         if case.precision == "bf16":
             self.model.to(torch.bfloat16)
         self.model.train()

@@ -1,0 +1,449 @@
+"""Times of single ops on the CUDA card that is here.
+
+    python -m benchmarks.kernel_times --record FILE
+
+Each is run for some 20 milliseconds, three times; the median counts. What is timed are
+the ops of training steps at the sizes of training steps, one by one and alone, so that
+the time by kind of op can be compared with them. Nothing of budgetfit is imported.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as torch's documentation has it
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Call = Callable[[], Any]
+Case = tuple[str, Callable[[str], Call]]  # on a device
+DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+PRODUCTS: Final = (
+    *((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192)),
+    *((24576, 768, 768), (24576, 3072, 768), (24576, 768, 3072), (24576, 2304, 768)),
+    *((24576, 50257, 768), (24576, 50304, 768), (768, 50304, 24576)),
+    *((16384, 4096, 4096), (16384, 14336, 4096), (2048, 2048, 8192), (512, 4096, 4096)),
+)
+ATTENTION: Final = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+def products() -> Iterator[Case]:
+    """Matrix products, by rows, columns and the inner dimension."""
+    for name in ("bf16", "fp16", "fp32", "tf32"):
+        dtype = DTYPES.get(name, torch.float32)
+        for m, n, k in PRODUCTS:
+            if dtype == torch.float32 and m * n * k > 4e11:
+                continue
+
+            def make(device: str, m=m, n=n, k=k, dtype=dtype, name=name) -> Call:  # noqa: ANN001
+                a = torch.randn(m, k, device=device, dtype=dtype)
+                b = torch.randn(n, k, device=device, dtype=dtype).t()
+
+                def call() -> None:
+                    torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+                    torch.mm(a, b)
+
+                return call
+
+            yield f"mm {name} {m}x{n}x{k}", make
+    for name, batch, m, n, k in (
+        ("bf16", 288, 1024, 1024, 64),
+        ("bf16", 288, 1024, 64, 1024),
+        ("fp32", 288, 1024, 1024, 64),
+    ):
+
+        def make_batched(device: str, batch=batch, m=m, n=n, k=k, name=name) -> Call:  # noqa: ANN001
+            a = torch.randn(batch, m, k, device=device, dtype=DTYPES[name])
+            b = torch.randn(batch, k, n, device=device, dtype=DTYPES[name])
+
+            def call() -> None:
+                torch.backends.cuda.matmul.allow_tf32 = False
+                torch.bmm(a, b)
+
+            return call
+
+        yield f"bmm {name} {batch}x{m}x{n}x{k}", make_batched
+
+
+def passes(
+    name: str, function: Callable[..., Any], *shapes: tuple[int, ...], dtype: str
+) -> Iterator[Case]:
+    """A function's forward pass, and its backward pass for all inputs."""
+
+    def inputs(device: str) -> list[torch.Tensor]:
+        return [
+            torch.randn(shape, device=device, dtype=DTYPES[dtype], requires_grad=True)
+            for shape in shapes
+        ]
+
+    def forward(device: str) -> Call:
+        given = [tensor.detach() for tensor in inputs(device)]
+        return lambda: function(*given)
+
+    def backward(device: str) -> Call:
+        given = inputs(device)
+        out = function(*given)
+        gradient = torch.randn_like(out)
+        return lambda: torch.autograd.grad(out, given, gradient, retain_graph=True)
+
+    what = f"{dtype} {'x'.join(map(str, shapes[0]))}"
+    yield f"{name} {what}", forward
+    yield f"{name} backward {what}", backward
+
+
+def pointwise() -> Iterator[Case]:
+    """Elementwise ops, copies, reductions, softmax, norms, loss."""
+    wide, tall = (24576, 3072), (24576, 768)
+    for dtype in ("bf16", "fp32"):
+        yield from passes("add", torch.add, wide, wide, dtype=dtype)
+        yield from passes("mul", torch.mul, wide, wide, dtype=dtype)
+        yield from passes("gelu", F.gelu, wide, dtype=dtype)
+        yield from passes("silu", F.silu, wide, dtype=dtype)
+        yield from passes("relu", F.relu, wide, dtype=dtype)
+        yield from passes("dropout", lambda x: F.dropout(x, 0.1), wide, dtype=dtype)
+        yield from passes("softmax", lambda x: x.softmax(-1), (288, 1024, 1024), dtype=dtype)
+        yield from passes("sum rows", lambda x: x.sum(0), wide, dtype=dtype)
+        yield from passes("sum columns", lambda x: x.sum(-1), wide, dtype=dtype)
+        yield from passes("mean square", lambda x: x.pow(2).mean(-1), tall, dtype=dtype)
+        for shape in (tall, (16384, 4096)):
+            yield from passes(
+                "layer_norm",
+                lambda x, w, b: F.layer_norm(x, w.shape, w, b),
+                *(shape, shape[1:], shape[1:]),
+                dtype=dtype,
+            )
+            yield from passes(
+                "rms_norm",
+                lambda x, w: F.rms_norm(x, w.shape, w, 1e-6),
+                *(shape, shape[1:]),
+                dtype=dtype,
+            )
+        yield from passes("transpose", lambda x: x.transpose(1, 2).contiguous(),
+                          (24, 1024, 12, 64), dtype=dtype)
+        yield from passes("concatenate", lambda x, y: torch.cat([x, y], -1), tall, tall, dtype=dtype)
+        yield from passes("embedding", lambda w: F.embedding(_ids(w, 24576), w), (50304, 768), dtype=dtype)
+    yield from passes("to fp32", lambda x: x.float(), wide, dtype="bf16")
+    yield from passes("to bf16", lambda x: x.bfloat16(), wide, dtype="fp32")
+    yield from passes(
+        "cross_entropy",
+        lambda x: F.cross_entropy(x, _ids(x, 8192)),
+        (8192, 50257),
+        dtype="fp32",
+    )
+
+
+_TARGETS: dict[tuple[str, int], torch.Tensor] = {}
+
+
+def _ids(like: torch.Tensor, count: int) -> torch.Tensor:
+    key = (str(like.device), count)
+    if key not in _TARGETS:
+        _TARGETS[key] = torch.randint(50257, (count,), device=like.device)
+    return _TARGETS[key]
+
+
+def attention() -> Iterator[Case]:
+    """Scaled dot product attention, by library."""
+    sizes = (
+        *((24, 12, 1024, 64, True), (48, 12, 512, 64, False), (192, 12, 197, 64, False)),
+        *((8, 32, 2048, 64, True), (2, 32, 4096, 128, True), (1, 32, 16384, 128, True)),
+        (1, 16, 8192, 128, False),
+    )
+    for library, backend in ATTENTION.items():
+        for dtype in ("bf16", "fp32") if library == "efficient" else ("bf16",):
+            for batch, heads, length, width, causal in sizes:
+                if dtype == "fp32" and length > 4096:
+                    continue
+
+                def run(q, k, v, backend=backend, causal=causal) -> Any:  # noqa: ANN001, ANN401
+                    with sdpa_kernel(backend):
+                        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+                shape = (batch, heads, length, width)
+                name = f"{library} attention{' causal' if causal else ''}"
+                yield from passes(name, run, shape, shape, shape, dtype=dtype)
+
+
+def convolutions() -> Iterator[Case]:
+    """Convolutions of ResNet, ConvNeXt, ViT and a diffusion network, norms, pooling."""
+    rows = (
+        *((128, 64, 56, 64, 3, 1, 1), (128, 256, 56, 64, 1, 1, 1), (128, 64, 56, 256, 1, 1, 1)),
+        *((128, 128, 28, 128, 3, 1, 1), (128, 256, 14, 256, 3, 1, 1), (128, 512, 7, 2048, 1, 1, 1)),
+        *((128, 3, 224, 64, 7, 2, 1), (128, 96, 56, 96, 7, 1, 96), (128, 384, 14, 384, 7, 1, 384)),
+        *((128, 128, 28, 128, 3, 2, 1), (192, 3, 224, 768, 16, 16, 1), (16, 320, 64, 320, 3, 1, 1)),
+        (128, 256, 14, 256, 3, 1, 32),
+    )
+    for dtype in ("bf16", "fp32"):
+        for last in (False, True):
+            for batch, inner, side, outer, kernel, stride, groups in rows:
+                layout = torch.channels_last if last else torch.contiguous_format
+                padding = 0 if kernel == stride else kernel // 2
+
+                def run(x, w, layout=layout, stride=stride, padding=padding, groups=groups) -> Any:  # noqa: ANN001, ANN401
+                    return F.conv2d(x, w, None, stride, padding, 1, groups)
+
+                shapes = (batch, inner, side, side), (outer, inner // groups, kernel, kernel)
+                name = f"conv{' channels_last' if last else ''} {outer} {kernel}x{kernel} s{stride} g{groups}"
+                for what, make in passes(name, run, *shapes, dtype=dtype):
+                    yield what, _in_layout(run, shapes, dtype, layout, "backward" in what)
+            for shape in ((128, 64, 56, 56), (128, 256, 56, 56), (128, 1024, 14, 14)):
+                for what in ("batch_norm", "batch_norm backward"):
+                    name = f"{what}{' channels_last' if last else ''}"
+                    yield (
+                        f"{name} {dtype} {'x'.join(map(str, shape))}",
+                        _in_layout(
+                            lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+                            (shape, shape[1:2], shape[1:2]),
+                            *(dtype, torch.channels_last if last else torch.contiguous_format),
+                            "backward" in what,
+                        ),
+                    )
+        yield from passes("max_pool", lambda x: F.max_pool2d(x, 3, 2, 1), (128, 64, 112, 112), dtype=dtype)
+        yield from passes(
+            "group_norm",
+            lambda x, w, b: F.group_norm(x, 32, w, b),
+            *((16, 320, 64, 64), (320,), (320,)),
+            dtype=dtype,
+        )
+
+
+def _in_layout(function: Any, shapes: Any, dtype: str, layout: Any, backward: bool) -> Callable[[str], Call]:  # noqa: ANN401, FBT001
+    def make(device: str) -> Call:
+        given = []
+        for shape in shapes:
+            tensor = torch.randn(shape, device=device, dtype=DTYPES[dtype])
+            if len(shape) == 4:
+                tensor = tensor.to(memory_format=layout)
+            given.append(tensor.requires_grad_(backward))
+        out = function(*given)
+        if not backward:
+            return lambda: function(*given)
+        gradient = torch.randn_like(out)
+        # The first input of a network needs no gradient.
+        asked = given[1:] if shapes[0][1] == 3 else given
+        return lambda: torch.autograd.grad(out, asked, gradient, retain_graph=True)
+
+    return make
+
+
+def optimizers() -> Iterator[Case]:
+    """Steps of 100 tensors of 1.2 million values each, and clipping."""
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "AdamW fused": lambda p: torch.optim.AdamW(p, fused=True),
+        "AdamW foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+        "SGD momentum foreach": lambda p: torch.optim.SGD(p, momentum=0.9, foreach=True),
+        "SGD momentum fused": lambda p: torch.optim.SGD(p, momentum=0.9, fused=True),
+    }
+    for dtype in ("fp32", "bf16"):
+        for name, kind in kinds.items():
+
+            def make(device: str, kind=kind, dtype=dtype) -> Call:  # noqa: ANN001
+                weights = _weights(device, dtype)
+                return kind(weights).step
+
+            yield f"{name} {dtype} 100 x 1228800", make
+
+        def clip(device: str, dtype=dtype) -> Call:  # noqa: ANN001
+            weights = _weights(device, dtype)
+            return lambda: torch.nn.utils.clip_grad_norm_(weights, 1.0)
+
+        yield f"clip_grad_norm {dtype} 100 x 1228800", clip
+
+
+def _weights(device: str, dtype: str) -> list[torch.Tensor]:
+    weights = [
+        torch.randn(1228800, device=device, dtype=DTYPES[dtype], requires_grad=True)
+        for _ in range(100)
+    ]
+    for weight in weights:
+        weight.grad = torch.randn_like(weight) * 1e-3
+    return weights
+
+
+def host() -> Iterator[Case]:
+    """Copies between host and card, and what launching many small kernels takes."""
+    size = 2**28
+    for pinned in (True, False):
+        for to_card in (True, False):
+
+            def make(device: str, pinned=pinned, to_card=to_card) -> Call:  # noqa: ANN001
+                on_host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+                on_card = torch.empty(size, dtype=torch.uint8, device=device)
+                a, b = (on_card, on_host) if to_card else (on_host, on_card)
+                return lambda: a.copy_(b, non_blocking=pinned)
+
+            where = "to the card" if to_card else "to the host"
+            yield f"copy {'pinned' if pinned else 'pageable'} {where} {size}", make
+
+    def adds(device: str) -> Call:
+        x = torch.zeros(64, device=device)
+        return lambda: [x.add(1) for _ in range(1000)]
+
+    def layers(device: str) -> Call:
+        net = torch.nn.Sequential(
+            *(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()) for _ in range(100))
+        ).to(device)
+        x = torch.zeros(4, 64, device=device)
+
+        def call() -> None:
+            net(x)
+
+        return call
+
+    def layers_backward(device: str) -> Call:
+        net = torch.nn.Sequential(
+            *(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()) for _ in range(100))
+        ).to(device)
+        x = torch.zeros(4, 64, device=device)
+
+        def call() -> None:
+            for weight in net.parameters():
+                weight.grad = None
+            net(x).sum().backward()
+
+        return call
+
+    yield "1000 small additions", adds
+    yield "300 small modules, forward", layers
+    yield "300 small modules, forward and backward", layers_backward
+
+
+def quantised() -> Iterator[Case]:
+    """bitsandbytes' weights, unpacked and multiplied."""
+    import bitsandbytes as bnb  # noqa: PLC0415 - may be absent
+
+    for stored in ("nf4", "int8"):
+        for tokens in (512, 4096, 16384):
+
+            def make(device: str, stored=stored, tokens=tokens) -> Call:  # noqa: ANN001
+                if stored == "nf4":
+                    layer = bnb.nn.Linear4bit(
+                        4096, 4096, bias=False, compute_dtype=torch.bfloat16,
+                        compress_statistics=True, quant_type="nf4",
+                    )
+                else:
+                    layer = bnb.nn.Linear8bitLt(4096, 4096, bias=False, has_fp16_weights=False)
+                layer = layer.to(device)
+                x = torch.randn(tokens, 4096, device=device, dtype=torch.bfloat16, requires_grad=True)
+                gradient = torch.randn(tokens, 4096, device=device, dtype=torch.bfloat16)
+
+                def call() -> None:
+                    torch.autograd.grad(layer(x), x, gradient)
+
+                return call
+
+            yield f"{stored} linear forward and backward, {tokens} x 4096 x 4096", make
+
+    def unpack(device: str) -> Call:
+        weight = torch.randn(14336, 4096, device=device, dtype=torch.bfloat16)
+        packed, state = bnb.functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+        return lambda: bnb.functional.dequantize_4bit(packed, state)
+
+    yield "nf4 unpack 14336 x 4096", unpack
+
+
+def microseconds(call: Call) -> tuple[float, int]:
+    """The median of three rounds of about 20 ms, and the calls of a round."""
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def took(times: int) -> float:
+        begin.record()
+        for _ in range(times):
+            call()
+        end.record()
+        end.synchronize()
+        return 1e3 * begin.elapsed_time(end) / times
+
+    times = max(1, min(500, round(20_000 / max(took(2), 1.0))))
+    return statistics.median(took(times) for _ in range(3)), times
+
+
+def sustained(seconds: float) -> list[dict[str, Any]]:
+    """Large bf16 products without a pause: their rate, clock and power over time."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    rows, started = [], time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(200):
+            torch.mm(a, b)
+        end.record()
+        state = query()
+        end.synchronize()
+        rows.append({"tflops": round(200 * 2 * 8192**3 / begin.elapsed_time(end) / 1e9, 1), **state})
+    return rows
+
+
+def query() -> dict[str, str]:
+    """Clocks, power and temperature as nvidia-smi reads them now."""
+    names = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active"
+    done = subprocess.run(  # noqa: S603
+        ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"],  # noqa: S607
+        capture_output=True, text=True, check=False,
+    )
+    return dict(zip(names.split(","), done.stdout.strip().split(", "), strict=False))
+
+
+GROUPS: Final = (products, pointwise, attention, convolutions, optimizers, host, quantised)
+
+
+def main() -> int:
+    """Time every op, and write what was found, an op a line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--record", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--until", type=float, default=float("inf"), help="epoch time")
+    options = parser.parse_args()
+    device = torch.cuda.get_device_properties(0)
+    head = {
+        "card": device.name, "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    with options.record.open("a", encoding="utf-8") as file:
+
+        def write(row: dict[str, Any]) -> None:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+        write(head | {"idle": query()})
+        for group in GROUPS:
+            try:
+                cases = list(group())
+            except ImportError as error:
+                write({"group": group.__name__, "error": str(error)})
+                continue
+            for name, make in cases:
+                if time.time() > options.until:
+                    write({"stopped": name})
+                    return 0
+                try:
+                    call = make("cuda")
+                    took, times = microseconds(call)
+                    row: dict[str, Any] = {"op": name, "us": round(took, 2), "times": times}
+                except Exception as error:  # noqa: BLE001 - a row says what happened
+                    row = {"op": name, "error": f"{type(error).__name__}: {str(error)[:200]}"}
+                call = None
+                write(row)
+        write({"sustained": sustained(4)})
+    sys.stdout.write("done\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
