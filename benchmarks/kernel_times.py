@@ -112,7 +112,9 @@ def pointwise() -> Iterator[Case]:
         yield from passes("silu", F.silu, wide, dtype=dtype)
         yield from passes("relu", F.relu, wide, dtype=dtype)
         yield from passes("dropout", lambda x: F.dropout(x, 0.1), wide, dtype=dtype)
-        yield from passes("softmax", lambda x: x.softmax(-1), (288, 1024, 1024), dtype=dtype)
+        yield from passes(
+            "softmax", lambda x: x.softmax(-1), (288, 1024, 1024), dtype=dtype
+        )
         yield from passes("sum rows", lambda x: x.sum(0), wide, dtype=dtype)
         yield from passes("sum columns", lambda x: x.sum(-1), wide, dtype=dtype)
         yield from passes("mean square", lambda x: x.pow(2).mean(-1), tall, dtype=dtype)
@@ -129,10 +131,21 @@ def pointwise() -> Iterator[Case]:
                 *(shape, shape[1:]),
                 dtype=dtype,
             )
-        yield from passes("transpose", lambda x: x.transpose(1, 2).contiguous(),
-                          (24, 1024, 12, 64), dtype=dtype)
-        yield from passes("concatenate", lambda x, y: torch.cat([x, y], -1), tall, tall, dtype=dtype)
-        yield from passes("embedding", lambda w: F.embedding(_ids(w, 24576), w), (50304, 768), dtype=dtype)
+        yield from passes(
+            "transpose",
+            lambda x: x.transpose(1, 2).contiguous(),
+            (24, 1024, 12, 64),
+            dtype=dtype,
+        )
+        yield from passes(
+            "concatenate", lambda x, y: torch.cat([x, y], -1), tall, tall, dtype=dtype
+        )
+        yield from passes(
+            "embedding",
+            lambda w: F.embedding(_ids(w, 24576), w),
+            (50304, 768),
+            dtype=dtype,
+        )
     yield from passes("to fp32", lambda x: x.float(), wide, dtype="bf16")
     yield from passes("to bf16", lambda x: x.bfloat16(), wide, dtype="fp32")
     yield from passes(
@@ -156,7 +169,11 @@ def _ids(like: torch.Tensor, count: int) -> torch.Tensor:
 def attention() -> Iterator[Case]:
     """Scaled dot product attention, by library."""
     sizes = (
-        *((24, 12, 1024, 64, True), (48, 12, 512, 64, False), (192, 12, 197, 64, False)),
+        *(
+            (24, 12, 1024, 64, True),
+            (48, 12, 512, 64, False),
+            (192, 12, 197, 64, False),
+        ),
         *((8, 32, 2048, 64, True), (2, 32, 4096, 128, True), (1, 32, 16384, 128, True)),
         (1, 16, 8192, 128, False),
     )
@@ -178,10 +195,26 @@ def attention() -> Iterator[Case]:
 def convolutions() -> Iterator[Case]:
     """Convolutions of ResNet, ConvNeXt, ViT and a diffusion network, norms, pooling."""
     rows = (
-        *((128, 64, 56, 64, 3, 1, 1), (128, 256, 56, 64, 1, 1, 1), (128, 64, 56, 256, 1, 1, 1)),
-        *((128, 128, 28, 128, 3, 1, 1), (128, 256, 14, 256, 3, 1, 1), (128, 512, 7, 2048, 1, 1, 1)),
-        *((128, 3, 224, 64, 7, 2, 1), (128, 96, 56, 96, 7, 1, 96), (128, 384, 14, 384, 7, 1, 384)),
-        *((128, 128, 28, 128, 3, 2, 1), (192, 3, 224, 768, 16, 16, 1), (16, 320, 64, 320, 3, 1, 1)),
+        *(
+            (128, 64, 56, 64, 3, 1, 1),
+            (128, 256, 56, 64, 1, 1, 1),
+            (128, 64, 56, 256, 1, 1, 1),
+        ),
+        *(
+            (128, 128, 28, 128, 3, 1, 1),
+            (128, 256, 14, 256, 3, 1, 1),
+            (128, 512, 7, 2048, 1, 1, 1),
+        ),
+        *(
+            (128, 3, 224, 64, 7, 2, 1),
+            (128, 96, 56, 96, 7, 1, 96),
+            (128, 384, 14, 384, 7, 1, 384),
+        ),
+        *(
+            (128, 128, 28, 128, 3, 2, 1),
+            (192, 3, 224, 768, 16, 16, 1),
+            (16, 320, 64, 320, 3, 1, 1),
+        ),
         (128, 256, 14, 256, 3, 1, 32),
     )
     for dtype in ("bf16", "fp32"):
@@ -190,13 +223,21 @@ def convolutions() -> Iterator[Case]:
                 layout = torch.channels_last if last else torch.contiguous_format
                 padding = 0 if kernel == stride else kernel // 2
 
-                def run(x, w, layout=layout, stride=stride, padding=padding, groups=groups) -> Any:  # noqa: ANN001, ANN401
+                def run(
+                    x, w, layout=layout, stride=stride, padding=padding, groups=groups
+                ) -> Any:  # noqa: ANN001, ANN401
                     return F.conv2d(x, w, None, stride, padding, 1, groups)
 
-                shapes = (batch, inner, side, side), (outer, inner // groups, kernel, kernel)
+                shapes = (
+                    (batch, inner, side, side),
+                    (outer, inner // groups, kernel, kernel),
+                )
                 name = f"conv{' channels_last' if last else ''} {outer} {kernel}x{kernel} s{stride} g{groups}"
                 for what, make in passes(name, run, *shapes, dtype=dtype):
-                    yield what, _in_layout(run, shapes, dtype, layout, "backward" in what)
+                    yield (
+                        what,
+                        _in_layout(run, shapes, dtype, layout, "backward" in what),
+                    )
             for shape in ((128, 64, 56, 56), (128, 256, 56, 56), (128, 1024, 14, 14)):
                 for what in ("batch_norm", "batch_norm backward"):
                     name = f"{what}{' channels_last' if last else ''}"
@@ -205,11 +246,21 @@ def convolutions() -> Iterator[Case]:
                         _in_layout(
                             lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
                             (shape, shape[1:2], shape[1:2]),
-                            *(dtype, torch.channels_last if last else torch.contiguous_format),
+                            *(
+                                dtype,
+                                torch.channels_last
+                                if last
+                                else torch.contiguous_format,
+                            ),
                             "backward" in what,
                         ),
                     )
-        yield from passes("max_pool", lambda x: F.max_pool2d(x, 3, 2, 1), (128, 64, 112, 112), dtype=dtype)
+        yield from passes(
+            "max_pool",
+            lambda x: F.max_pool2d(x, 3, 2, 1),
+            (128, 64, 112, 112),
+            dtype=dtype,
+        )
         yield from passes(
             "group_norm",
             lambda x, w, b: F.group_norm(x, 32, w, b),
@@ -218,7 +269,9 @@ def convolutions() -> Iterator[Case]:
         )
 
 
-def _in_layout(function: Any, shapes: Any, dtype: str, layout: Any, backward: bool) -> Callable[[str], Call]:  # noqa: ANN401, FBT001
+def _in_layout(
+    function: Any, shapes: Any, dtype: str, layout: Any, backward: bool
+) -> Callable[[str], Call]:  # noqa: ANN401, FBT001
     def make(device: str) -> Call:
         given = []
         for shape in shapes:
@@ -242,7 +295,9 @@ def optimizers() -> Iterator[Case]:
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "AdamW fused": lambda p: torch.optim.AdamW(p, fused=True),
         "AdamW foreach": lambda p: torch.optim.AdamW(p, foreach=True),
-        "SGD momentum foreach": lambda p: torch.optim.SGD(p, momentum=0.9, foreach=True),
+        "SGD momentum foreach": lambda p: torch.optim.SGD(
+            p, momentum=0.9, foreach=True
+        ),
         "SGD momentum fused": lambda p: torch.optim.SGD(p, momentum=0.9, fused=True),
     }
     for dtype in ("fp32", "bf16"):
@@ -292,7 +347,12 @@ def host() -> Iterator[Case]:
 
     def layers(device: str) -> Call:
         net = torch.nn.Sequential(
-            *(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()) for _ in range(100))
+            *(
+                torch.nn.Sequential(
+                    torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()
+                )
+                for _ in range(100)
+            )
         ).to(device)
         x = torch.zeros(4, 64, device=device)
 
@@ -303,7 +363,12 @@ def host() -> Iterator[Case]:
 
     def layers_backward(device: str) -> Call:
         net = torch.nn.Sequential(
-            *(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()) for _ in range(100))
+            *(
+                torch.nn.Sequential(
+                    torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()
+                )
+                for _ in range(100)
+            )
         ).to(device)
         x = torch.zeros(4, 64, device=device)
 
@@ -329,14 +394,28 @@ def quantised() -> Iterator[Case]:
             def make(device: str, stored=stored, tokens=tokens) -> Call:  # noqa: ANN001
                 if stored == "nf4":
                     layer = bnb.nn.Linear4bit(
-                        4096, 4096, bias=False, compute_dtype=torch.bfloat16,
-                        compress_statistics=True, quant_type="nf4",
+                        4096,
+                        4096,
+                        bias=False,
+                        compute_dtype=torch.bfloat16,
+                        compress_statistics=True,
+                        quant_type="nf4",
                     )
                 else:
-                    layer = bnb.nn.Linear8bitLt(4096, 4096, bias=False, has_fp16_weights=False)
+                    layer = bnb.nn.Linear8bitLt(
+                        4096, 4096, bias=False, has_fp16_weights=False
+                    )
                 layer = layer.to(device)
-                x = torch.randn(tokens, 4096, device=device, dtype=torch.bfloat16, requires_grad=True)
-                gradient = torch.randn(tokens, 4096, device=device, dtype=torch.bfloat16)
+                x = torch.randn(
+                    tokens,
+                    4096,
+                    device=device,
+                    dtype=torch.bfloat16,
+                    requires_grad=True,
+                )
+                gradient = torch.randn(
+                    tokens, 4096, device=device, dtype=torch.bfloat16
+                )
 
                 def call() -> None:
                     torch.autograd.grad(layer(x), x, gradient)
@@ -347,7 +426,9 @@ def quantised() -> Iterator[Case]:
 
     def unpack(device: str) -> Call:
         weight = torch.randn(14336, 4096, device=device, dtype=torch.bfloat16)
-        packed, state = bnb.functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+        packed, state = bnb.functional.quantize_4bit(
+            weight, quant_type="nf4", compress_statistics=True
+        )
         return lambda: bnb.functional.dequantize_4bit(packed, state)
 
     yield "nf4 unpack 14336 x 4096", unpack
@@ -374,7 +455,9 @@ def microseconds(call: Call) -> tuple[float, int]:
 
 def sustained(seconds: float) -> list[dict[str, Any]]:
     """Large bf16 products without a pause: their rate, clock and power over time."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    a, b = (
+        torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+    )
     rows, started = [], time.perf_counter()
     while time.perf_counter() - started < seconds:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -384,21 +467,38 @@ def sustained(seconds: float) -> list[dict[str, Any]]:
         end.record()
         state = query()
         end.synchronize()
-        rows.append({"tflops": round(200 * 2 * 8192**3 / begin.elapsed_time(end) / 1e9, 1), **state})
+        rows.append(
+            {
+                "tflops": round(200 * 2 * 8192**3 / begin.elapsed_time(end) / 1e9, 1),
+                **state,
+            }
+        )
     return rows
 
 
 def query() -> dict[str, str]:
     """Clocks, power and temperature as nvidia-smi reads them now."""
-    names = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active"
+    names = (
+        "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active"
+    )
     done = subprocess.run(  # noqa: S603
         ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"],  # noqa: S607
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return dict(zip(names.split(","), done.stdout.strip().split(", "), strict=False))
 
 
-GROUPS: Final = (products, pointwise, attention, convolutions, optimizers, host, quantised)
+GROUPS: Final = (
+    products,
+    pointwise,
+    attention,
+    convolutions,
+    optimizers,
+    host,
+    quantised,
+)
 
 
 def main() -> int:
@@ -411,7 +511,8 @@ def main() -> int:
     options = parser.parse_args()
     device = torch.cuda.get_device_properties(0)
     head = {
-        "card": device.name, "torch": torch.__version__,
+        "card": device.name,
+        "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
         "date": datetime.now(UTC).date().isoformat(),
     }
@@ -435,9 +536,16 @@ def main() -> int:
                 try:
                     call = make("cuda")
                     took, times = microseconds(call)
-                    row: dict[str, Any] = {"op": name, "us": round(took, 2), "times": times}
+                    row: dict[str, Any] = {
+                        "op": name,
+                        "us": round(took, 2),
+                        "times": times,
+                    }
                 except Exception as error:  # noqa: BLE001 - a row says what happened
-                    row = {"op": name, "error": f"{type(error).__name__}: {str(error)[:200]}"}
+                    row = {
+                        "op": name,
+                        "error": f"{type(error).__name__}: {str(error)[:200]}",
+                    }
                 call = None
                 write(row)
         write({"sustained": sustained(4)})

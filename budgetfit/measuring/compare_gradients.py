@@ -35,9 +35,14 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-5  # relative; recomputation repeats the same kernels
 NOISE_FACTOR = 3.0  # CUDA atomics: two runs of the unmodified model differ, too
-# Upper limit of the tolerance. Atomics stay far below it; a model whose runs differ
-# more from equal seeds and state uses hidden random numbers or counters.
-MAX_TOLERANCE = 0.01
+# Upper limit of the tolerance. Atomics stay below it (attention of GPT-2 on an H100:
+# 0.0077); a model whose runs differ more from equal seeds and state uses hidden random
+# numbers or counters.
+MAX_TOLERANCE = 0.05
+# Of the squared norm of all gradients: what parameters may hold that differ more than
+# that on their own. A key's bias has a gradient of zero but for rounding: 0.18 of its
+# norm (BERT on an H100).
+MAX_LEFT_OUT = 0.01
 
 # Samples: the unmodified model with its gradients must fit as well.
 COMPARED_ON_CUDA = 2
@@ -63,6 +68,8 @@ class GradientCheck:
             planned ones also those that need no recomputation: they save nothing, or
             the loss does not depend on them.
         refusal: The text of the ``RecomputationError`` of the run; empty if none.
+        left_out: Parameters that differ no more than between two runs of the unmodified
+            model, which is too much to say anything. They count in neither figure.
     """
 
     max_error: float
@@ -70,6 +77,7 @@ class GradientCheck:
     noise: float
     recomputed_blocks: int
     refusal: str = ""
+    left_out: tuple[str, ...] = ()
 
     @property
     def match(self) -> bool | None:
@@ -129,34 +137,68 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     def keep(trained: nn.Module) -> None:
         plain.update(whole(trained))
 
-    def compare_again(trained: nn.Module) -> tuple[float, str]:
-        return largest_error(whole(trained), plain)
+    def compare_again(trained: nn.Module) -> dict[str, float]:
+        return relative_errors(whole(trained), plain)
 
-    def compare(trained: nn.Module) -> tuple[float, str]:
-        return largest_error(_gradients(trained), plain)
+    def compare(trained: nn.Module) -> dict[str, float]:
+        return relative_errors(_gradients(trained), plain)
 
     _run_to_gradients(model, make_plain, batch, seed, keep)
     restore()
     idle: set[str] = set()
     with find_blocks_saving_nothing(model, sorted(planned), idle):
-        noise, _ = _run_to_gradients(model, make_plain, batch, seed, compare_again)
+        noise = _run_to_gradients(model, make_plain, batch, seed, compare_again)
     restore()
     idle |= _unused(model, planned, plain)
+    left_out: frozenset[str] = frozenset()
     refusal = ""
     try:
-        error, parameter = _run_to_gradients(
+        errors = _run_to_gradients(
             model, make_planned, batch, seed, compare, seen=seen, blocks=blocks
         )
+        left_out = _left_out(errors, noise, plain)
+        error, parameter = _largest(errors, left_out)
     except RecomputationError as refused:
         error, parameter, refusal = refused.difference, refused.block, str(refused)
         idle |= set(planned)  # the number is not reported after a refusal
     return GradientCheck(
         max_error=error,
         parameter=parameter,
-        noise=noise if _has_values(plain) else math.nan,
+        noise=_largest(noise, left_out)[0] if _has_values(plain) else math.nan,
         recomputed_blocks=len(seen.seen | idle),
         refusal=refusal,
+        left_out=tuple(sorted(left_out)),
     )
+
+
+def _left_out(
+    errors: dict[str, float], noise: dict[str, float], plain: Gradients
+) -> frozenset[str]:
+    """Return the parameters of which a comparison says nothing, if they hold little."""
+    noisy = {
+        name
+        for name, of_plain in noise.items()
+        if NOISE_FACTOR * of_plain > MAX_TOLERANCE and math.isfinite(of_plain)
+    }
+    if not noisy:
+        return frozenset()
+    squares = {
+        name: torch.nan_to_num(grad, 0.0, 0.0, 0.0).norm().item() ** 2
+        for name, grad in plain.items()
+        if grad is not None
+    }
+    if sum(squares[name] for name in noisy) > MAX_LEFT_OUT * sum(squares.values()):
+        return frozenset()
+    return frozenset(
+        name for name in noisy if errors[name] <= NOISE_FACTOR * noise[name]
+    )
+
+
+def _largest(errors: dict[str, float], left_out: Collection[str]) -> tuple[float, str]:
+    """Return the largest error and its parameter; 0 and "" without any."""
+    compared = [(errors[name], name) for name in errors if name not in left_out]
+    error, parameter = max(compared, default=(0.0, ""), key=lambda row: row[0])
+    return error, parameter if error else ""
 
 
 def _unused(model: nn.Module, blocks: Collection[str], plain: Gradients) -> set[str]:
@@ -185,20 +227,17 @@ def _has_values(gradients: Gradients) -> bool:
     return all(bool(grad.isfinite().all()) for grad in found)
 
 
-def largest_error(
+def relative_errors(
     planned: Iterable[tuple[str, torch.Tensor | None]], plain: Gradients
-) -> tuple[float, str]:
-    """Return the largest relative gradient error and its parameter.
+) -> dict[str, float]:
+    """Return the relative error of each parameter's gradient.
 
     The error is infinite for a gradient that only one side has, or with infinities in
     other places; infinities and NaNs in the same places are equal (fp16 overflow).
     """
-    worst, where = 0.0, ""
-    for name, gradient in planned:
-        error = _relative_error(gradient, plain.get(name))
-        if error > worst:
-            worst, where = error, name
-    return worst, where
+    return {
+        name: _relative_error(gradient, plain.get(name)) for name, gradient in planned
+    }
 
 
 def build_verification(  # noqa: PLR0913 - one value each, all needed
@@ -247,7 +286,12 @@ def build_verification(  # noqa: PLR0913 - one value each, all needed
         recomputed_blocks=gradients.recomputed_blocks if gradients else 0,
         expected_recomputed_blocks=expected_recomputed_blocks,
         out_of_memory=measured.out_of_memory,
-        notes=(*([refusal] if refusal else ()), *measured.notes, *notes),
+        notes=(
+            *([refusal] if refusal else ()),
+            *_left_out_note(gradients),
+            *measured.notes,
+            *notes,
+        ),
         predicted_process_range_bytes=predicted_process_range_bytes,
         measured_context_bytes=process.outside_bytes if process else None,
         categories=(
@@ -262,6 +306,16 @@ def build_verification(  # noqa: PLR0913 - one value each, all needed
         shorter_reserved_bytes=measured.shorter_reserved_bytes,
         ranks=ranks,
     )
+
+
+def _left_out_note(gradients: GradientCheck | None) -> Iterator[str]:
+    if gradients is not None and (left_out := gradients.left_out):
+        yield (
+            f"Gradients of {len(left_out)} parameters, {left_out[0]!r} for example, "
+            "differ as much between two runs of the unmodified model from equal seeds, "
+            f"and hold less than {MAX_LEFT_OUT:.0%} of the squared norm of all: they "
+            "were not compared."
+        )
 
 
 def _steady(step_ms: Sequence[float]) -> float:

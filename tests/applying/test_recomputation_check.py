@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -208,6 +209,39 @@ def test_bytes_that_a_gradient_depends_on_may_not_differ() -> None:
 
     repeats = RepeatableForwards(block, "block", check=True)
     with pytest.raises(RecomputationError, match="1 of the 1 tensors that it saves"):
+        gradients_of(
+            block,
+            lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),
+        )
+
+
+class AttentionWithoutDropout(Masked):
+    """Saves a dropout's seed that nothing has written, as attention on CUDA does."""
+
+
+class Counted(Masked):
+    """Saves a counter."""
+
+
+@pytest.mark.parametrize(
+    ("function", "refused"), [(AttentionWithoutDropout, False), (Counted, True)]
+)
+def test_the_seed_of_no_dropout_may_differ_and_a_counter_may_not(
+    function: type[Masked], *, refused: bool
+) -> None:
+    block, runs = nn.Linear(16, 4), itertools.count(1)
+
+    def forward(x: Tensor) -> tuple[Tensor]:
+        seed = torch.tensor(next(runs))
+        return (function.apply(block(x), seed),)  # type: ignore[no-untyped-call]
+
+    repeats = RepeatableForwards(block, "block", check=True)
+    expected = (
+        pytest.raises(RecomputationError, match="tensors that it saves differ")
+        if refused
+        else nullcontext()
+    )
+    with expected:
         gradients_of(
             block,
             lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),

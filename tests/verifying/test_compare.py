@@ -16,7 +16,7 @@ from budgetfit.measuring.compare_gradients import (
     GradientCheck,
     build_verification,
     check_gradients,
-    largest_error,
+    relative_errors,
 )
 from budgetfit.measuring.real_step import MeasuredPhase, RealSteps
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
@@ -129,6 +129,49 @@ def test_noise_of_the_plain_model_is_forgiven_and_more_is_not() -> None:
     assert replace(check, max_error=1e-5, noise=0.0).match
 
 
+class RoundedKey(nn.Module):
+    """A bias that the loss does not depend on but for rounding, as a key's in BERT."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.bias = nn.Parameter(torch.zeros(8))
+        self.size = size
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        self.bias.register_hook(self.rounding)
+        return x.square().mean() + 0.0 * self.bias.sum()
+
+    def rounding(self, grad: torch.Tensor) -> torch.Tensor:
+        return self.size * torch.randn(grad.shape, generator=self.generator)
+
+
+@pytest.mark.parametrize(("size", "match"), [(1e-9, True), (1.0, None)])
+def test_noise_that_is_nearly_nothing_hides_no_other_gradient(
+    size: float, *, match: bool | None
+) -> None:
+    model = RoundedKey(size)
+    names = [f"layers.{number}" for number in range(3)]
+    planned = Recipe(batch_size=2, segments=(Segment((names[1],)),))
+
+    def maker(recipe: Recipe) -> Callable[..., Run]:
+        return lambda on_phase: Run(model, recipe, on_phase=on_phase)
+
+    found = check_gradients(
+        model,
+        maker(planned),
+        maker(replace(planned, segments=())),
+        torch.randn(2, 8, generator=torch.Generator().manual_seed(0)),
+        blocks=names,
+    )
+    assert found.match is match
+    assert found.left_out == (("bias",) if match else ())
+    assert found.noise == pytest.approx(0.0 if match else 1.4, abs=0.5)
+
+
 class RunningMean(nn.Module):
     """A loss with state, as DINO's center."""
 
@@ -206,19 +249,18 @@ def test_errors_are_relative_to_the_plain_models_norm(
         return None if values is None else torch.tensor(values)
 
     same = torch.ones(2)
-    found, name = largest_error(
+    found = relative_errors(
         [("same", same), ("w", tensor(planned))], {"same": same, "w": tensor(plain)}
     )
-    assert found == pytest.approx(error)
-    assert name == ("w" if error else "")
+    assert found == {"same": 0.0, "w": pytest.approx(error)}
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_errors_of_complex_gradients_count_both_parts(dtype: torch.dtype) -> None:
     plain = torch.tensor([3 + 4j, 0], dtype=dtype)
     for planned, error in ((plain, 0.0), (plain.conj(), 1.6), (plain.real, 0.8)):
-        found, _ = largest_error([("w", planned.to(dtype))], {"w": plain})
-        assert found == pytest.approx(error)
+        found = relative_errors([("w", planned.to(dtype))], {"w": plain})
+        assert found["w"] == pytest.approx(error)
 
 
 def point(step: int, phase: str, peak: int, micro_step: int = 0) -> TimelinePoint:

@@ -6,16 +6,19 @@ a few values of each are sampled when it is saved, and compared when it is recom
 before the weights are updated. This detects any hidden state: a private generator, a
 counter, a hook.
 
-Bytes (uint8) are judged where a gradient is about to use them: only then autograd's
-node says what they are. oneDNN's LSTM saves its workspace, ``at::empty`` bytes most of
-which nothing writes (PyTorch, ``aten/src/ATen/native/mkldnn/RNN.cpp``). All that the
-layer takes and returns is saved and compared beside it, and determines what is written.
+Integers are judged where a gradient is about to use them: only then autograd's node
+says what they are, and some are memory that nothing has written. oneDNN's LSTM saves
+its workspace, ``at::empty`` bytes (PyTorch, ``aten/src/ATen/native/mkldnn/RNN.cpp``);
+attention without dropout the seed and offset of a dropout, ``at::empty`` as well
+(``aten/src/ATen/native/transformers/cuda/attention.cu``; flash-attn's ``rng_state``).
+All that such an op takes and returns is saved and compared beside them.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -39,6 +42,8 @@ MAX_SAMPLED_VALUES: Final = 1024
 # Relative tolerance. CPU kernels are deterministic, some GPU kernels use atomic adds.
 _CPU, _ELSEWHERE = 1e-5, 1e-3
 _NODE_OF_WORKSPACE: Final = "MkldnnRnnLayerBackward"
+_NODE_OF_ATTENTION: Final = re.compile(r"Attention|FlashAttn|fMHA", re.IGNORECASE)
+_SEED_AND_OFFSET: Final = 2  # values, in one tensor or two
 
 
 class SavedTensorCheck:
@@ -60,13 +65,13 @@ class SavedTensorCheck:
         self._first: list[_Sample] = []
         self._returned: list[_Sample] = []
         self.suspects: tuple[str, ...] = ()
-        self._differing_bytes: dict[int, float] = {}  # by index: relative difference
+        self._differing_integers: dict[int, float] = {}  # by index: relative difference
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Sample what autograd saves in a forward."""
         with self._observed(
-            lambda tensor: self._first.append(_Sample(tensor)), self._check_bytes
+            lambda tensor: self._first.append(_Sample(tensor)), self._check_integers
         ):
             yield
 
@@ -134,21 +139,25 @@ class SavedTensorCheck:
             for index, difference in enumerate(differences)
             if difference > self._first[index].tolerance
         }
-        self._differing_bytes = {
+        self._differing_integers = {
             index: difference
             for index, difference in wrong.items()
-            if self._first[index].dtype == torch.uint8
+            if self._first[index].is_integer
         }
-        if len(wrong) > len(self._differing_bytes):
+        if len(wrong) > len(self._differing_integers):
             self._refuse_values(wrong.values())
 
-    def _check_bytes(self, index: int) -> None:
-        """Refuse bytes that differ, now that a gradient is to be computed with them."""
-        if index not in self._differing_bytes:
+    def _check_integers(self, index: int) -> None:
+        """Refuse integers that differ, now that a gradient is about to use them."""
+        if index not in self._differing_integers:
             return
         node = torch._C._current_autograd_node()
-        if node is None or not node.name().startswith(_NODE_OF_WORKSPACE):
-            self._refuse_values(self._differing_bytes.values())
+        name = node.name() if node is not None else ""
+        if name.startswith(_NODE_OF_WORKSPACE):
+            return
+        few = self._first[index].size <= _SEED_AND_OFFSET
+        if not (few and _NODE_OF_ATTENTION.search(name)):
+            self._refuse_values(self._differing_integers.values())
 
     def _refuse_values(self, wrong: Collection[float]) -> None:
         share = f"{len(wrong)} of the {len(self._first)} tensors that it saves"
@@ -200,7 +209,8 @@ class _Sample:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._metadata = tensor.shape, tensor.dtype, tensor.device
-        self.dtype = tensor.dtype
+        self.is_integer = not (tensor.is_floating_point() or tensor.is_complex())
+        self.size = tensor.numel()
         self.tolerance = _tolerance(tensor)
         self._values: torch.Tensor | None = None
         if (
