@@ -15,8 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's documentation has it
@@ -31,6 +32,9 @@ PRODUCTS: Final = (
     *((24576, 50257, 768), (24576, 50304, 768), (768, 50304, 24576)),
     *((16384, 4096, 4096), (16384, 14336, 4096), (2048, 2048, 8192), (512, 4096, 4096)),
 )
+MOST_FP32: Final = 4e11  # products of larger ones take too long
+LONGEST_FP32: Final = 4096  # tokens
+IMAGES: Final = 4  # dimensions
 ATTENTION: Final = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -41,50 +45,53 @@ ATTENTION: Final = {
 def products() -> Iterator[Case]:
     """Matrix products, by rows, columns and the inner dimension."""
     for name in ("bf16", "fp16", "fp32", "tf32"):
-        dtype = DTYPES.get(name, torch.float32)
         for m, n, k in PRODUCTS:
-            if dtype == torch.float32 and m * n * k > 4e11:
-                continue
-
-            def make(device: str, m=m, n=n, k=k, dtype=dtype, name=name) -> Call:  # noqa: ANN001
-                a = torch.randn(m, k, device=device, dtype=dtype)
-                b = torch.randn(n, k, device=device, dtype=dtype).t()
-
-                def call() -> None:
-                    torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-                    torch.mm(a, b)
-
-                return call
-
-            yield f"mm {name} {m}x{n}x{k}", make
-    for name, batch, m, n, k in (
-        ("bf16", 288, 1024, 1024, 64),
-        ("bf16", 288, 1024, 64, 1024),
-        ("fp32", 288, 1024, 1024, 64),
+            if name not in ("fp32", "tf32") or m * n * k <= MOST_FP32:
+                yield f"mm {name} {m}x{n}x{k}", partial(_product, (m, k), (n, k), name)
+    for name, m, n, k in (
+        ("bf16", 1024, 1024, 64),
+        ("bf16", 1024, 64, 1024),
+        ("fp32", 1024, 1024, 64),
     ):
+        shapes = (288, m, k), (288, n, k)
+        yield f"bmm {name} 288x{m}x{n}x{k}", partial(_product, *shapes, name)
 
-        def make_batched(device: str, batch=batch, m=m, n=n, k=k, name=name) -> Call:  # noqa: ANN001
-            a = torch.randn(batch, m, k, device=device, dtype=DTYPES[name])
-            b = torch.randn(batch, k, n, device=device, dtype=DTYPES[name])
 
-            def call() -> None:
-                torch.backends.cuda.matmul.allow_tf32 = False
-                torch.bmm(a, b)
+def _product(
+    rows: tuple[int, ...], columns: tuple[int, ...], name: str, device: str
+) -> Call:
+    dtype = DTYPES.get(name, torch.float32)
+    one = torch.randn(rows, device=device, dtype=dtype)
+    other = torch.randn(columns, device=device, dtype=dtype).mT
 
-            return call
+    def call() -> None:
+        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+        torch.matmul(one, other)
 
-        yield f"bmm {name} {batch}x{m}x{n}x{k}", make_batched
+    return call
 
 
 def passes(
-    name: str, function: Callable[..., Any], *shapes: tuple[int, ...], dtype: str
+    name: str,
+    function: Callable[..., Any],
+    *shapes: tuple[int, ...],
+    dtype: str,
+    layout: torch.memory_format = torch.contiguous_format,
 ) -> Iterator[Case]:
-    """A function's forward pass, and its backward pass for all inputs."""
+    """A function's forward pass, and its backward pass for all inputs.
+
+    Images, inputs of three channels, need no gradient.
+    """
 
     def inputs(device: str) -> list[torch.Tensor]:
+        made = [torch.randn(shape, device=device) for shape in shapes]
         return [
-            torch.randn(shape, device=device, dtype=DTYPES[dtype], requires_grad=True)
-            for shape in shapes
+            tensor.to(
+                DTYPES[dtype], memory_format=layout if tensor.dim() == IMAGES else None
+            )
+            .detach()
+            .requires_grad_()
+            for tensor in made
         ]
 
     def forward(device: str) -> Call:
@@ -95,7 +102,8 @@ def passes(
         given = inputs(device)
         out = function(*given)
         gradient = torch.randn_like(out)
-        return lambda: torch.autograd.grad(out, given, gradient, retain_graph=True)
+        asked = given[1:] if given[0].shape[1:2] == (3,) else given
+        return lambda: torch.autograd.grad(out, asked, gradient, retain_graph=True)
 
     what = f"{dtype} {'x'.join(map(str, shapes[0]))}"
     yield f"{name} {what}", forward
@@ -177,84 +185,79 @@ def attention() -> Iterator[Case]:
         *((8, 32, 2048, 64, True), (2, 32, 4096, 128, True), (1, 32, 16384, 128, True)),
         (1, 16, 8192, 128, False),
     )
-    for library, backend in ATTENTION.items():
+    for library in ATTENTION:
         for dtype in ("bf16", "fp32") if library == "efficient" else ("bf16",):
-            for batch, heads, length, width, causal in sizes:
-                if dtype == "fp32" and length > 4096:
+            for *shape, causal in sizes:
+                if dtype == "fp32" and shape[2] > LONGEST_FP32:
                     continue
-
-                def run(q, k, v, backend=backend, causal=causal) -> Any:  # noqa: ANN001, ANN401
-                    with sdpa_kernel(backend):
-                        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-                shape = (batch, heads, length, width)
                 name = f"{library} attention{' causal' if causal else ''}"
-                yield from passes(name, run, shape, shape, shape, dtype=dtype)
+                run = partial(_attention, ATTENTION[library], causal)
+                yield from passes(name, run, *[tuple(shape)] * 3, dtype=dtype)
+
+
+def _attention(backend: SDPBackend, causal: bool, *heads: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(*heads, is_causal=causal)
+
+
+class Convolution(NamedTuple):
+    """Samples, channels, side of the image, filters, kernel size, stride, groups."""
+
+    samples: int
+    channels: int
+    side: int
+    filters: int
+    kernel: int
+    stride: int = 1
+    groups: int = 1
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of the images and of the filters."""
+        image = self.samples, self.channels, self.side, self.side
+        filters = self.filters, self.channels // self.groups, self.kernel, self.kernel
+        return image, filters
+
+    def __call__(self, images: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
+        """Convolve; patches that do not overlap have no padding."""
+        padding = 0 if self.kernel == self.stride else self.kernel // 2
+        rest = self.stride, padding, 1, self.groups
+        return F.conv2d(images, filters, None, *rest)
+
+
+CONVOLUTIONS: Final = (
+    *(Convolution(128, 64, 56, 64, 3), Convolution(128, 256, 56, 64, 1)),
+    *(Convolution(128, 64, 56, 256, 1), Convolution(128, 128, 28, 128, 3)),
+    *(Convolution(128, 256, 14, 256, 3), Convolution(128, 512, 7, 2048, 1)),
+    *(Convolution(128, 3, 224, 64, 7, 2), Convolution(128, 96, 56, 96, 7, 1, 96)),
+    *(Convolution(128, 384, 14, 384, 7, 1, 384), Convolution(128, 128, 28, 128, 3, 2)),
+    *(Convolution(192, 3, 224, 768, 16, 16), Convolution(16, 320, 64, 320, 3)),
+    Convolution(128, 256, 14, 256, 3, 1, 32),
+)
+LAYOUTS: Final = {"": torch.contiguous_format, " channels_last": torch.channels_last}
 
 
 def convolutions() -> Iterator[Case]:
     """Convolutions of ResNet, ConvNeXt, ViT and a diffusion network, norms, pooling."""
-    rows = (
-        *(
-            (128, 64, 56, 64, 3, 1, 1),
-            (128, 256, 56, 64, 1, 1, 1),
-            (128, 64, 56, 256, 1, 1, 1),
-        ),
-        *(
-            (128, 128, 28, 128, 3, 1, 1),
-            (128, 256, 14, 256, 3, 1, 1),
-            (128, 512, 7, 2048, 1, 1, 1),
-        ),
-        *(
-            (128, 3, 224, 64, 7, 2, 1),
-            (128, 96, 56, 96, 7, 1, 96),
-            (128, 384, 14, 384, 7, 1, 384),
-        ),
-        *(
-            (128, 128, 28, 128, 3, 2, 1),
-            (192, 3, 224, 768, 16, 16, 1),
-            (16, 320, 64, 320, 3, 1, 1),
-        ),
-        (128, 256, 14, 256, 3, 1, 32),
-    )
     for dtype in ("bf16", "fp32"):
-        for last in (False, True):
-            for batch, inner, side, outer, kernel, stride, groups in rows:
-                layout = torch.channels_last if last else torch.contiguous_format
-                padding = 0 if kernel == stride else kernel // 2
-
-                def run(
-                    x, w, layout=layout, stride=stride, padding=padding, groups=groups
-                ) -> Any:  # noqa: ANN001, ANN401
-                    return F.conv2d(x, w, None, stride, padding, 1, groups)
-
-                shapes = (
-                    (batch, inner, side, side),
-                    (outer, inner // groups, kernel, kernel),
+        for last, layout in LAYOUTS.items():
+            for row in CONVOLUTIONS:
+                filters = f"{row.filters} {row.kernel}x{row.kernel}"
+                yield from passes(
+                    f"conv{last} {filters} s{row.stride} g{row.groups}",
+                    row,
+                    *row.shapes,
+                    dtype=dtype,
+                    layout=layout,
                 )
-                name = f"conv{' channels_last' if last else ''} {outer} {kernel}x{kernel} s{stride} g{groups}"
-                for what, make in passes(name, run, *shapes, dtype=dtype):
-                    yield (
-                        what,
-                        _in_layout(run, shapes, dtype, layout, "backward" in what),
-                    )
             for shape in ((128, 64, 56, 56), (128, 256, 56, 56), (128, 1024, 14, 14)):
-                for what in ("batch_norm", "batch_norm backward"):
-                    name = f"{what}{' channels_last' if last else ''}"
-                    yield (
-                        f"{name} {dtype} {'x'.join(map(str, shape))}",
-                        _in_layout(
-                            lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
-                            (shape, shape[1:2], shape[1:2]),
-                            *(
-                                dtype,
-                                torch.channels_last
-                                if last
-                                else torch.contiguous_format,
-                            ),
-                            "backward" in what,
-                        ),
-                    )
+                yield from passes(
+                    f"batch_norm{last}",
+                    lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
+                    *(shape, shape[1:2], shape[1:2]),
+                    dtype=dtype,
+                    layout=layout,
+                )
         yield from passes(
             "max_pool",
             lambda x: F.max_pool2d(x, 3, 2, 1),
@@ -267,27 +270,6 @@ def convolutions() -> Iterator[Case]:
             *((16, 320, 64, 64), (320,), (320,)),
             dtype=dtype,
         )
-
-
-def _in_layout(
-    function: Any, shapes: Any, dtype: str, layout: Any, backward: bool
-) -> Callable[[str], Call]:  # noqa: ANN401, FBT001
-    def make(device: str) -> Call:
-        given = []
-        for shape in shapes:
-            tensor = torch.randn(shape, device=device, dtype=DTYPES[dtype])
-            if len(shape) == 4:
-                tensor = tensor.to(memory_format=layout)
-            given.append(tensor.requires_grad_(backward))
-        out = function(*given)
-        if not backward:
-            return lambda: function(*given)
-        gradient = torch.randn_like(out)
-        # The first input of a network needs no gradient.
-        asked = given[1:] if shapes[0][1] == 3 else given
-        return lambda: torch.autograd.grad(out, asked, gradient, retain_graph=True)
-
-    return make
 
 
 def optimizers() -> Iterator[Case]:
@@ -385,7 +367,7 @@ def host() -> Iterator[Case]:
 
 
 def quantised() -> Iterator[Case]:
-    """bitsandbytes' weights, unpacked and multiplied."""
+    """Weights of bitsandbytes, unpacked and multiplied."""
     import bitsandbytes as bnb  # noqa: PLC0415 - may be absent
 
     for stored in ("nf4", "int8"):

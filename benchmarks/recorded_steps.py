@@ -1,18 +1,21 @@
-"""Step times of the accuracy cases on the CUDA card that is here.
+"""Step times of the accuracy cases, recorded on a card and predicted.
 
     python -m benchmarks.recorded_steps --record FILE [--seconds 1.2] NAME...
+    python -m benchmarks.recorded_steps              # predicted; docs/times.md
 
 A name is a case of ``tests/accuracy/cases.py`` or a pattern, of this card; ``@8`` after
 it takes 8 samples instead, ``@8+tf32`` lets fp32 products run in TF32. Each line of
 FILE is a step: the times of its phases and of steps one after the other, as a training
 loop has them that reads no loss, and the kernels of one more step by op. The training
-program is that of the memory recordings; nothing of budgetfit is imported.
+program is that of the memory recordings. Where it is recorded, nothing of budgetfit is
+needed.
 """
 
 import argparse
 import dataclasses
 import fnmatch
 import gc
+import itertools
 import json
 import statistics
 import sys
@@ -23,7 +26,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -40,6 +43,14 @@ from tests.accuracy.provenance import (
 from tests.accuracy.training import Training, allowed_attention
 
 WARM_UP, FEWEST, MOST = 2, 3, 20  # steps
+RECORDED: Final = Path(__file__).parent / "card_recordings" / "h100-steps.jsonl"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "times.md"
+HEADING: Final = "## Recorded on an H100"
+TEXT: Final = """\
+{versions}, its host a virtual machine of 16 cores. Steps one after the other, without
+copies of the batch from pageable memory. The H100's shares are from single ops (`python
+-m benchmarks.kernel_times`, `benchmarks/card_recordings`); nothing was fitted on these
+steps. `python -m benchmarks.recorded_steps` writes this section."""
 
 
 class Clock:
@@ -49,7 +60,7 @@ class Clock:
         self.phases: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
 
     @contextmanager
-    def phase(self, name: str, micro_step: int = 0) -> Iterator[None]:
+    def phase(self, name: str, micro_step: int = 0) -> Iterator[None]:  # noqa: ARG002
         """Time what is under ``with``, without waiting for it."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -86,7 +97,7 @@ def timed(training: Training, batch_size: int, seconds: float) -> dict[str, Any]
         marks[-1].record()
     torch.cuda.synchronize()
     whole = 1e3 * (time.perf_counter() - started)
-    between = [a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)]
+    between = [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
     return {
         "steps": steps,
         "step_ms": round(whole / steps, 4),
@@ -161,18 +172,150 @@ def chosen(pattern: str) -> Iterator[tuple[str, Case, bool]]:
             yield f"{case.name}{'@' if changes else ''}{changes}", changed, bool(mark)
 
 
+class Predicted(NamedTuple):
+    """A recorded step and its prediction, in milliseconds.
+
+    ``measured_ms`` is without the copies of the batch from pageable memory, which no
+    prediction has.
+    """
+
+    name: str
+    group: str
+    measured_ms: float
+    predicted_ms: float
+    measured_kernels_ms: float
+    predicted_kernels_ms: float
+    inside: bool
+
+    @property
+    def error(self) -> float:
+        """Signed: above zero means predicted too slow."""
+        return self.predicted_ms / self.measured_ms - 1
+
+    @property
+    def kernel_error(self) -> float:
+        """The same of what the kernels take on the card."""
+        return self.predicted_kernels_ms / self.measured_kernels_ms - 1
+
+
+def predicted(row: dict[str, Any]) -> Predicted:
+    """Predict a recorded step."""
+    from benchmarks.step_predictions import predict  # noqa: PLC0415 - not on the card
+
+    case = dataclasses.replace(CASES[row["case"]], batch_size=row["batch_size"])
+    found = predict(case, tf32=row["tf32"])
+    copies_ms = sum(us for name, (_, us) in row["kernels"].items() if "HtoD" in name)
+    copies_ms /= 1e3
+    measured_ms = row["median_ms"] - copies_ms
+    low, high = found.low_ms, found.high_ms
+    return Predicted(
+        row["name"].replace("-h100-80gb", ""),
+        _group(case, host_bound=found.host_bound),
+        measured_ms,
+        found.step_ms,
+        row["kernel_us"] / 1e3 - copies_ms,
+        found.kernels_ms,
+        inside=low <= measured_ms <= high,
+    )
+
+
+def _group(case: Case, *, host_bound: bool) -> str:
+    if host_bound:
+        return "waits for Python"
+    if case.family.startswith(("resnet", "convnext")):
+        return "convolutions"
+    return f"compiled {case.compile}" if case.compile else "transformers, eager"
+
+
+def section(rows: list[Predicted]) -> str:
+    """The section of docs/times.md."""
+    from benchmarks.shared import table  # noqa: PLC0415 - not on the card
+
+    by_group: dict[str, list[Predicted]] = defaultdict(list)
+    for row in rows:
+        by_group[row.group].append(row)
+    summary = [
+        (
+            group,
+            str(len(of)),
+            f"{statistics.median(row.error for row in of):+.1%}",
+            f"{statistics.median(abs(row.error) for row in of):.1%}",
+            f"{max((row.error for row in of), key=abs):+.0%}",
+            f"{statistics.median(row.kernel_error for row in of):+.1%}",
+            f"{sum(row.inside for row in of)} of {len(of)}",
+        )
+        for group, of in [*sorted(by_group.items()), ("all", rows)]
+    ]
+    worst_first = sorted(rows, key=lambda row: -abs(row.error))
+    each = [
+        (
+            f"{row.error:+.0%}",
+            row.name,
+            f"{row.measured_ms:,.1f}",
+            f"{row.predicted_ms:,.1f}",
+            f"{row.measured_kernels_ms:,.1f}",
+            f"{row.predicted_kernels_ms:,.1f}",
+            "yes" if row.inside else "no",
+        )
+        for row in worst_first
+    ]
+    first = json.loads(RECORDED.read_text("utf-8").partition("\n")[0])
+    versions = f"{first['card']['name']}, driver {first['card']['driver']}"
+    versions += f", torch {first['software']['torch']}"
+    return "\n\n".join(
+        (
+            HEADING,
+            TEXT.format(versions=versions),
+            table(
+                ("", "steps", "signed median", "median", "worst", "kernels", "inside"),
+                summary,
+            ),
+            table(
+                (
+                    *("error", "step", "measured ms", "predicted"),
+                    *("kernels, measured ms", "predicted", "in the printed range"),
+                ),
+                each,
+                left=0,
+            ),
+        )
+    )
+
+
+def with_section(page: str, section: str) -> str:
+    r"""The page with its last section replaced, or added.
+
+    >>> with_section("a\n\n## Recorded on an H100\n\nold\n", "new")
+    'a\n\nnew\n'
+    """
+    return f"{page.partition(HEADING)[0].rstrip()}\n\n{section}\n"
+
+
+def show() -> int:
+    """Predict what is recorded, print it and write it to docs/times.md."""
+    from docs.answers import write  # noqa: PLC0415 - not on the card
+
+    rows = [json.loads(line) for line in RECORDED.read_text("utf-8").splitlines()]
+    made = section([predicted(row) for row in rows])
+    sys.stdout.write(f"{made}\n")
+    write(PAGE, with_section(PAGE.read_text("utf-8"), made))
+    return 0
+
+
 def main() -> int:
-    """Record the cases that the command line names."""
+    """Record the cases that the command line names, or predict those recorded."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="+", metavar="NAME")
-    parser.add_argument("--record", type=Path, required=True, metavar="FILE")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--record", type=Path, metavar="FILE")
     parser.add_argument("--seconds", type=float, default=1.2)
     parser.add_argument("--cudnn", choices=("on", "off"), default="on")
     parser.add_argument("--kernels", action="store_true", help="profile one more step")
     parser.add_argument("--until", type=float, default=float("inf"), help="epoch time")
     options = parser.parse_args()
+    if options.record is None:
+        return show()
     choose_cudnn(enabled=options.cudnn == "on")
     torch.cuda.init()
     nvml = open_nvml()
@@ -200,6 +343,7 @@ def main() -> int:
                 except Exception as error:  # noqa: BLE001 - a row says what happened
                     row["error"] = f"{type(error).__name__}: {str(error)[:300]}"
                     traceback.print_exc()
+                row["software"] = describe_software()
                 row["software"] = describe_software()
                 forget()
                 file.write(json.dumps(row, separators=(",", ":")) + "\n")

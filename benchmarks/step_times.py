@@ -6,7 +6,8 @@ time that were fitted on the other half of the models; the shares by GPU are fro
 kernels, but for three GPUs whose rows name the steps they are from. Of compiled models,
 each block is predicted as compiled. Rows of llm-foundry trained on eight GPUs, whose
 communication is not predicted: they are apart. Nothing was fitted on them but the
-H100's rate of 16-bit products, on other rows of MPT-760m and MPT-7b.
+rate of 16-bit products of H100s that train together, on other rows of MPT-760m and
+MPT-7b.
 
 python -m benchmarks.step_times          # this summary; docs/times.md with every row
 """
@@ -24,6 +25,7 @@ import numpy as np
 
 from benchmarks.published_steps.fit import held_out
 from benchmarks.published_steps.predict import Step, steps
+from benchmarks.recorded_steps import HEADING
 from benchmarks.shared import ROOT, table
 from docs.answers import write
 
@@ -244,12 +246,14 @@ def main() -> int:
     summary = "\n\n".join(parts)
     print(summary)
     introduction = (__doc__ or "").split("\n\npython -m")[0]
+    _, heading, recorded = PAGE.read_text("utf-8").partition(HEADING)
     write(
         PAGE,
         f"# Step times\n\n`python -m benchmarks.step_times` writes this page. "
         f"{introduction}\n\nErrors are predicted over measured, less one.\n\n{summary}"
         f"\n\n## Every row of one GPU\n\n{every_row(rows)}"
-        f"\n\n## Eight GPUs\n\n{every_row(on_eight)}\n",
+        f"\n\n## Eight GPUs\n\n{every_row(on_eight)}"
+        f"\n\n{heading}{recorded.rstrip()}\n",
     )
     print(f"\nWritten to {PAGE.relative_to(ROOT)}")
     return 0

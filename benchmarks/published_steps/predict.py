@@ -140,7 +140,11 @@ def _step(row: dict[str, Any], kernels: list[list[Any]]) -> Step:
     def by_phase_and_kind(part: OpWork) -> np.ndarray:
         sums = np.zeros((len(PHASES), len(OP_KINDS)))
         np.add.at(
-            sums, (phase, work.kind), kernel_times_ns(part, gpu, tf32=tf32, kinds=UNIT)
+            sums,
+            (phase, work.kind),
+            kernel_times_ns(
+                part, gpu, tf32=tf32, kinds=UNIT, together=row["group"] == "llm-foundry"
+            ),
         )
         return sums
 

@@ -23,6 +23,7 @@ class RateShares(NamedTuple):
         host: How long hosts of such GPUs need to launch a kernel, times what a
             workstation's does.
         source: Where they are from; "measured", "by analogy with ..." or "assumed".
+        together: ``tensor_16bit`` of GPUs that train together; 0.0: the same.
     """
 
     tensor_16bit: float
@@ -31,6 +32,7 @@ class RateShares(NamedTuple):
     bandwidth: float
     source: str
     host: float = 1.0
+    together: float = 0.0
 
     @property
     def origins(self) -> str:
@@ -40,14 +42,22 @@ class RateShares(NamedTuple):
 
 
 @functools.cache
-def find_shares(gpu: Gpu) -> RateShares:
-    """Return the shares of a GPU, or those of its architecture."""
+def find_shares(gpu: Gpu, *, together: bool = False) -> RateShares:
+    """Return the shares of a GPU, or those of its architecture.
+
+    Args:
+        gpu: The GPU.
+        together: Whether it trains with others.
+    """
     table = _table()
     row = table["gpu"].get(gpu.name)
     if row is None:
         capability = ".".join(map(str, gpu.compute_capability))
         row = table["capability"].get(capability, table["other"])
-    return RateShares(**row)
+    shares = RateShares(**row)
+    if together and shares.together:
+        return shares._replace(tensor_16bit=shares.together)
+    return shares
 
 
 @functools.cache

@@ -60,9 +60,16 @@ _OTHER_FP64_SHARE: Final = 1 / 64
 # of the direct ones on a V100 (DeepBench).
 WINOGRAD: Final = 1.6
 # FlashAttention-2, which PyTorch has built in, takes no advantage of Hopper's own
-# instructions: about half of the rate of cuDNN's kernels (FlashAttention-3's figures).
+# instructions: about half of the rate of cuDNN's kernels (FlashAttention-3's figures;
+# 0.57 in the median of an H100's ops), memory-efficient attention 0.3 of it (the same).
 HOPPER: Final = (9, 0)
-FLASH_2_ON_HOPPER: Final = 0.54
+ON_HOPPER: Final = {"flash": 0.54, "efficient": 0.3}
+# In fp32 memory-efficient attention computes outside the setting for TF32 (on an H100
+# the same time with and without), and its backward pass at the rate of the forward.
+FP32_ATTENTION_BACKWARD: Final = (
+    KIND_SHARES["efficient_attention"].rate
+    / KIND_SHARES["efficient_attention_backward"].rate
+)
 _TRACES: Final = 16  # of which it is remembered where their ops are
 _COPY: Final = OP_KINDS.index("host")
 PHASES: Final[tuple[PhaseName, ...]] = ("forward", "backward", "optimizer")
@@ -151,8 +158,11 @@ def _op_times(
     tf32: bool,
     selective_blocks: frozenset[str],
 ) -> OpTimes:
-    kernels_ns = kernel_times_ns(OpWork.of(trace, batch_size), gpu, tf32=tf32)
-    kernels_ns[collectives(trace)] = 0.0  # beside the kernels: ``timing.collectives``
+    exchanges = collectives(trace)
+    kernels_ns = kernel_times_ns(
+        OpWork.of(trace, batch_size), gpu, tf32=tf32, together=bool(exchanges.any())
+    )
+    kernels_ns[exchanges] = 0.0  # beside the kernels: ``timing.collectives``
     issue_ns = find_shares(gpu).host * _issue_ns(trace, selective_blocks)
     is_copy = trace.ops.kind == _COPY
     on_gpu = np.where(is_copy, 0.0, kernels_ns)
@@ -174,12 +184,16 @@ def kernel_times_ns(
     *,
     tf32: bool,
     kinds: Mapping[OpKind, KindShares] = KIND_SHARES,
+    together: bool = False,
 ) -> Nanoseconds:
-    """Return what the kernels of each op take on the GPU, in nanoseconds."""
+    """Return what the kernels of each op take on the GPU, in nanoseconds.
+
+    ``together``: the GPU trains with others.
+    """
     if kinds is KIND_SHARES:
-        rates = _usual_rates(gpu, tf32)
+        rates = _usual_rates(gpu, tf32, together)
     else:
-        rates = _Rates.of(gpu, tf32=tf32, kinds=kinds)
+        rates = _Rates.of(gpu, tf32=tf32, kinds=kinds, together=together)
     times_ns: Nanoseconds = (
         rates.launch_ns[work.kind] * work.kernels
         + work.flops / rates.flops_per_ns[work.kind, work.rate]
@@ -197,10 +211,15 @@ class _Rates(NamedTuple):
 
     @classmethod
     def of(
-        cls, gpu: Gpu, *, tf32: bool, kinds: Mapping[OpKind, KindShares]
+        cls,
+        gpu: Gpu,
+        *,
+        tf32: bool,
+        kinds: Mapping[OpKind, KindShares],
+        together: bool,
     ) -> "_Rates":
         """Return a GPU's rates."""
-        shares = find_shares(gpu)
+        shares = find_shares(gpu, together=together)
         flops_per_ns = np.array(
             [
                 [
@@ -227,8 +246,8 @@ class _Rates(NamedTuple):
 
 
 @lru_cache(maxsize=_TRACES)
-def _usual_rates(gpu: Gpu, tf32: bool) -> _Rates:
-    return _Rates.of(gpu, tf32=tf32, kinds=KIND_SHARES)
+def _usual_rates(gpu: Gpu, tf32: bool, together: bool) -> _Rates:
+    return _Rates.of(gpu, tf32=tf32, kinds=KIND_SHARES, together=together)
 
 
 @lru_cache(maxsize=_TRACES)
@@ -433,7 +452,7 @@ def _flops_per_ns(
         tflops = gpu.fp16_tflops * shares.tensor_16bit
     elif rate == "bf16" and gpu.bf16_tflops:
         tflops = gpu.bf16_tflops * shares.tensor_16bit
-    elif rate == "fp32" and tf32 and gpu.tf32_tflops:
+    elif rate == "fp32" and gpu.tf32_tflops and _in_tf32(kind, tf32=tf32):
         tflops = gpu.tf32_tflops * shares.tf32
     else:
         on_tensor_cores = False
@@ -442,6 +461,19 @@ def _flops_per_ns(
     share = 1.0
     if rate == "fp32" and not on_tensor_cores and kind.startswith("convolution_3x3"):
         share *= WINOGRAD
-    if kind.startswith("flash") and gpu.compute_capability >= HOPPER:
-        share *= FLASH_2_ON_HOPPER
+    library = kind.partition("_attention")[0]
+    if on_tensor_cores and gpu.compute_capability >= HOPPER:
+        share *= ON_HOPPER.get(library, 1.0)
+    if rate == "fp32" and gpu.tf32_tflops and kind == "efficient_attention_backward":
+        share *= FP32_ATTENTION_BACKWARD
     return tflops * 1e3 * share
+
+
+def _in_tf32(kind: OpKind, *, tf32: bool) -> bool:
+    """Whether fp32 tensors are multiplied in TF32, where a GPU has it.
+
+    Convolutions are by default (``torch.backends.cudnn.allow_tf32``), attention never.
+    """
+    if "attention" in kind:
+        return False
+    return tf32 or "convolution" in kind

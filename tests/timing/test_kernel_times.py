@@ -18,8 +18,10 @@ from budgetfit.timing.kernel_times import (
     ISSUE_NS,
     KERNEL_NS,
     PRODUCT_NS,
+    OpWork,
     StepTime,
     interval_ns,
+    kernel_times_ns,
     op_times,
     phases_waiting,
     step_time_ns,
@@ -182,6 +184,36 @@ def test_fp32_products_use_tensor_cores_only_with_tf32_switched_on() -> None:
     )
 
 
+def test_fp32_convolutions_are_in_tf32_by_default_and_attention_never_is() -> None:
+    product, convolution, attention = (
+        [
+            time_of("h100-80gb", "fp32", flops=1e13, tf32=tf32, kind=kind)
+            for tf32 in (False, True)
+        ]
+        for kind in ("matmul", "convolution", "efficient_attention")
+    )
+    assert product[0] > 5 * product[1]
+    assert convolution[0] == convolution[1] < product[1]
+    assert attention[0] == attention[1] > product[0]
+
+
+def test_products_of_h100s_that_train_together_are_slower() -> None:
+    alone, together = (
+        kernel_times_ns(
+            OpWork.of(trace_of([(0, "bf16", 1e13, 0.0, 0.0, 0.0)]), 1),
+            H100,
+            tf32=False,
+            together=together,
+        )[0]
+        for together in (False, True)
+    )
+    shares = find_shares(H100)
+    assert together / alone == pytest.approx(
+        shares.tensor_16bit / shares.together, rel=1e-3
+    )
+    assert find_shares(ADA, together=True) == find_shares(ADA)
+
+
 def test_bf16_before_capability_8_runs_at_the_fp32_rate() -> None:
     assert time_of("t4", "bf16", flops=1e13) == time_of("t4", "fp32", flops=1e13)
     assert time_of("t4", "fp16", flops=1e13) < time_of("t4", "bf16", flops=1e13) / 5
@@ -294,7 +326,7 @@ STEP = [
 
 def test_a_phase_of_small_kernels_takes_what_the_host_needs_to_issue_them() -> None:
     trace = idle_ops(range(1, 6), phases=STEP, in_optimizer=[4])
-    found = step_time_ns(trace, op_times(trace, 1, H100, tf32=False).times_ns)
+    found = step_time_ns(trace, op_times(trace, 1, ADA, tf32=False).times_ns)
     assert found == StepTime(
         round(2 * ISSUE_NS["forward"]),
         round(2 * ISSUE_NS["backward"]),

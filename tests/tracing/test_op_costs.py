@@ -207,6 +207,16 @@ def test_one_thread_block_sums_up_a_channel_of_a_batch_norm() -> None:
     assert blocks(empty(2, 256, 8, 8)) == 0  # more than any GPU's multiprocessors
 
 
+def test_products_with_rows_of_even_length_are_faster_than_with_odd_ones() -> None:
+    def efficiency(columns: int) -> float:
+        inputs = empty(512, 512, dtype=torch.float16)
+        weight = empty(512, columns, dtype=torch.float16)
+        out = empty(512, columns, dtype=torch.float16)
+        return op_cost(aten.mm.default, (inputs, weight), {}, out).efficiency
+
+    assert [efficiency(columns) for columns in (512, 510, 509)] == [1.0, 2.5, 1.0]
+
+
 def test_kinds_of_products() -> None:
     half = empty(512, 512, dtype=torch.float16)
     odd = empty(512, 509, dtype=torch.float16)
