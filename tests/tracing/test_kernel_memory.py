@@ -197,3 +197,31 @@ def test_cudnn_attention_has_one_workspace_by_the_frontends_formula() -> None:
         args = (query, query, key, key, query)
         (taken,) = allocated(op, args, None)
         assert taken.arguments == (row_sums + gradient + expanded,)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "layout", "copied"),
+    [
+        ((9, 0), torch.bfloat16, torch.contiguous_format, True),
+        ((9, 0), torch.bfloat16, torch.channels_last, False),
+        ((8, 0), torch.float32, torch.contiguous_format, True),  # TF32
+        ((7, 5), torch.float32, torch.contiguous_format, False),
+    ],
+)
+def test_cudnn_copies_images_for_tensor_cores_in_a_convolutions_backward(
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    layout: torch.memory_format,
+    *,
+    copied: bool,
+) -> None:
+    target = CudaTarget(compute_capability=capability, torch_version=(2, 13))
+    images = torch.empty(2, 16, 8, 8, dtype=dtype).to(memory_format=layout)
+    weight, grad = torch.empty(32, 16, 3, 3, dtype=dtype), images.repeat(1, 2, 1, 1)
+    rest = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False])
+    args = (grad, images, weight, *rest)
+    call = Call(aten.convolution_backward.default, args, {}, None, target)
+    steps = [step for step in kernel_steps(call) if isinstance(step, KernelScratch)]
+    bytes_of_both = 3 * 2 * 16 * 8 * 8 * dtype.itemsize
+    expected = [(2 * bytes_of_both,)] * 2 if copied else []
+    assert [step.arguments for step in steps] == expected

@@ -48,8 +48,8 @@ class Unverified(NamedTuple):
 
 
 CUDNN = Unverified(
-    "convolutions or recurrent layers run in cuDNN on this card: its workspaces are "
-    "not in the prediction"
+    "recurrent layers run in cuDNN on this card: its workspaces are not in the "
+    "prediction"
 )
 
 
