@@ -28,7 +28,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 each_recording = pytest.mark.parametrize(
-    "path", PATHS, ids=[f"{path.parent.name}-{path.stem}" for path in PATHS]
+    "path",
+    PATHS,
+    ids=["-".join([*path.parts[-3:-1], path.stem]) for path in PATHS],
 )
 
 
@@ -70,6 +72,38 @@ def test_only_cases_that_run_out_of_memory_retry(path: Path) -> None:
         assert (recording["alloc_retries"] > 0) == runs_out
     else:
         assert runs_out or not recording["alloc_retries"]
+
+
+TWINS = [
+    (path, twin)
+    for path in PATHS
+    if path.parts[-3] == "gpu"
+    for twin in RECORDINGS.glob(
+        f"null-driver/{path.parent.name}/{path.stem.removesuffix('-cudnn')}.json"
+    )
+]
+
+
+@pytest.mark.parametrize(("path", "twin"), TWINS, ids=[path.stem for path, _ in TWINS])
+def test_a_card_holds_what_the_null_driver_does(path: Path, twin: Path) -> None:
+    """All but cuDNN's workspaces, and where blocks are cut from segments."""
+
+    def peak_bytes(recording: dict[str, Any], kind: str) -> int:
+        phases = itertools.chain.from_iterable(recording["steps"])
+        return max(phase[f"peak_{kind}_bytes"] for phase in phases)
+
+    on_card, without = read(path), read(twin)
+    assert peak_bytes(without, "allocated") == pytest.approx(
+        peak_bytes(on_card, "allocated"), rel=1e-3
+    )
+    in_cudnn = on_card["software"]["cudnn_enabled"]
+    convolves = on_card["case"]["model"]["name"].startswith(
+        ("resnet", "convnext", "vit")
+    )
+    assert peak_bytes(without, "reserved") == pytest.approx(
+        peak_bytes(on_card, "reserved"),
+        rel=0.13 if in_cudnn and convolves else 0.035 if convolves else 0.014,
+    )
 
 
 def test_every_case_is_recorded_on_the_null_driver() -> None:
