@@ -28,14 +28,15 @@ def rows() -> list[dict[str, Any]]:
 
 def section() -> str:
     """The section of docs/accuracy.md: a line for each model and distribution."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for row in rows():
-        groups[row["model"], row["lengths"]].append(row)
+        groups[row["origin"], row["model"], row["lengths"]].append(row)
     every = [row for group in groups.values() for row in group]
     updates = {row["updates"] for row in every}
+    on_card = sum(row["origin"] == "gpu" for row in every)
     text = (
-        f"{len(every)} trainings of {min(updates)} updates on the "
-        f"{', '.join(sorted({row['origin'] for row in every}))}, memory limited to "
+        f"{len(every)} trainings of {min(updates)} updates, {on_card} of them on a "
+        "real H100 with torch 2.11, the others on the null driver, memory limited to "
         "what was planned (0.55 of what keeping everything takes at batch 16), batches "
         "padded to the longest of random samples: "
         f"{sum(row['out_of_memory'] for row in every)} ran out of memory, "
@@ -63,7 +64,9 @@ def _line(group: list[dict[str, Any]]) -> str:
     if one["pad_to_multiple_of"]:
         measure += f", padded to {one['pad_to_multiple_of']}"
     cells = (
-        one["model"],
+        f"{one['model']}, real {one['gpu']}"
+        if one["origin"] == "gpu"
+        else one["model"],
         one["lengths"],
         f"{one['batch_size']} x {one['gradient_accumulation_steps']}",
         measure,

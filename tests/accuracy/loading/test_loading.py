@@ -13,7 +13,7 @@ from budgetfit.memory.caching_allocator import CachingAllocator
 from budgetfit.traces import session
 from budgetfit.traces.quantized_loading import with_loading
 from tests.accuracy.loading.cases import CASES, FILE, LENGTH, SAMPLES
-from tests.accuracy.loading.report import FIGURES, compare, table
+from tests.accuracy.loading.report import FIGURES, H100, ON_H100, compare, table
 
 RECORDED = json.loads(FILE.read_text())
 # Threads load what is not quantised, in no fixed order; where an outlier is depends on
@@ -108,3 +108,10 @@ def test_the_table_begins_with_the_worst() -> None:
     lines = table(rows).splitlines()
     assert lines[1].startswith("lora, device_map")
     assert "2 cases" in lines[-1]
+
+
+def test_qlora_on_a_real_h100_is_predicted_to_the_byte() -> None:
+    found = compare("qlora", json.loads(ON_H100.read_text())["qlora"], H100)
+    assert {figure: found.error(figure) for figure in FIGURES} == dict.fromkeys(
+        FIGURES, 0.0
+    )
