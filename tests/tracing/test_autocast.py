@@ -383,6 +383,29 @@ def test_no_cast_is_kept_where_the_cache_is_off() -> None:
     assert len(casts_of(without_cache).made) == 2
 
 
+def test_a_cast_of_a_forward_without_gradients_has_one_for_the_next() -> None:
+    # As PyTorch's: self-conditioning runs a model twice, first under no_grad.
+    def twice(layer: nn.Linear, x: torch.Tensor) -> None:
+        with lower():
+            with torch.no_grad():
+                layer(x)
+            layer(x).sum().backward()
+        assert layer.weight.grad is not None
+
+    assert casts_of(twice).shapes.count((4, 4)) == 2  # the weight's, the gradient's
+
+
+def test_casts_in_inference_mode_are_not_kept() -> None:
+    def inferring(layer: nn.Linear, x: torch.Tensor) -> None:
+        with lower():
+            with torch.inference_mode():
+                layer(x)
+            layer(x).sum().backward()
+        assert layer.weight.grad is not None
+
+    casts_of(inferring)
+
+
 def test_casts_live_until_the_outermost_region_ends_and_no_longer() -> None:
     layer = nn.Linear(4, 4, bias=False)
     x = floats(2, 4, dtype=torch.bfloat16)

@@ -115,12 +115,15 @@ class CastCache:
             and value.is_leaf
             and not value._is_view()
             and torch.is_autocast_cache_enabled()
+            and not torch.is_inference_mode_enabled()
         ):
             return value.to(dtype)
         known = self._casts.get(id(value))
         if known is None:
-            # The parameter is kept too, as in CUDA's cache: its id is not reused.
-            known = self._casts[id(value)] = (value, value.to(dtype))
+            # With a graph under no_grad, too: what comes later may need gradients. The
+            # parameter is kept too, as in CUDA's cache: its id is not reused.
+            with torch.enable_grad():
+                known = self._casts[id(value)] = (value, value.to(dtype))
         return known[1]
 
     def cast_all(
