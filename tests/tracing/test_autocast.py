@@ -428,6 +428,81 @@ def test_casts_that_autograd_saved_outlive_the_region() -> None:
         assert casts.alive() == 0
 
 
+def in_region(region: torch.autocast) -> torch.dtype:
+    with region:
+        return (floats(4, 4) @ floats(4, 4)).dtype
+
+
+@pytest.mark.usefixtures("region")
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_program_may_name_either_device(device: str, low: torch.dtype) -> None:
+    assert in_region(torch.autocast(device, enabled=False)) == SINGLE
+    assert in_region(torch.autocast(device)) == low
+    assert in_region(torch.autocast(device, dtype=torch.bfloat16)) == torch.bfloat16
+    assert in_region(torch.autocast(device, dtype=SINGLE)) == SINGLE
+    assert in_region(MADE_BEFORE) == SINGLE
+    assert (floats(4, 4) @ floats(4, 4)).dtype == low
+
+
+MADE_BEFORE = torch.autocast("cuda", enabled=False)  # as a decorator's
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_region_without_a_dtype_has_cudas(device: str) -> None:
+    with fake_mode(), cuda_autocast():
+        assert in_region(torch.autocast(device)) == torch.float16
+        assert (floats(4, 4) @ floats(4, 4)).dtype == SINGLE
+
+
+def state() -> list[Any]:
+    devices = ["cuda", "cpu"]
+    of_each = [torch.is_autocast_enabled(device) for device in devices]
+    return [*of_each, *[torch.get_autocast_dtype(device) for device in devices]]
+
+
+@pytest.mark.usefixtures("region")
+def test_who_asks_for_autocast_of_cuda_is_told_of_the_region(low: torch.dtype) -> None:
+    assert torch.is_autocast_enabled()
+    assert state() == [True, True, low, low]
+    with torch.autocast("cuda", enabled=False):
+        assert state() == [False, False, low, low]
+
+
+def test_the_state_of_both_devices_is_as_before_after_an_error() -> None:
+    before = state()
+    with pytest.raises(KeyError), cuda_autocast():
+        torch.autocast("cuda", dtype=torch.bfloat16).__enter__()
+        raise KeyError
+    torch.autocast_decrement_nesting()
+    assert state() == before
+
+
+class InFp32(torch.autograd.Function):
+    """A function whose forward is written for CUDA's autocast."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=SINGLE)
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x @ x
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        assert x.dtype == SINGLE
+        return grads[0] @ x
+
+
+@pytest.mark.usefixtures("region")
+def test_a_function_that_casts_its_inputs_on_cuda_does(low: torch.dtype) -> None:
+    x = floats(4, 4, dtype=low).requires_grad_()
+    out = InFp32.apply(x)
+    assert out.dtype == SINGLE
+    out.sum().backward()
+    assert x.grad is not None
+
+
 def dispatcher() -> dict[str, str]:
     """Return what is registered for each op that either autocast knows."""
     ops = ops_with_kernel("AutocastCUDA") | ops_with_kernel("AutocastCPU")
