@@ -469,10 +469,13 @@ def test_who_asks_for_autocast_of_cuda_is_told_of_the_region(low: torch.dtype) -
 
 
 def test_the_state_of_both_devices_is_as_before_after_an_error() -> None:
-    before = state()
-    with pytest.raises(KeyError), cuda_autocast():
+    def left_open() -> None:
         torch.autocast("cuda", dtype=torch.bfloat16).__enter__()
         raise KeyError
+
+    before = state()
+    with pytest.raises(KeyError), cuda_autocast():
+        left_open()
     torch.autocast_decrement_nesting()
     assert state() == before
 

@@ -74,7 +74,9 @@ def test_the_gradient_of_a_gradient_is_made_of_several_ops() -> None:
 
 def test_gradients_of_gradients_are_right() -> None:
     torch.manual_seed(0)
-    x, weight = (torch.randn(*shape, dtype=torch.float64) for shape in [(3, 2, 4), (4,)])
+    x, weight = (
+        torch.randn(*shape, dtype=torch.float64) for shape in [(3, 2, 4), (4,)]
+    )
 
     def fused(x: Tensor, weight: Tensor) -> Tensor:
         return fused_rms_norm(x, [4], weight, 1e-3)[0]
