@@ -383,6 +383,29 @@ def test_no_cast_is_kept_where_the_cache_is_off() -> None:
     assert len(casts_of(without_cache).made) == 2
 
 
+def test_a_cast_of_a_forward_without_gradients_has_one_for_the_next() -> None:
+    # As PyTorch's: self-conditioning runs a model twice, first under no_grad.
+    def twice(layer: nn.Linear, x: torch.Tensor) -> None:
+        with lower():
+            with torch.no_grad():
+                layer(x)
+            layer(x).sum().backward()
+        assert layer.weight.grad is not None
+
+    assert casts_of(twice).shapes.count((4, 4)) == 2  # the weight's, the gradient's
+
+
+def test_casts_in_inference_mode_are_not_kept() -> None:
+    def inferring(layer: nn.Linear, x: torch.Tensor) -> None:
+        with lower():
+            with torch.inference_mode():
+                layer(x)
+            layer(x).sum().backward()
+        assert layer.weight.grad is not None
+
+    casts_of(inferring)
+
+
 def test_casts_live_until_the_outermost_region_ends_and_no_longer() -> None:
     layer = nn.Linear(4, 4, bias=False)
     x = floats(2, 4, dtype=torch.bfloat16)
@@ -403,6 +426,84 @@ def test_casts_that_autograd_saved_outlive_the_region() -> None:
         assert casts.alive() == 1
         del out
         assert casts.alive() == 0
+
+
+def in_region(region: torch.autocast) -> torch.dtype:
+    with region:
+        return (floats(4, 4) @ floats(4, 4)).dtype
+
+
+@pytest.mark.usefixtures("region")
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_program_may_name_either_device(device: str, low: torch.dtype) -> None:
+    assert in_region(torch.autocast(device, enabled=False)) == SINGLE
+    assert in_region(torch.autocast(device)) == low
+    assert in_region(torch.autocast(device, dtype=torch.bfloat16)) == torch.bfloat16
+    assert in_region(torch.autocast(device, dtype=SINGLE)) == SINGLE
+    assert in_region(MADE_BEFORE) == SINGLE
+    assert (floats(4, 4) @ floats(4, 4)).dtype == low
+
+
+MADE_BEFORE = torch.autocast("cuda", enabled=False)  # as a decorator's
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_region_without_a_dtype_has_cudas(device: str) -> None:
+    with fake_mode(), cuda_autocast():
+        assert in_region(torch.autocast(device)) == torch.float16
+        assert (floats(4, 4) @ floats(4, 4)).dtype == SINGLE
+
+
+def state() -> list[Any]:
+    devices = ["cuda", "cpu"]
+    of_each = [torch.is_autocast_enabled(device) for device in devices]
+    return [*of_each, *[torch.get_autocast_dtype(device) for device in devices]]
+
+
+@pytest.mark.usefixtures("region")
+def test_who_asks_for_autocast_of_cuda_is_told_of_the_region(low: torch.dtype) -> None:
+    assert torch.is_autocast_enabled()
+    assert state() == [True, True, low, low]
+    with torch.autocast("cuda", enabled=False):
+        assert state() == [False, False, low, low]
+
+
+def test_the_state_of_both_devices_is_as_before_after_an_error() -> None:
+    def left_open() -> None:
+        torch.autocast("cuda", dtype=torch.bfloat16).__enter__()
+        raise KeyError
+
+    before = state()
+    with pytest.raises(KeyError), cuda_autocast():
+        left_open()
+    torch.autocast_decrement_nesting()
+    assert state() == before
+
+
+class InFp32(torch.autograd.Function):
+    """A function whose forward is written for CUDA's autocast."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=SINGLE)
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x @ x
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        assert x.dtype == SINGLE
+        return grads[0] @ x
+
+
+@pytest.mark.usefixtures("region")
+def test_a_function_that_casts_its_inputs_on_cuda_does(low: torch.dtype) -> None:
+    x = floats(4, 4, dtype=low).requires_grad_()
+    out = InFp32.apply(x)
+    assert out.dtype == SINGLE
+    out.sum().backward()
+    assert x.grad is not None
 
 
 def dispatcher() -> dict[str, str]:

@@ -23,6 +23,8 @@ from tests.tracing.test_other_threads import Net, in_another_thread, plan_net
 
 WATCHED: dict[str, ModuleType | type] = {
     "torch": torch,
+    "torch.autocast": torch.autocast,
+    "torch.amp.autocast_mode": import_module("torch.amp.autocast_mode"),
     "torch.utils": torch.utils,
     "torch.random": torch.random,
     "torch.nn.functional": torch.nn.functional,
@@ -79,7 +81,7 @@ def test_names_that_a_trace_changes_are_in_the_table(before: dict[str, object]) 
         if not name.endswith("*")
     }
     assert "random.random" in seen
-    assert "torch.is_autocast_enabled" in seen
+    assert "torch.autocast.__enter__" in seen
     drawn = {name for name in seen if name.startswith(("random.", "numpy.random."))}
     assert seen - drawn <= in_table
     # And the other way: nothing is in the table that no trace changes.

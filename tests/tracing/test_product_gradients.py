@@ -80,6 +80,12 @@ def test_the_gradient_of_a_running_product_needs_no_path_without_division() -> N
     assert 7.2 < peaks(lambda x: x.cumprod(1))["backward"] < 8.5
 
 
+def test_the_gradient_of_a_product_in_another_dtype_casts_its_input() -> None:
+    narrow = peaks(lambda x: x.half().prod(1, dtype=torch.float32))["backward"]
+    # batch, input in fp16 (1/2) and fp32, zeros (1/4), the quotient and the gradient
+    assert 4.7 < narrow < 5.1
+
+
 def test_tensors_that_are_saved_on_the_cpu_take_no_device_memory() -> None:
     def saving(x: Tensor) -> Tensor:
         with torch.autograd.graph.save_on_cpu():

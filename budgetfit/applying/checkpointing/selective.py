@@ -59,6 +59,7 @@ class SelectiveCheckpoint:
         self.wanted = frozenset(_with_cpu_equivalents(saved_ops))
         self._shares_weights = shares_weights
         self._newest: weakref.ref[_Policy] | None = None
+        self._ran_without_grad = False
         self._warned = False
         for name in self.wanted:
             _check_op(block, name)
@@ -81,9 +82,12 @@ class SelectiveCheckpoint:
             saving.respect_saved_tensors_hooks = False  # as in earlier versions
         # Autocast caches casts of weights. The recomputation has an empty cache and
         # casts every weight, so the forward must too, or the counts of calls differ:
-        # cached casts come from other blocks, or from an earlier call of this one.
+        # cached casts come from other blocks, or from an earlier call of this one, also
+        # under no_grad, of which no policy is left.
         before = self._newest() if self._newest is not None else None
-        clears_autocast_cache = self._shares_weights or before is not None
+        ran_before = before is not None or self._ran_without_grad
+        clears_autocast_cache = self._shares_weights or ran_before
+        self._ran_without_grad = not torch.is_grad_enabled()
         self._newest = weakref.ref(policy)
         return _Context(
             policy, saving, clears_autocast_cache, self._warn_of_nothing

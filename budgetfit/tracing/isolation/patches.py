@@ -50,9 +50,10 @@ PATCHES: Final = (
         "as above",
     ),
     Patch(
-        "torch.is_autocast_enabled",
+        "torch.autocast.__init__, torch.autocast.__enter__, torch.autocast.__exit__, "
+        "torch.amp.autocast_mode._cast",
         "tracing/cuda/dispatch/autocast.py",
-        "asked without a device it means CUDA, whose part the CPU plays",
+        "autocast of CUDA acts on the CPU, which plays its part",
     ),
     Patch(
         "torch.clear_autocast_cache",
@@ -134,8 +135,7 @@ PATCHES: Final = (
     ),
     Patch(
         "torch.cuda.is_available, torch.cuda.current_device, torch.cuda.device, "
-        "torch.cuda.get_device_capability, torch.cuda.get_device_properties, "
-        "torch.get_autocast_dtype, torch.get_autocast_gpu_dtype",
+        "torch.cuda.get_device_capability, torch.cuda.get_device_properties",
         _KERNELS,
         "code with Triton kernels allocates what the GPU of the plan asks for; where "
         "Triton is loaded",

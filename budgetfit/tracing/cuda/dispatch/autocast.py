@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+from torch.amp import autocast_mode
 from torch.utils._pytree import tree_map
 
 from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
@@ -70,6 +71,7 @@ PROMOTE = frozenset(
 # Raise an error under autocast, as on CUDA.
 BANNED = frozenset({"binary_cross_entropy"})
 
+_OTHER = {"cuda": "cpu", "cpu": "cuda"}
 _AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
@@ -115,12 +117,15 @@ class CastCache:
             and value.is_leaf
             and not value._is_view()
             and torch.is_autocast_cache_enabled()
+            and not torch.is_inference_mode_enabled()
         ):
             return value.to(dtype)
         known = self._casts.get(id(value))
         if known is None:
-            # The parameter is kept too, as in CUDA's cache: its id is not reused.
-            known = self._casts[id(value)] = (value, value.to(dtype))
+            # With a graph under no_grad, too: what comes later may need gradients. The
+            # parameter is kept too, as in CUDA's cache: its id is not reused.
+            with torch.enable_grad():
+                known = self._casts[id(value)] = (value, value.to(dtype))
         return known[1]
 
     def cast_all(
@@ -148,23 +153,18 @@ class CastCache:
 
 @contextlib.contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Give ``torch.autocast("cpu")`` CUDA's policies in this thread, in the context."""
+    """Give ``torch.autocast`` CUDA's policies on CPU tensors, in this thread.
+
+    In the context it has one state for both devices: a program may name either.
+    """
     cache = CastCache()
     thread = threading.get_ident()
     clear_autocast_cache = torch.clear_autocast_cache
-    is_autocast_enabled = torch.is_autocast_enabled
 
     def clear_both() -> None:
         if threading.get_ident() == thread:
             cache.clear()
         clear_autocast_cache()
-
-    def is_enabled(*device_type: str) -> bool:
-        # Without a device it is CUDA that is asked about: by adapters, for one, which
-        # convert their inputs themselves where there is no autocast.
-        if not device_type and threading.get_ident() == thread:
-            device_type = ("cpu",)
-        return is_autocast_enabled(*device_type)
 
     kernels = {name: _kernel(name, cache) for name in _CUDA_OPS}
     with (
@@ -173,12 +173,76 @@ def cuda_autocast() -> Iterator[None]:
         ),
         # autocast.__exit__ calls this by name when the outermost region ends.
         mock.patch.object(torch, "clear_autocast_cache", clear_both),
-        mock.patch.object(torch, "is_autocast_enabled", is_enabled),
+        _one_state_of_both_devices(),
     ):
         try:
             yield
         finally:
             cache.clear()
+
+
+@contextlib.contextmanager
+def _one_state_of_both_devices() -> Iterator[None]:
+    """Let autocast of CUDA act on the CPU, which plays its part, and the reverse.
+
+    CUDA's state is set as well, for code that asks for it: adapters, which convert
+    their inputs themselves where there is no autocast, or libraries of kernels.
+    """
+    autocast, thread = torch.autocast, threading.get_ident()
+    initialize, enter, leave = autocast.__init__, autocast.__enter__, autocast.__exit__
+    cast = autocast_mode._cast
+    before = [
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in _OTHER
+    ]
+
+    def initialize_both(
+        self: torch.autocast,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        here = threading.get_ident() == thread and device_type in _OTHER
+        initialize(self, device_type, dtype, enabled and not here, cache_enabled)
+        if here:  # a CPU would disable it: for want of a card, or for the dtype
+            self._enabled = enabled
+
+    def enter_both(self: torch.autocast) -> Any:
+        entered = enter(self)
+        follow(self.device)
+        return entered
+
+    def leave_both(self: torch.autocast, *error: Any) -> Any:
+        left = leave(self, *error)
+        follow(self.device)
+        return left
+
+    def follow(device: str) -> None:
+        if threading.get_ident() == thread and device in _OTHER:
+            other = _OTHER[device]
+            torch.set_autocast_enabled(other, torch.is_autocast_enabled(device))
+            torch.set_autocast_dtype(other, torch.get_autocast_dtype(device))
+
+    def cast_on_cpu(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+        if threading.get_ident() == thread and device_type == "cuda":
+            device_type = "cpu"
+        return cast(value, device_type, dtype)
+
+    with (
+        mock.patch.object(autocast, "__init__", initialize_both),
+        mock.patch.object(autocast, "__enter__", enter_both),
+        mock.patch.object(autocast, "__exit__", leave_both),
+        # What torch.amp.custom_fwd(cast_inputs=) casts with.
+        mock.patch.object(autocast_mode, "_cast", cast_on_cpu),
+    ):
+        follow("cuda")  # a region that names no dtype has CUDA's, fp16
+        try:
+            yield
+        finally:
+            for device, enabled, dtype in before:
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, dtype)
 
 
 def _kernel(name: str, cache: CastCache) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
 """Composite ops with a branch for CUDA in torch's C++: dropout, linear, norms, SDPA.
 
-So have some gradients for plain tensors (``product_gradients``). For fake CPU tensors
-they are overridden with the branch that CUDA takes; real tensors run as usual.
+So have some gradients for plain tensors (``product_gradients``, ``loss_gradients``).
+For fake CPU tensors they are overridden with the branch that CUDA takes; real tensors
+run as usual.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from budgetfit.tracing.cuda.dispatch.dispatch_modes import in_selective_checkpoint
 from budgetfit.tracing.cuda.dispatch.fused_rms_norm import fused_rms_norm, is_fused
+from budgetfit.tracing.cuda.dispatch.loss_gradients import LOSSES
 from budgetfit.tracing.cuda.dispatch.packed_sequences import pad_packed_sequence
 from budgetfit.tracing.cuda.dispatch.product_gradients import PRODUCTS
 from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_LAYERS
@@ -126,6 +128,20 @@ def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any
     return guarded
 
 
+def _of_plain_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel with gradients for what is a plain tensor in training.
+
+    Those of ``torch.func`` and of AOTAutograd are subclasses there, too.
+    """
+
+    def guarded(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(first, FakeTensor):
+            return kernel(first, *args, **kwargs)
+        return NotImplemented
+
+    return guarded
+
+
 @contextlib.contextmanager
 def cuda_composite_ops(target: CudaTarget) -> Iterator[None]:
     """Run CUDA's branches for fake CPU tensors while the context is open."""
@@ -156,5 +172,7 @@ def cuda_composite_ops(target: CudaTarget) -> Iterator[None]:
         packet, _, overload = name.partition(".")
         kernels[name] = kernel, getattr(getattr(aten, packet), overload)
     guarded = {name: _only_fakes(*each) for name, each in kernels.items()}
-    with kernels_in_this_thread("AutogradCPU", {**guarded, **PRODUCTS}):
+    for name, kernel in {**PRODUCTS, **LOSSES}.items():
+        guarded[name] = _of_plain_tensors(kernel)
+    with kernels_in_this_thread("AutogradCPU", guarded):
         yield

@@ -1,11 +1,13 @@
 """CUDA's fused RMS norm (``_fused_rms_norm``), which a CPU decomposes.
 
 Source: ``rms_norm_symint`` in ``aten/src/ATen/native/layer_norm.cpp``, the formula of
-``_fused_rms_norm`` in ``derivatives.yaml``.
+``_fused_rms_norm`` in ``derivatives.yaml``, its
+``infinitely_differentiable_native_rms_norm_backward`` in ``FunctionsManual.cpp``.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,23 +37,77 @@ class _FusedRmsNorm(torch.autograd.Function):
             out, rstd = aten._fused_rms_norm(x, shape, weight, eps)
         ctx.save_for_backward(x, rstd, weight)
         ctx.shape = list(shape)
-        ctx.mark_non_differentiable(rstd)
         ctx.set_materialize_grads(False)  # else a tensor of zeros would be allocated
         return out, rstd
 
     @staticmethod
     def backward(
         ctx: Any,
-        grad: Tensor,
-        _: Tensor,
+        grad: Tensor | None,
+        grad_of_rstd: Tensor | None,
     ) -> tuple[Tensor | None, None, Tensor | None, None]:
         """Return the gradients of input and weight."""
-        x, rstd, weight = ctx.saved_tensors
-        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[2]]
+        saved = x, rstd, weight = ctx.saved_tensors
+        wanted = [_is_wanted(node) for node, _ in ctx.next_functions]
+        mask = wanted if weight is not None else [*wanted, False]
+        if torch.is_grad_enabled() or grad_of_rstd is not None:
+            given = grad, grad_of_rstd
+            into_x, into_weight = _differentiable(given, saved, ctx.shape, mask)
+            return into_x, None, into_weight, None
         into_x, into_weight = aten._fused_rms_norm_backward(
             grad, x, ctx.shape, rstd, weight, mask
         )
         return into_x, None, into_weight, None
+
+
+def _is_wanted(node: Any) -> bool:
+    """Return whether the pass needs this gradient, as C++ asks; ``ctx`` does not."""
+    if node is None:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf that autograd.grad returns the gradient of
+        return True
+
+
+def _differentiable(
+    grads: tuple[Tensor | None, Tensor | None],
+    saved: tuple[Tensor, Tensor, Tensor | None],
+    shape: list[int],
+    mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return gradients of which there are gradients again.
+
+    Names keep what C++ keeps, to the end of an expression or of the function.
+    """
+    (grad, grad_of_rstd), (x, rstd, weight) = grads, saved
+    outer, width = x.dim() - len(shape), math.prod(shape)
+    cubed = rstd.pow(3)
+    scaled = grad if grad is None or weight is None else grad * weight
+    parts = []
+    if mask[0] and scaled is not None:
+        dims = list(range(outer, x.dim()))
+        total = (x * scaled).sum(dims, keepdim=True)
+        one = x * cubed
+        two = one / width
+        three = two * total
+        four = rstd * scaled
+        parts.append(four - three)
+        del one, two, three, four
+    if mask[0] and grad_of_rstd is not None:
+        one = x * grad_of_rstd
+        two = one / width
+        three = -two
+        parts.append(three * cubed)
+        del one, two, three
+    into_x = parts[0] + parts[1] if len(parts) > 1 else next(iter(parts), None)
+    del parts
+    into_weight = None
+    if mask[1] and grad is not None:
+        normalized = x * rstd
+        full = grad * normalized
+        into_weight = full.sum(list(range(outer))) if outer else full
+    return into_x, into_weight
 
 
 def fused_rms_norm(

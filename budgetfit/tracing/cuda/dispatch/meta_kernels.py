@@ -41,8 +41,8 @@ def _rms_norm(
     x: torch.Tensor, shape: Sequence[int], *_: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
-    rstd = x.new_empty(rows, dtype=torch.float32)
-    return x.new_empty(x.shape), rstd
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty(x.shape), x.new_empty(rows, dtype=wide)
 
 
 def _histc(x: torch.Tensor, bins: int = 100, *_: object) -> torch.Tensor:

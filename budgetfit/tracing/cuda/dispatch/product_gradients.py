@@ -68,7 +68,7 @@ class _Prod(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         x, out = ctx.saved_tensors
-        grad = grad.to(x.dtype)
+        x = x.to(grad.dtype)
         if ctx.dim is None:
             _count_zeros(x, None)
             return grad * (out / x), None, None, None

@@ -44,8 +44,9 @@ def kernels_in_this_thread(
 
     Args:
         dispatch_key: Such as ``AutocastCPU``.
-        kernels: By ``name.overload``, called with the op's arguments; None does what
-            torch's fallthrough kernel does.
+        kernels: By ``name.overload``, called with the op's arguments; one that returns
+            NotImplemented leaves a call to torch. None does what torch's fallthrough
+            kernel does.
     """
     global _users  # noqa: PLW0603 - how many traces use what is registered
     before = _TRACING.kernels
@@ -117,7 +118,8 @@ def _for_threads(dispatch_key: str, name: str) -> Callable[..., Any]:
         own = kernels[name]
         if own is None:
             return skip(keyset, *args, **kwargs)
-        return own(*args, **kwargs)
+        result = own(*args, **kwargs)
+        return earlier(keyset, *args, **kwargs) if result is NotImplemented else result
 
     return kernel
 

@@ -92,15 +92,11 @@ def _answers(
     properties = types.SimpleNamespace(
         multi_processor_count=target.sm_count, major=major, minor=minor
     )
-    cuda, cpu_autocast = torch.cuda, ("cpu",)
-    enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    cuda = torch.cuda
     return (
         (cuda, "is_available", lambda: True),
         (cuda, "current_device", lambda: 0),
         (cuda, "get_device_capability", lambda *_, **__: (major, minor)),
         (cuda, "get_device_properties", lambda *_, **__: properties),
         (cuda, "device", lambda *_: contextlib.nullcontext()),
-        (torch, "is_autocast_enabled", lambda *_: enabled(*cpu_autocast)),
-        (torch, "get_autocast_dtype", lambda *_: dtype(*cpu_autocast)),
-        (torch, "get_autocast_gpu_dtype", lambda: dtype(*cpu_autocast)),
     )
