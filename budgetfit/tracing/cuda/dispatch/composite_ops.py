@@ -17,7 +17,7 @@ from budgetfit.tracing.cuda.dispatch.dispatch_modes import in_selective_checkpoi
 from budgetfit.tracing.cuda.dispatch.fused_rms_norm import fused_rms_norm, is_fused
 from budgetfit.tracing.cuda.dispatch.packed_sequences import pad_packed_sequence
 from budgetfit.tracing.cuda.dispatch.product_gradients import PRODUCTS
-from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_LAYERS
+from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_OPS
 from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, run_attention
 from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
 
@@ -152,9 +152,10 @@ def cuda_composite_ops(target: CudaTarget) -> Iterator[None]:
             aten._pad_packed_sequence.default,
         ),
     }
-    for name, kernel in RECURRENT_LAYERS.items():
+    for name, kernel in RECURRENT_OPS.items():
         packet, _, overload = name.partition(".")
-        kernels[name] = kernel, getattr(getattr(aten, packet), overload)
+        op = getattr(getattr(aten, packet), overload or "default")
+        kernels[name] = kernel, op
     guarded = {name: _only_fakes(*each) for name, each in kernels.items()}
     with kernels_in_this_thread("AutogradCPU", {**guarded, **PRODUCTS}):
         yield
