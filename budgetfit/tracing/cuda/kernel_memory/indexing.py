@@ -135,8 +135,12 @@ def embedding_bag_weights_backward(call: Call) -> Steps:
 
 @kernel_memory("_embedding_bag_dense_backward", "_embedding_bag_backward")
 def embedding_bag_backward(call: Call) -> Steps:
-    """As of an embedding, but maxima are added up directly."""
+    """As of an embedding, but maxima are added up directly; sparse: not verified."""
     grad, indices = call.args[:2]
+    if call.out.is_sparse:
+        yield Unverified()
+        yield OUTPUTS
+        return
     with_offsets = call.func.overloadpacket is aten._embedding_bag_backward
     rows, counted, mode = call.args[6:9] if with_offsets else call.args[5:8]
     yield from contiguous_copies(grad, indices)
@@ -261,6 +265,20 @@ def masked_scatter_backward(call: Call) -> Steps:
     if mask.shape != grad.shape or not mask.is_contiguous():
         yield buffer(grad.numel())
     yield buffer(prod(sizes) * grad.dim() * INDEX_BYTES)
+    yield OUTPUTS
+
+
+@kernel_memory("_coalesce")
+def coalesce(call: Call) -> Steps:
+    """Sorts flat indices with their places; how many differ is not known.
+
+    Source: ``native/sparse/cuda/SparseCUDATensor.cu``.
+    """
+    count = call.args[0]._nnz()
+    each = buffer(count * INDEX_BYTES)
+    for _ in range(3):
+        yield each
+    yield from freed_at_once(buffer(2 * count * INDEX_BYTES))
     yield OUTPUTS
 
 
