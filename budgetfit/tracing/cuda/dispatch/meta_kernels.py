@@ -96,7 +96,7 @@ def _gru_cell_backward(
 def _sparse(
     indices: torch.Tensor,
     values: torch.Tensor,
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     is_coalesced: bool | None = None,
 ) -> torch.Tensor:
     return torch.sparse_coo_tensor(
