@@ -1,10 +1,13 @@
 """Recurrent layers as CUDA runs them: torch's own results, step by step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_OPS
+from budgetfit.tracing.cuda.kernel_memory.registry import CUDNN
 from budgetfit.tracing.cuda.op_semantics import imitate_cuda
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
@@ -99,3 +102,20 @@ def test_a_single_cell_is_a_step_of_a_layer(bias: bool) -> None:
     assert shape == (4, 64)
     made = [size for size in sizes if size]
     assert made[-4:] == [3 * state, 3 * state, 5 * state, state]
+
+
+@pytest.mark.parametrize(
+    ("layer", "in_cudnn"),
+    [(nn.LSTM(8, 8), True), (nn.GRU(8, 8), True), (nn.LSTMCell(8, 8), False)],
+    ids=["LSTM", "GRU", "LSTMCell"],
+)
+def test_only_layers_run_in_cudnn(layer: nn.Module, in_cudnn: bool) -> None:
+    with fake_mode() as mode:
+        twin = fake_copy(layer, mode)
+        semantics, imitation = imitate_cuda(replace(TARGET, cudnn=True))
+        assert semantics is not None
+        with imitation, StorageLog(semantics, KnownValues().run):
+            twin(torch.empty(4, 8))
+    assert [note for note in semantics.notes if "recurrent layers" in note] == [
+        CUDNN.note
+    ] * in_cudnn

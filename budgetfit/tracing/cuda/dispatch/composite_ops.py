@@ -20,6 +20,7 @@ from budgetfit.tracing.cuda.dispatch.product_gradients import PRODUCTS
 from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_OPS
 from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, run_attention
 from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
+from budgetfit.tracing.cuda.kernel_memory.registry import CUDNN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,9 +127,24 @@ def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any
     return guarded
 
 
+def _noted(
+    kernel: Callable[..., Any], note: str, notes: set[str]
+) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        notes.add(note)
+        return kernel(*args, **kwargs)
+
+    return run
+
+
 @contextlib.contextmanager
-def cuda_composite_ops(target: CudaTarget) -> Iterator[None]:
-    """Run CUDA's branches for fake CPU tensors while the context is open."""
+def cuda_composite_ops(
+    target: CudaTarget, notes: set[str] | None = None
+) -> Iterator[None]:
+    """Run CUDA's branches for fake CPU tensors while the context is open.
+
+    ``notes`` gets what cannot be represented.
+    """
     kernels: dict[str, tuple[Callable[..., Any], Any]] = {
         "dropout": (_dropout, aten.dropout.default),
         "linear": (_linear, aten.linear.default),
@@ -155,6 +171,8 @@ def cuda_composite_ops(target: CudaTarget) -> Iterator[None]:
     for name, kernel in RECURRENT_OPS.items():
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet), overload or "default")
+        if target.cudnn and overload and notes is not None:  # a layer, no single cell
+            kernel = _noted(kernel, CUDNN.note, notes)  # noqa: PLW2901
         kernels[name] = kernel, op
     guarded = {name: _only_fakes(*each) for name, each in kernels.items()}
     with kernels_in_this_thread("AutogradCPU", {**guarded, **PRODUCTS}):
