@@ -157,23 +157,38 @@ def _process_range(
 def unverified_op_notes(
     trace: StepTrace, batch_size: int, gpu: Gpu, peak_bytes: int
 ) -> tuple[str, ...]:
-    """Name the ops that held more than 1 % of the peak without a verified rule.
+    """Name the ops that held or read more than 1 % of the peak without a verified rule.
 
-    An op counts with the largest sum of its live outputs and workspaces. The largest
+    An op counts with the largest sum of its live outputs and workspaces; one with small
+    results, as a median, with its tensors: its scratch may be as large. The largest
     comes first; () if there is none.
     """
-    held = {
-        name: size
-        for name, size in held_bytes(trace, batch_size, gpu).items()
-        if size > MIN_PEAK_SHARE * peak_bytes
-    }
-    if not held:
+    least = MIN_PEAK_SHARE * peak_bytes
+    found = {}
+    for name, size in held_bytes(trace, batch_size, gpu).items():
+        moved = moved_bytes(trace, name, batch_size)
+        if size > least:
+            found[name] = "allocated", size
+        elif moved > least:
+            found[name] = "read or wrote", moved
+    if not found:
         return ()
     rows = [
-        f"{name} allocated {format_bytes(size)} ({size / peak_bytes:.0%} of the peak)"
-        for name, size in sorted(held.items(), key=lambda item: (-item[1], item[0]))
+        f"{name} {what} {format_bytes(size)} ({size / peak_bytes:.0%} of the peak)"
+        for name, (what, size) in sorted(
+            found.items(), key=lambda item: (-item[1][1], item[0])
+        )
     ]
     return (f"ops without a verified memory rule: {', '.join(rows)}",)
+
+
+def moved_bytes(trace: StepTrace, op: str, batch_size: int) -> int:
+    """Return the most bytes that one call of an op reads and writes; 0 without one."""
+    if op not in trace.op_names:
+        return 0
+    calls = trace.ops.name == trace.op_names.index(op)
+    sizes = trace.ops.bytes_fixed + batch_size * trace.ops.bytes_per_sample
+    return int(sizes[calls].max(initial=0))
 
 
 def held_bytes(trace: StepTrace, batch_size: int, gpu: Gpu) -> dict[str, int]:

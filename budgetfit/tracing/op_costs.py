@@ -34,7 +34,10 @@ _RATE: Final = {
     torch.float16: RATES.index("fp16"),
     torch.bfloat16: RATES.index("bf16"),
     torch.float64: RATES.index("fp64"),
+    torch.complex64: RATES.index("fp32"),
+    torch.complex128: RATES.index("fp64"),
 }
+_COMPLEX_PRODUCTS: Final = 4  # real products in one of complex numbers
 _NONE: Final = RATES.index("none")
 _KIND: Final[dict[str, int]] = {name: index for index, name in enumerate(OP_KINDS)}
 _HALVES: Final = (torch.float16, torch.bfloat16)
@@ -125,7 +128,7 @@ def _channel_blocks(func: OpOverload, args: Args, kwargs: Kwargs) -> int:
 
 
 def _rate_of(tensors: Sequence[Tensor]) -> int:
-    dtypes = (x.dtype for x in tensors if x.is_floating_point())
+    dtypes = (x.dtype for x in tensors if x.is_floating_point() or x.is_complex())
     return _RATE.get(next(dtypes, torch.int8), _NONE)
 
 
@@ -318,9 +321,15 @@ def _matmul(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
         kind = "unaligned_matmul"
         efficiency = HALF_ALIGNED if 2 * alignment == ALIGNMENT_BYTES else 1.0
     flops = 2.0 * batch * rows * inner * columns
+<<<<<<< HEAD
     return OpCost(
         _KIND[kind], _rate_of([one]), flops, moved_bytes, 1, efficiency=efficiency
     )
+=======
+    if one.is_complex():
+        flops *= _COMPLEX_PRODUCTS
+    return OpCost(_KIND[kind], _rate_of([one]), flops, moved_bytes, 1)
+>>>>>>> mend-b
 
 
 def _alignment(matrix: Tensor) -> int:
@@ -415,6 +424,8 @@ def _channels_last(tensor: Tensor) -> bool:
 _ATEN: Final = torch.ops.aten
 _PRODUCTS: Final[dict[Any, Callable[[str, Kwargs, list[Tensor]], OpCost]]] = {
     **dict.fromkeys((_ATEN.mm, _ATEN.addmm, _ATEN.bmm, _ATEN.baddbmm), _matmul),
+    **dict.fromkeys((_ATEN.addmm_, _ATEN.addbmm, _ATEN.baddbmm_), _matmul),
+    _ATEN._addmm_activation: _matmul,
     _ATEN._grouped_mm: _grouped_mm,
     **dict.fromkeys(
         [

@@ -77,3 +77,27 @@ def test_an_estimate_tells_which_ops_nobody_checked() -> None:
     (note,) = (note for note in result.notes if "without a verified" in note)
     assert "aten._fft_r2c.default allocated" in note
     assert "aten.addmm.default" not in note
+
+
+class Most(nn.Module):
+    """Divides by the commonest number: one result, of all that the layer made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.into(x)
+        return (x / x.detach().flatten().mode().values).mean()
+
+
+def test_an_op_with_a_small_result_is_named_by_what_it_read() -> None:
+    result = budgetfit.estimate(
+        Most(),
+        batch={"x": torch.empty(4, 5000, 64)},
+        loss=lambda out, _: out,
+        recipe=budgetfit.Recipe(batch_size=4),
+        gpu="rtx-4090",
+    )
+    (note,) = (note for note in result.notes if "without a verified" in note)
+    assert "aten.mode.default read or wrote" in note

@@ -98,6 +98,12 @@ def calls(batch: int) -> dict[str, tuple[Any, tuple[Any, ...], Any]]:
         ),
         "running sum": (aten.cumsum.default, (index.view(-1).int(), 0), index),
         "sort": (aten.sort.default, (index.view(-1),), None),
+        "median": (aten.median.default, (turned,), x.max()),
+        "distances": (
+            aten._cdist_backward.default,
+            (torch.empty(batch, 64, 8), x, x[:, :8], 1.0, torch.empty(batch, 64, 8)),
+            x,
+        ),
     }
 
 
@@ -148,6 +154,36 @@ def test_a_softmax_backward_makes_the_product_after_its_output() -> None:
     args = (x, x, 1, x.dtype)
     steps = steps_of(aten._softmax_backward_data.default, args, x)
     assert steps == (OUTPUTS, KernelScratch("buffer", (8 * 16 * 2,), 0))
+
+
+def test_the_gradients_of_all_pairs_are_summed_in_a_buffer() -> None:
+    one, other, apart = torch.empty(70, 8), torch.empty(60, 8), torch.empty(70, 60)
+    op, plain = aten._cdist_backward.default, (apart, one, other, 1.0, apart)
+    assert allocated(op, plain, one)[0].arguments == (70 * 60 * 8 * 4,)
+    assert allocated(op, plain, one)[1].rule == "reduction"
+    assert allocated(op, (apart, one, other, 0.0, apart), one) == [], "all are zeros"
+    pairs = torch.empty(70 * 69 // 2)
+    (gradients, *_) = allocated(aten._pdist_backward.default, (pairs, one, 2.0), one)
+    assert gradients.arguments == (69 * 70 * 8 * 4,)
+
+
+def test_a_mean_of_scattered_values_counts_them() -> None:
+    out, source = torch.empty(8, 16), torch.empty(100, 16)
+    index = torch.empty(100, 16, dtype=torch.int64)
+    args = (out, 0, index, source)
+    taken = allocated(aten.scatter_reduce.two, (*args, "mean"), out)
+    assert [row.arguments[0] for row in taken] == [100 * 16 * 4, 8 * 16 * 4, 8 * 16]
+    assert allocated(aten.scatter_reduce.two, (*args, "amax"), out) == []
+
+
+def test_a_median_sorts_all_elements_with_their_places() -> None:
+    x = torch.empty(100, 100)
+    copied, *_ = allocated(aten.median.default, (x.t(),), torch.empty(()))
+    values, places, sort, *_ = allocated(aten.median.default, (x,), torch.empty(()))
+    assert copied.arguments == values.arguments == (10_000 * 4,)
+    assert places.arguments == (10_000 * 8,)
+    assert sort.rule == "sort"
+    assert allocated(aten.median.default, (x[:0],), torch.empty(())) == []
 
 
 def test_the_scalar_of_a_mean_squared_error_keeps_every_elements_loss() -> None:

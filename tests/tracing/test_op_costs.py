@@ -38,6 +38,22 @@ def test_a_product_is_two_operations_for_each_pair() -> None:
     assert cost(aten.addmm.default, SQUARE, SQUARE, SQUARE)[1:] == (product, 4 * MIB)
 
 
+def test_products_that_add_up_cost_as_much_as_those_that_do_not() -> None:
+    batch = empty(3, 512, 512)
+    for op, one, other in (
+        (aten._addmm_activation.default, SQUARE, SQUARE),  # noqa: SLF001
+        (aten.addmm_.default, SQUARE, SQUARE),
+        (aten.addbmm.default, batch, batch),
+    ):
+        pairs = one.numel() * other.shape[-1]
+        assert cost(op, empty(512, 512), one, other)[:2] == ("fp32", 2 * pairs)
+
+
+def test_a_product_of_complex_numbers_is_four_of_real_ones() -> None:
+    x = empty(512, 512, dtype=torch.complex64)
+    assert cost(aten.mm.default, x, x) == ("fp32", 4 * 2 * 512**3, 6 * MIB)
+
+
 @pytest.mark.parametrize(
     ("dtype", "rate"),
     [

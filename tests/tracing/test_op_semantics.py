@@ -202,3 +202,35 @@ def test_a_scaler_that_asks_about_infinities_is_told_there_are_none() -> None:
         ops.in_optimizer = False
         with pytest.raises(DataDependentOutputException):
             ops.run(call_op, aten._local_scalar_dense.default, (unknown,), {})  # noqa: SLF001
+
+
+class Rows(nn.Module):
+    """Each sample looks up 1 MiB of an embedding."""
+
+    def __init__(self, kind: type[nn.Embedding | nn.EmbeddingBag]) -> None:
+        super().__init__()
+        self.rows = kind(4096, 512, sparse=True)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.rows(ids).pow(2).mean()
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_sparse_gradient_holds_a_row_for_each_index_until_it_is_dropped(
+    kind: type[nn.Embedding | nn.EmbeddingBag], twice: bool
+) -> None:
+    with fake_mode():
+        semantics = CudaOpSemantics(target())
+        model = Rows(kind)
+        log = StorageLog(semantics)
+        with log:
+            ids = torch.empty(4, 512, dtype=torch.int64)
+            loss = model(ids) + model(ids) if twice else model(ids)
+            semantics.in_backward = True
+            loss.backward()
+            del loss
+            kept = log.live_bytes
+            assert model.rows.weight.grad is not None
+            model.rows.weight.grad = None
+            assert kept - log.live_bytes >= 4 * (2 if twice else 1) * MIB

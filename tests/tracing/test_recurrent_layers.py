@@ -1,10 +1,13 @@
 """Recurrent layers as CUDA runs them: torch's own results, step by step."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_LAYERS
+from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_OPS
+from budgetfit.tracing.cuda.kernel_memory.registry import CUDNN
 from budgetfit.tracing.cuda.op_semantics import imitate_cuda
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
@@ -28,7 +31,7 @@ def test_a_plain_layer_computes_what_torch_does(layout: dict[str, int]) -> None:
     directions = 2 if layer.bidirectional else 1
     state = torch.zeros(layer.num_layers * directions, batch, 4)
     expected, last = layer(x)
-    out, own = RECURRENT_LAYERS["rnn_tanh.input"](
+    out, own = RECURRENT_OPS["rnn_tanh.input"](
         x,
         state,
         list(layer.parameters()),
@@ -43,18 +46,20 @@ def test_a_plain_layer_computes_what_torch_does(layout: dict[str, int]) -> None:
     torch.testing.assert_close(own, last)
 
 
-def traced(layer: nn.Module) -> tuple[tuple[int, ...], list[int]]:
+def traced(layer: nn.Module, *shape: int) -> tuple[tuple[int, ...], list[int]]:
     """Return the shape of the output and what a step asks of the allocator."""
+    shape = shape or (4, 3, 64)
     with fake_mode() as mode:
         twin = fake_copy(layer, mode)
         semantics, imitation = imitate_cuda(TARGET)
         log = StorageLog(semantics, KnownValues().run)
         with imitation, log:
-            x = torch.empty(4, 3, 64, requires_grad=True)
+            x = torch.empty(shape, requires_grad=True)
             for parameter in twin.parameters():
                 log.log_storage(parameter)
             first = len(log.sizes)
-            out, _ = twin(x)
+            out = twin(x)
+            out = out[0] if isinstance(out, tuple) else out
             last = len(log.sizes)
             out.sum().backward()
     return tuple(out.shape), log.sizes[first:last]
@@ -83,3 +88,34 @@ def test_an_lstm_saves_the_gates_of_every_step() -> None:
 def test_a_projection_makes_states_smaller() -> None:
     layer = nn.LSTM(64, 64, 1, proj_size=16)
     assert traced(layer)[0] == (4, 3, 16)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_single_cell_is_a_step_of_a_layer(bias: bool) -> None:
+    # 4 samples of 64 states in fp32, as above. A GRU has 3 gates and a workspace of 5.
+    state = 4 * 64 * 4
+    shape, sizes = traced(nn.LSTMCell(64, 64, bias=bias), 4, 64)
+    assert shape == (4, 64)
+    made = [size for size in sizes if size]
+    assert made[-5:] == [4 * state, 4 * state, 4 * state, state, state]
+    shape, sizes = traced(nn.GRUCell(64, 64, bias=bias), 4, 64)
+    assert shape == (4, 64)
+    made = [size for size in sizes if size]
+    assert made[-4:] == [3 * state, 3 * state, 5 * state, state]
+
+
+@pytest.mark.parametrize(
+    ("layer", "in_cudnn"),
+    [(nn.LSTM(8, 8), True), (nn.GRU(8, 8), True), (nn.LSTMCell(8, 8), False)],
+    ids=["LSTM", "GRU", "LSTMCell"],
+)
+def test_only_layers_run_in_cudnn(layer: nn.Module, in_cudnn: bool) -> None:
+    with fake_mode() as mode:
+        twin = fake_copy(layer, mode)
+        semantics, imitation = imitate_cuda(replace(TARGET, cudnn=True))
+        assert semantics is not None
+        with imitation, StorageLog(semantics, KnownValues().run):
+            twin(torch.empty(4, 8))
+    assert [note for note in semantics.notes if "recurrent layers" in note] == [
+        CUDNN.note
+    ] * in_cudnn

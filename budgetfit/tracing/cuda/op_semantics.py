@@ -287,10 +287,11 @@ def imitate_cuda(
     """
     if target is None:
         return None, nullcontext()
-    return CudaOpSemantics(target), _imitation(target)
+    semantics = CudaOpSemantics(target)
+    return semantics, _imitation(target, semantics.notes)
 
 
 @contextmanager
-def _imitation(target: CudaTarget) -> Iterator[None]:
-    with _ONE_AT_A_TIME, cuda_autocast(), cuda_composite_ops(target):
+def _imitation(target: CudaTarget, notes: set[str]) -> Iterator[None]:
+    with _ONE_AT_A_TIME, cuda_autocast(), cuda_composite_ops(target, notes):
         yield

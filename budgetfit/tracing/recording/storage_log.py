@@ -215,7 +215,10 @@ class StorageLog(TorchDispatchMode):
     def log_outputs(self, out: Any) -> None:
         """Log the allocation of new storages in an op's outputs."""
         if isinstance(out, torch.Tensor):
-            self.log_storage(out)
+            if self.is_of_cuda and out.layout is torch.sparse_coo:
+                self.log_outputs((out._indices(), out._values()))
+            else:
+                self.log_storage(out)
         elif isinstance(out, (tuple, list)):
             for item in out:
                 self.log_outputs(item)

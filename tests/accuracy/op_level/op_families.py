@@ -12,6 +12,7 @@ from tests.accuracy.op_level import (
     odd_cases,
     plain_cases,
     reduction_cases,
+    selection_cases,
 )
 from tests.accuracy.op_level.op_layouts import Case
 
@@ -29,6 +30,7 @@ ODD = (
     "odd_calls_3",
     "odd_cells",
     "odd_reductions",
+    "selections",
     "wide_attention",
 )
 FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
@@ -70,6 +72,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "recurrent": module_cases.recurrent,
     "resizings": module_cases.resizings,
     "scatters": index_cases.scatters,
+    "selections": selection_cases.selections,
     "sorts": index_cases.sorts,
     "softmaxes": reduction_cases.softmaxes,
     "sums": reduction_cases.sums,

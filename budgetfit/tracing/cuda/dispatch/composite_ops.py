@@ -19,9 +19,10 @@ from budgetfit.tracing.cuda.dispatch.fused_rms_norm import fused_rms_norm, is_fu
 from budgetfit.tracing.cuda.dispatch.loss_gradients import LOSSES
 from budgetfit.tracing.cuda.dispatch.packed_sequences import pad_packed_sequence
 from budgetfit.tracing.cuda.dispatch.product_gradients import PRODUCTS
-from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_LAYERS
+from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_OPS
 from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, run_attention
 from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
+from budgetfit.tracing.cuda.kernel_memory.registry import CUDNN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,6 +129,7 @@ def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any
     return guarded
 
 
+<<<<<<< HEAD
 def _of_plain_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel with gradients for what is a plain tensor in training.
 
@@ -140,11 +142,26 @@ def _of_plain_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
         return NotImplemented
 
     return guarded
+=======
+def _noted(
+    kernel: Callable[..., Any], note: str, notes: set[str]
+) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        notes.add(note)
+        return kernel(*args, **kwargs)
+
+    return run
+>>>>>>> mend-b
 
 
 @contextlib.contextmanager
-def cuda_composite_ops(target: CudaTarget) -> Iterator[None]:
-    """Run CUDA's branches for fake CPU tensors while the context is open."""
+def cuda_composite_ops(
+    target: CudaTarget, notes: set[str] | None = None
+) -> Iterator[None]:
+    """Run CUDA's branches for fake CPU tensors while the context is open.
+
+    ``notes`` gets what cannot be represented.
+    """
     kernels: dict[str, tuple[Callable[..., Any], Any]] = {
         "dropout": (_dropout, aten.dropout.default),
         "linear": (_linear, aten.linear.default),
@@ -168,9 +185,12 @@ def cuda_composite_ops(target: CudaTarget) -> Iterator[None]:
             aten._pad_packed_sequence.default,
         ),
     }
-    for name, kernel in RECURRENT_LAYERS.items():
+    for name, kernel in RECURRENT_OPS.items():
         packet, _, overload = name.partition(".")
-        kernels[name] = kernel, getattr(getattr(aten, packet), overload)
+        op = getattr(getattr(aten, packet), overload or "default")
+        if target.cudnn and overload and notes is not None:  # a layer, no single cell
+            kernel = _noted(kernel, CUDNN.note, notes)  # noqa: PLW2901
+        kernels[name] = kernel, op
     guarded = {name: _only_fakes(*each) for name, each in kernels.items()}
     for name, kernel in {**PRODUCTS, **LOSSES}.items():
         guarded[name] = _of_plain_tensors(kernel)

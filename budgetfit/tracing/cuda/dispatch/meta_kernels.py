@@ -90,6 +90,65 @@ def _gru_cell_backward(
     return *gates, torch.empty_like(grad), *biases
 
 
+# Torch's meta kernels of sparse tensors have no elements.
+
+
+def _sparse(
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    shape: tuple[int, ...],
+    is_coalesced: bool | None = None,
+) -> torch.Tensor:
+    return torch.sparse_coo_tensor(
+        indices, values, shape, check_invariants=False, is_coalesced=is_coalesced
+    )
+
+
+def _sparse_clone(x: torch.Tensor, **_: object) -> torch.Tensor | None:
+    """Autograd keeps a sparse gradient; that of a tensor subclass it would copy."""
+    if x.layout is not torch.sparse_coo:
+        return None
+    indices, values = x._indices(), x._values()
+    node = torch._C._current_autograd_node()
+    if node is None or "AccumulateGrad" not in node.name():
+        indices, values = indices.clone(), values.clone()
+    return _sparse(indices, values, x.shape)
+
+
+def _sparse_sum(one: torch.Tensor, other: object, **_: object) -> torch.Tensor | None:
+    """Join the elements of two sparse gradients."""
+    if not isinstance(other, torch.Tensor) or not one.is_sparse or not other.is_sparse:
+        return None
+    indices = torch.cat([one._indices(), other._indices()], 1)
+    return _sparse(indices, torch.cat([one._values(), other._values()]), one.shape)
+
+
+def _bag_backward(
+    grad: torch.Tensor, indices: torch.Tensor, *further: Any
+) -> torch.Tensor | None:
+    """Return a row of the gradient for each index, if it is sparse."""
+    *_, rows, _counted, _mode, sparse = further[:8]
+    if not sparse:
+        return None
+    values = grad.new_empty((indices.numel(), grad.shape[1]))
+    size = (rows, grad.shape[1])
+    return _sparse(indices.view(1, -1), values, size)
+
+
+def _coalesce(x: torch.Tensor) -> torch.Tensor:
+    """Return as many elements: how many are equal only their values tell."""
+    return _sparse(
+        x._indices().clone(), x._values().clone(), x.shape, is_coalesced=True
+    )
+
+
+def _sparse_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
+    if not mask.is_sparse:
+        return None
+    values = mask._values()
+    return _sparse(mask._indices().clone(), x.new_empty(values.shape), x.shape)
+
+
 # Return the outputs of an op; None: torch's own meta kernel supports this call.
 META_KERNELS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm,
@@ -100,4 +159,9 @@ META_KERNELS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+    aten.clone.default: _sparse_clone,
+    aten.add.Tensor: _sparse_sum,
+    aten._embedding_bag_backward.default: _bag_backward,
+    aten._coalesce.default: _coalesce,
+    aten.sparse_mask.default: _sparse_mask,
 }

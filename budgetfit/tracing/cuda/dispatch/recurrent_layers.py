@@ -1,8 +1,9 @@
-"""LSTM, GRU and RNN layers as CUDA runs them without cuDNN: step by step.
+"""LSTM, GRU and RNN layers as CUDA runs them without cuDNN, and their single cells.
 
 On a CPU torch multiplies the inputs of all steps at once, or calls oneDNN; on CUDA each
 step has two matrix products and, for LSTM and GRU, a fused cell. With cuDNN the whole
-layer is one kernel, whose buffers can only be measured on a GPU.
+layer is one kernel, whose buffers can only be measured on a GPU; cuDNN never runs
+``nn.LSTMCell`` and ``nn.GRUCell``.
 
 Source: ``aten/src/ATen/native/RNN.cpp`` (``_rnn_impl``, ``FullLayer``,
 ``FullBidirectionalLayer`` and the cells). Packed sequences are not represented.
@@ -193,9 +194,43 @@ def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     return layer
 
 
-RECURRENT_LAYERS: dict[str, Callable[..., Any]] = {
+def lstm_cell(
+    x: Tensor,
+    hx: Sequence[Tensor],
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    *biases: Tensor | None,
+) -> State:
+    """Run ``lstm_cell`` as CUDA: ``biases`` may be left out."""
+    return _lstm_cell(x, tuple(hx), _cell_weights(weight_ih, weight_hh, *biases))
+
+
+def gru_cell(
+    x: Tensor,
+    hx: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    *biases: Tensor | None,
+) -> Tensor:
+    """Run ``gru_cell`` as CUDA: ``biases`` may be left out."""
+    return _gru_cell(x, (hx,), _cell_weights(weight_ih, weight_hh, *biases))[0]
+
+
+def _cell_weights(
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Weights:
+    return Weights(weight_ih, weight_hh, b_ih, b_hh, None)
+
+
+# Those of nn.RNNCell are the same ops on either device.
+RECURRENT_OPS: dict[str, Callable[..., Any]] = {
     "lstm.input": lstm,
     "gru.input": layer_of(_gru_cell),
     "rnn_tanh.input": layer_of(_plain_cell(torch.tanh)),
     "rnn_relu.input": layer_of(_plain_cell(torch.relu)),
+    "lstm_cell": lstm_cell,
+    "gru_cell": gru_cell,
 }

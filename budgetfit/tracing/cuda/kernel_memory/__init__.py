@@ -11,6 +11,7 @@ from __future__ import annotations
 from budgetfit.tracing.cuda.kernel_memory import (  # noqa: F401 - registers
     attention,
     convolution,
+    distances,
     images,
     indexing,
     losses,

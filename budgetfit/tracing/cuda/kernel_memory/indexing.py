@@ -1,8 +1,8 @@
 """Embeddings, indexing, sorts and scans.
 
 Sources: ``Embedding.cu``, ``Indexing.cu``, ``Sort.cpp``, ``ScanKernels.cpp`` in
-``aten/src/ATen/native/cuda`` and ``TensorAdvancedIndexing.cpp``. Data-dependent ops
-(``nonzero``, boolean masks, ``unique``) have no rule.
+``aten/src/ATen/native/cuda`` and ``TensorAdvancedIndexing.cpp``. Of the data-dependent
+ops ``nonzero`` and boolean masks have no rule.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from torch._prims_common import (
     is_non_overlapping_and_dense_or_false,
 )
 
+from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, reduction
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     INDEX_BYTES,
     OUTPUTS,
+    SINGLE_BYTES,
     Call,
     Steps,
     Unverified,
@@ -44,6 +46,9 @@ aten = torch.ops.aten
 
 MAXIMUM = 2  # mode of an embedding bag
 ONE_BLOCK_SORT = 4096  # longest row that one thread block sorts
+# ``isin`` compares all pairs below this number of tests, times elements ** the power.
+FEW_TESTS = 10
+FEW_TESTS_POWER = 0.145
 
 
 @kernel_memory("embedding")
@@ -130,8 +135,12 @@ def embedding_bag_weights_backward(call: Call) -> Steps:
 
 @kernel_memory("_embedding_bag_dense_backward", "_embedding_bag_backward")
 def embedding_bag_backward(call: Call) -> Steps:
-    """As of an embedding, but maxima are added up directly."""
+    """As of an embedding, but maxima are added up directly; sparse: not verified."""
     grad, indices = call.args[:2]
+    if call.out.is_sparse:
+        yield Unverified()
+        yield OUTPUTS
+        return
     with_offsets = call.func.overloadpacket is aten._embedding_bag_backward
     rows, counted, mode = call.args[6:9] if with_offsets else call.args[5:8]
     yield from contiguous_copies(grad, indices)
@@ -259,6 +268,36 @@ def masked_scatter_backward(call: Call) -> Steps:
     yield OUTPUTS
 
 
+@kernel_memory("_coalesce")
+def coalesce(call: Call) -> Steps:
+    """Sorts flat indices with their places; how many differ is not known.
+
+    Source: ``native/sparse/cuda/SparseCUDATensor.cu``.
+    """
+    count = call.args[0]._nnz()
+    each = buffer(count * INDEX_BYTES)
+    for _ in range(3):
+        yield each
+    yield from freed_at_once(buffer(2 * count * INDEX_BYTES))
+    yield OUTPUTS
+
+
+@kernel_memory("scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_")
+def scatter_reduce(call: Call) -> Steps:
+    """A mean counts ones in the output's shape, and asks which counts are zero."""
+    source, reduce = call.args[3:5]
+    yield OUTPUTS
+    if reduce != "mean":
+        return
+    ones, counts, zeros = copy_of(source), copy_of(call.out), copy_of(call.out, 1)
+    if call.func.overloadpacket in (aten.index_reduce, aten.index_reduce_):
+        yield counts
+        yield from freed_at_once(ones)
+        yield zeros
+    else:
+        yield from (ones, counts, zeros)
+
+
 @kernel_memory("cumsum", "cumprod", "logcumsumexp")
 def cumulative(call: Call) -> Steps:
     """A cast, then a contiguous copy of the input; CUB for a single row."""
@@ -358,24 +397,104 @@ def bucketize(call: Call) -> Steps:
     yield from contiguous_copies(*call.args[:2])
 
 
-@kernel_memory("median.dim", "kthvalue")
+@kernel_memory("searchsorted.Tensor")
+def searchsorted(call: Call) -> Steps:
+    """Contiguous values and boundaries, then in one dtype; a sorter is small."""
+    boundaries, values = call.args[:2]
+    if call.kwargs.get("sorter") is not None or not values.dim():
+        yield Unverified()
+    yield OUTPUTS
+    yield from contiguous_copies(values, boundaries)
+    common = torch.promote_types(values.dtype, boundaries.dtype)
+    for tensor in (values, boundaries):
+        if tensor.dtype != common:
+            yield copy_of(tensor, common.itemsize)
+
+
+@kernel_memory("isin.Tensor_Tensor")
+def isin(call: Call) -> Steps:
+    """Compares all pairs; more than a few tests are sorted: not represented.
+
+    Source: ``isin_Tensor_Tensor_out`` in ``native/TensorCompare.cpp``.
+    """
+    elements, tests = call.args[:2]
+    if tests.numel() >= FEW_TESTS * elements.numel() ** FEW_TESTS_POWER:
+        yield Unverified()
+        return
+    yield OUTPUTS
+    yield buffer(elements.numel() * tests.numel())
+    yield copy_of(call.out)
+    pairs = Layout.contiguous(torch.bool, [elements.numel(), tests.numel()])
+    yield from reduction(pairs, [1], torch.bool, 1, 4)
+
+
+@kernel_memory("_unique2")
+def unique(call: Call) -> Steps:
+    """Sorted keys, with their places for the inverse; outputs have room for all.
+
+    CUB's storage for keys without places is not represented; ``native/cuda/Unique.cu``.
+    """
+    yield Unverified()
+    tensor, inverse, counts = call.args[0], call.get(2), call.get(3)
+    keys, each = copy_of(tensor), buffer(tensor.numel() * INDEX_BYTES)
+    yield keys
+    if inverse:
+        yield each  # sorted places
+        sizes = 1, tensor.numel(), tensor.element_size()
+        yield from freed_at_once(*scratch("sort", *sizes))
+        yield Output(1, size_bytes=tensor.numel() * INDEX_BYTES)
+        yield from freed_at_once(each)
+    else:
+        yield from freed_at_once(copy_of(tensor))
+    yield Output(0, size_bytes=tensor.numel() * tensor.element_size())
+    if counts:
+        yield Output(2, size_bytes=tensor.numel() * INDEX_BYTES)
+
+
+@kernel_memory("median.default", "nanmedian.default")
+def median(call: Call) -> Steps:
+    """All elements sorted in one row; without NaNs those are counted.
+
+    Source: ``median_impl`` in ``native/cuda/Sorting.cpp``.
+    """
+    tensor = call.args[0]
+    count = tensor.numel()
+    if not count:
+        return
+    if not (whole := flattens(tensor)):
+        yield copy_of(tensor)
+    values, indices = copy_of(tensor), buffer(count * INDEX_BYTES)
+    yield values
+    yield indices
+    steps = [d for n, d in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+    if whole and count > ONE_BLOCK_SORT and steps[-1] != 1:
+        yield copy_of(tensor)
+    yield from freed_at_once(*scratch("sort", 1, count, tensor.element_size()))
+    yield Free(indices)
+    if call.func is aten.nanmedian.default:
+        yield from _place_below_nans(count)
+    else:
+        yield buffer(1)  # whether the largest is NaN
+    yield OUTPUTS
+
+
+def _place_below_nans(count: int) -> Steps:
+    """Count NaNs in int64; half of what is left as int64, fp32 and int64 again."""
+    mask, number = buffer(count), buffer(INDEX_BYTES)
+    yield mask
+    yield number
+    data = Layout.contiguous(torch.int64, [count])
+    cast = buffer(count * INDEX_BYTES)
+    yield from freed_at_once(cast, *reduction(data, None, torch.int64))
+    others, half = buffer(INDEX_BYTES), buffer(SINGLE_BYTES)
+    yield others
+    yield half
+    yield buffer(INDEX_BYTES)
+    yield from map(Free, (half, others, number, mask))
+
+
+@kernel_memory("median.dim", "nanmedian.dim", "kthvalue")
 def contiguous_input_first(call: Call) -> Steps:
     """A contiguous input."""
     yield from contiguous_copies(call.args[0])
     yield OUTPUTS
-
-
-@kernel_memory("_cdist_forward")
-def cdist(call: Call) -> Steps:
-    """Contiguous points."""
-    yield from contiguous_copies(*call.args[:2])
-    yield OUTPUTS
-
-
-@kernel_memory("_cdist_backward")
-def cdist_backward(call: Call) -> Steps:
-    """Contiguous points, and the gradient of every pair, which is then summed."""
-    grad, one, other, _, distances = call.args
-    yield from contiguous_copies(one, other, grad, distances)
-    yield OUTPUTS
-    yield buffer(distances.numel() * one.shape[-1] * one.element_size())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from budgetfit.tracing.cuda.kernel_memory.reductions import reduction
 from budgetfit.tracing.cuda.kernel_memory.registry import (
-    CUDNN,
     OUTPUTS,
     Call,
     Steps,
@@ -20,8 +19,6 @@ from budgetfit.tracing.records import Output
 @kernel_memory("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
 def cell(call: Call) -> Steps:
     """The workspace, which is the last output, is allocated before the states."""
-    if call.target.cudnn:
-        yield CUDNN
     yield Output(len(call.out) - 1)
     yield OUTPUTS
 
