@@ -321,15 +321,11 @@ def _matmul(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
         kind = "unaligned_matmul"
         efficiency = HALF_ALIGNED if 2 * alignment == ALIGNMENT_BYTES else 1.0
     flops = 2.0 * batch * rows * inner * columns
-<<<<<<< HEAD
+    if one.is_complex():
+        flops *= _COMPLEX_PRODUCTS
     return OpCost(
         _KIND[kind], _rate_of([one]), flops, moved_bytes, 1, efficiency=efficiency
     )
-=======
-    if one.is_complex():
-        flops *= _COMPLEX_PRODUCTS
-    return OpCost(_KIND[kind], _rate_of([one]), flops, moved_bytes, 1)
->>>>>>> mend-b
 
 
 def _alignment(matrix: Tensor) -> int:

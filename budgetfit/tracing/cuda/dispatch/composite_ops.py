@@ -129,7 +129,6 @@ def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any
     return guarded
 
 
-<<<<<<< HEAD
 def _of_plain_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel with gradients for what is a plain tensor in training.
 
@@ -142,7 +141,8 @@ def _of_plain_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
         return NotImplemented
 
     return guarded
-=======
+
+
 def _noted(
     kernel: Callable[..., Any], note: str, notes: set[str]
 ) -> Callable[..., Any]:
@@ -151,7 +151,6 @@ def _noted(
         return kernel(*args, **kwargs)
 
     return run
->>>>>>> mend-b
 
 
 @contextlib.contextmanager
