@@ -273,6 +273,12 @@ def test_buffers_are_counted_as_buffers() -> None:
     assert bytes_of(raw, "buffers") == 2 * 256 * 4 + 8
 
 
+def test_moving_an_expanded_buffer_copies_it_for_every_row() -> None:
+    model = nn.Sequential(nn.Linear(256, 256))
+    model.register_buffer("mask", torch.ones(1, 256).expand(1024, -1))
+    assert bytes_of(trace(model, torch.zeros(2, 256)), "buffers") == MIB
+
+
 def test_a_loss_without_parameters_gets_the_batch() -> None:
     raw = trace(
         nn.Linear(256, 1024),

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from budgetfit.errors import TraceError
 from budgetfit.tracing.fake.shortened_model import close_gaps, placeholder_memo
-from budgetfit.tracing.fake.tensor_factory import FakeTensorFactory
+from budgetfit.tracing.fake.tensor_factory import FakeTensorFactory, strides_on_cuda
 from budgetfit.tracing.fake.uncopyable_values import uncopyable_memo
 from budgetfit.utils.copy_model import deepcopy_model
 
@@ -130,7 +130,7 @@ def _fakes_of_tensors(
         for tensor in (*module._buffers.values(), *vars(module).values()):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
                 memo[id(tensor)] = fakes.empty(
-                    tensor.shape, tensor.stride(), tensor.dtype
+                    tensor.shape, strides_on_cuda(tensor), tensor.dtype
                 )
                 on_fake(tensor, memo[id(tensor)])
     return memo
