@@ -27,7 +27,7 @@ from budgetfit.tracing.isolation.scalar_randomness import (
     scalar_draws_as,
 )
 from budgetfit.tracing.recording.second_micro_batch import append_micro_batch
-from budgetfit.tracing.recording.steady_state import append_steady_step
+from budgetfit.tracing.recording.steady_state import append_steady_step, keeps_tensors
 from budgetfit.tracing.recording.step_tracer import trace_step
 
 if TYPE_CHECKING:
@@ -96,12 +96,16 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         else:
             raw = once(lambda: program.trace(1))
         derives = loop.kind == "run" and recipe.parallelism is None
-        if derives and recipe.gradient_accumulation_steps > 1:
+        keeps = derives and keeps_tensors(raw)
+        if keeps:
+            micro_steps = min(recipe.gradient_accumulation_steps, MICRO_STEPS)
+            raw = program.trace(micro_steps, steps=2)
+        elif derives and recipe.gradient_accumulation_steps > 1:
             if raw.gradients is not None and raw.gradients.complete:
                 append_micro_batch(raw, raw.gradients)
             else:
                 raw = program.trace(MICRO_STEPS)
-    if loop.kind == "run" and recipe.engine not in TRACED_STEPS:
+    if loop.kind == "run" and recipe.engine not in TRACED_STEPS and not keeps:
         append_steady_step(raw)
     raw.notes.extend(compiled.notes if compiled else ())
     return raw
@@ -117,19 +121,23 @@ class _Training(NamedTuple):
     compiled: CompiledBlocks | None
     options: TraceOptions
 
-    def trace(self, micro_steps: int) -> RawTrace:
-        """Trace so many micro-batches, and note what was assumed."""
+    def trace(self, micro_steps: int, steps: int | None = None) -> RawTrace:
+        """Trace so many micro-batches, and note what was assumed.
+
+        ``steps``: of a ``Run``, if not as many as the recipe needs.
+        """
         assumed: list[str] = []
         no_loss = partial(assumed.append, NO_LOSS)
         run = self._loop if self.loop.kind != "run" else self._run
+        steps = steps or _steps(self.recipe)
         raw = _with_most_blocks(
-            lambda: run(micro_steps, no_loss), len(self.options["blocks"])
+            lambda: run(micro_steps, steps, no_loss), len(self.options["blocks"])
         )
         raw.notes.extend(dict.fromkeys(assumed))
         raw.notes.extend(_notes(self.recipe))
         return raw
 
-    def _loop(self, _: int, no_loss: Callable[[], object]) -> RawTrace:
+    def _loop(self, _: int, __: int, no_loss: Callable[[], object]) -> RawTrace:
         return trace_loop(
             self.trained,
             self.recipe,
@@ -139,7 +147,9 @@ class _Training(NamedTuple):
             **self.options,
         )
 
-    def _run(self, micro_steps: int, no_loss: Callable[[], object]) -> RawTrace:
+    def _run(
+        self, micro_steps: int, steps: int, no_loss: Callable[[], object]
+    ) -> RawTrace:
         trained, recipe, options = self.trained, self.recipe, self.options
         loss = FakedLoss(trained.loss, trained.model)
         return trace_step(
@@ -161,7 +171,7 @@ class _Training(NamedTuple):
             batch_size=recipe.batch_size,
             dims=trained.batch_dims,
             micro_steps=micro_steps,
-            steps=_steps(recipe),
+            steps=steps,
             parallelism=recipe.parallelism,
             copy_modules=loss.fake,
             **options,

@@ -1,5 +1,10 @@
 """What CUDA does differently inside single ops."""
 
+# ruff: noqa: ANN401 - contexts and functions of autograd
+
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -75,6 +80,65 @@ def test_a_gradient_that_goes_elsewhere_too_is_added_to_a_new_one() -> None:
     on_cuda = backward_births(Forked(shared=True), x, target())
     # The loss's gradient, the sum for ``one``, and two weights' gradients.
     assert on_cuda == backward_births(Forked(shared=True), x, None) == [4, 4, 1, 1]
+
+
+class Added(torch.autograd.Function):
+    """Adds gradients that nothing else holds, in its own backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        product = gradient * x
+        return (product + gradient) + product
+
+
+class Scattered(torch.autograd.Function):
+    """Writes its gradient into zeros, out of place."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros(gradient.shape[1], dtype=torch.long)
+        return torch.zeros_like(gradient).index_add(1, rows, gradient)
+
+
+def hooked(x: torch.Tensor) -> torch.Tensor:
+    x = x.tanh()
+    x.register_hook(lambda gradient: gradient.clone() + gradient.mul(3))
+    return x.sin()
+
+
+def var_mean(x: torch.Tensor) -> torch.Tensor:
+    variance, mean = torch.var_mean(x, -1, keepdim=True)
+    return variance.expand_as(x) * 2 + mean
+
+
+class Activated(nn.Module):
+    """A layer and what comes after it; each sample is 1 MiB."""
+
+    def __init__(self, then: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(512, 512, bias=False)
+        self.then = then
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.then(self.layer(x))
+
+
+@pytest.mark.parametrize("then", [Added, Scattered, hooked, var_mean])
+def test_what_functions_hooks_and_formulas_add_is_new(then: Any) -> None:
+    then = getattr(then, "apply", then)
+    x = torch.zeros(2, 512, 512)
+    on_cpu = backward_births(Activated(then), x, None)
+    assert backward_births(Activated(then), x, target()) == on_cpu
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,10 @@ def test_equal_blocks_are_one_run() -> None:
         lambda block: block.eval(),
         lambda block: block.register_buffer("mask", torch.zeros(3)),
         lambda block: block.register_forward_hook(print),
+        lambda block: block.inner.weight.register_hook(print),
         lambda block: setattr(block.inner, "weight", nn.Parameter(torch.zeros(512, 9))),
     ],
-    ids=["frozen", "narrow", "scaled", "eval", "buffer", "hook", "shape"],
+    ids=["frozen", "narrow", "scaled", "eval", "buffer", "hook", "gradient", "shape"],
 )
 def test_what_can_be_seen_of_a_block_parts_a_run(
     change: Callable[[Any], object],

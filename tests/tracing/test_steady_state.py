@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.gpus.table import find_gpu
+from budgetfit.traces.trace_program import trace_recipe
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.steady_state import append_steady_step
 from budgetfit.utils.function_name import qualified_name
+from budgetfit.workload.workload import Workload
 from tests.traced import raw_trace
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
@@ -138,3 +142,43 @@ def test_the_first_step_stays_as_it_was() -> None:
     assert plain.log.events[: len(events)] == events
     assert plain.log.ops[: len(ops)] == ops
     assert plain.phases[: len(phases)] == phases
+
+
+class Remembers(nn.Module):
+    """Adds its last output to its input: 1 MiB for a batch of 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(512, 512)
+        self.state: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.state is not None:
+            x = x + self.state
+        out = self.layer(x)
+        self.state = out.detach()
+        return out.sum()
+
+
+@pytest.mark.parametrize("micro_steps", [1, 2])
+def test_what_a_forward_keeps_is_replaced_by_the_next(micro_steps: int) -> None:
+    model, batch = Remembers(), torch.zeros(2, 256, 512)
+    recipe = Recipe(
+        batch_size=2, optimizer="sgd", gradient_accumulation_steps=micro_steps
+    )
+    workload = Workload(model=model, batch=batch, gpu=find_gpu("rtx-4090"))
+    raw = trace_recipe(workload, recipe, blocks=(), target=ADA)
+    phases = [row for row in raw.phases if row.name == "forward"]
+    assert len(phases) == 2 * micro_steps
+    moved = [
+        [
+            (event > 0) - (event < 0)
+            for event in raw.log.events[phase.start : phase.end]
+            if raw.log.sizes[abs(event) - 1] == 1 << 20
+        ]
+        for phase in phases
+    ]
+    # The batch and the output; then the batch, its sum with the last output, and the
+    # output, which replaces the last.
+    assert moved[0] == [1, 1]
+    assert moved[-1] == [1, 1, 1, -1]

@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -271,6 +272,29 @@ def test_buffers_are_counted_as_buffers() -> None:
     raw = trace(model, torch.zeros(2, 256))
     # Running mean and variance in fp32, and a count of 8 bytes.
     assert bytes_of(raw, "buffers") == 2 * 256 * 4 + 8
+
+
+def test_moving_an_expanded_buffer_copies_it_for_every_row() -> None:
+    model = nn.Sequential(nn.Linear(256, 256))
+    model.register_buffer("mask", torch.ones(1, 256).expand(1024, -1))
+    assert bytes_of(trace(model, torch.zeros(2, 256)), "buffers") == MIB
+
+
+def needs_values(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient / gradient.norm().item()
+
+
+@pytest.mark.parametrize("hook", [torch.neg, needs_values])
+def test_a_parameters_hook_makes_a_gradient_of_its_own(
+    hook: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    model = nn.Sequential(nn.Linear(512, 512, bias=False))
+    model[0].weight.register_hook(hook)
+    raw = trace(model, torch.zeros(1, 512), replace(SGD, batch_size=1))
+    # The gradient goes once the hook's is there.
+    assert [mib for mib, _ in large(raw, "backward")] == [1, 1, -1]
+    assert raw.gradients is not None
+    assert not raw.gradients.complete  # it may hold more
 
 
 def test_a_loss_without_parameters_gets_the_batch() -> None:

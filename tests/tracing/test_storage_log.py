@@ -68,6 +68,21 @@ def test_work_in_place_gives_birth_to_nothing(log: StorageLog) -> None:
     assert all(log.sizes[event - 1] <= 8 for event in births[1:])  # the 0.0 itself
 
 
+def test_a_storage_that_grows_is_copied_to_a_new_one(log: StorageLog) -> None:
+    x, out = floats(), torch.empty(0)
+    torch.mul(x, 2.0, out=out)
+    assert log.events == [1, 2, 3, -2]
+    assert log.sizes == [KIB, 0, KIB]
+    out.resize_(16, 64)
+    assert log.events == [1, 2, 3, -2, 4, -3]
+    out.resize_(16, 16)  # a smaller one keeps its memory
+    assert log.index_of(out) == 3
+    del out
+    assert log.events == [1, 2, 3, -2, 4, -3, -4]
+    assert log.live_bytes == KIB
+    assert log.peak_bytes == 6 * KIB
+
+
 def test_an_op_with_several_outputs_bears_them_in_order(log: StorageLog) -> None:
     values, indices = floats().sort()
     assert log.index_of(values) == 1

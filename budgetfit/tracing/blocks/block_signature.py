@@ -166,6 +166,10 @@ def _attributes(block: nn.Module) -> Iterator[tuple[str, Hashable]]:
         tensors = (*module._parameters.items(), *module._buffers.items())
         for name, tensor in tensors:
             yield f"{path}:{name}", None if tensor is None else _tensor(tensor)
+            hooks = None if tensor is None else tensor._backward_hooks
+            if hooks:
+                hooked = _comparable(list(hooks.values()), inside, ())
+                yield f"{path}:{name}:hooks", hooked
         for name, value in vars(module).items():
             if name in _COMPARED_SEPARATELY:
                 continue

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     disable_fake_tensor_cache,
 )
+from torch.autograd import graph
 from torch.utils._pytree import tree_map_only
 
 from budgetfit.tracing.call_cache import CallCache
@@ -37,6 +40,7 @@ from budgetfit.tracing.records import OpMemory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+    from types import FrameType
 
     from budgetfit.tracing.call_cache import CallKey
     from budgetfit.tracing.cuda.target import CudaTarget
@@ -56,6 +60,44 @@ WRITES_INTO_ZEROS = {
 }
 # The gradients of amax and amin count equal values, which are not zeros.
 _COUNTS_EQUALS = frozenset({"ScatterReduceBackward0", "IndexReduceBackward0"})
+# Their formulas in C++ add out of place themselves (FunctionsManual.cpp). What the
+# engine adds of their results cannot be told from that, and is added so too.
+_ADDS_ITSELF = frozenset(
+    {
+        "Atan2Backward0",
+        "BinaryCrossEntropyBackwardBackward0",
+        "CholeskyBackward0",
+        "CholeskyInverseBackward0",
+        "CholeskySolveBackward0",
+        "ConvolutionBackwardBackward0",
+        "GeluBackwardBackward0",
+        "GluBackwardBackward0",
+        "GridSampler2DBackwardBackward0",
+        "GridSampler3DBackwardBackward0",
+        "LinalgCholeskyExBackward0",
+        "LinalgDetBackward0",
+        "LinalgLuBackward0",
+        "LinalgLuFactorExBackward0",
+        "LinalgLuSolveBackward0",
+        "LinalgPinvBackward0",
+        "LinalgQrBackward0",
+        "LinalgSvdBackward0",
+        "LogcumsumexpBackward0",
+        "LuUnpackBackward0",
+        "MvlgammaBackward0",
+        "NativeBatchNormBackwardBackward0",
+        "PreluKernelBackwardBackward0",
+        "SigmoidBackwardBackward0",
+        "SoftMarginLossBackwardBackward0",
+        "SpecialI1EBackward0",
+        "StdMeanBackward0",
+        "TriangularSolveBackward0",
+        "VarMeanBackward0",
+    }
+)
+# Where the wrappers are that switch dynamo off around a mode.
+_TORCH = Path(torch.__file__).parent
+_DYNAMO = str(_TORCH / "_dynamo"), str(_TORCH / "_compile.py")
 CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 # Mean and rstd are fp32 for any input dtype; on a CPU they have the input's.
 FP32_STATISTICS = frozenset(
@@ -211,24 +253,35 @@ def _in_place_in_autograd(
     """
     if func is ADD and not kwargs:
         return _accumulated_in_place(run, *args)
-    if func is INDEX_PUT:
-        node = torch._C._current_autograd_node()
-        if node is not None and node.name() == "IndexBackward0":
-            return run(aten._index_put_impl_.default, (*args, True), kwargs)
+    if func is INDEX_PUT and _node_of_autograd() == "IndexBackward0":
+        return run(aten._index_put_impl_.default, (*args, True), kwargs)
     in_place = WRITES_INTO_ZEROS.get(func)
-    if in_place is not None and _in_gradient():
-        return run(in_place, args, kwargs)
+    if in_place is not None:
+        node = _node_of_autograd()
+        if node is not None and node not in _COUNTS_EQUALS:
+            return run(in_place, args, kwargs)
     return None
 
 
-def _in_gradient() -> bool:
-    """Return whether autograd's own formula of such an op runs, no recomputation."""
+def _node_of_autograd() -> str | None:
+    """Return the node whose op runs, by name; None for ops that a program runs itself.
+
+    Those are recomputation (grad mode is on), and backward functions in Python and
+    hooks: these have a frame of their own above that of the call of the engine.
+    """
     node = torch._C._current_autograd_node()
-    return (
-        node is not None
-        and not torch.is_grad_enabled()
-        and node.name() not in _COUNTS_EQUALS
-    )
+    if node is None or torch.is_grad_enabled():
+        return None
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
+        frame = frame.f_back
+    caller = None if frame is None else frame.f_back
+    while caller is not None and caller.f_code.co_filename.startswith(_DYNAMO):
+        caller = caller.f_back
+    # The engine's own threads, of nested backward passes, have no frames below.
+    if caller is None or caller.f_code is graph._engine_run_backward.__code__:
+        return str(node.name())
+    return None
 
 
 def _full_storages(args: tuple[Any, ...]) -> AbstractContextManager[None]:
@@ -244,12 +297,12 @@ def _accumulated_in_place(run: RunOp, old: Any, new: Any) -> torch.Tensor | None
     """Accumulate gradients in place where the autograd engine would on CUDA.
 
     It adds in place unless the tensor is a subclass or a mode is active, and both hold
-    in a trace. Outside of the engine (grad mode on: a recomputation) the model's own
-    additions are not changed.
+    in a trace. Additions of the model, its functions and hooks are not changed.
 
     Source: torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``.
     """
-    if not _in_gradient():
+    node = _node_of_autograd()
+    if node is None or node in _ADDS_ITSELF:
         return None
     if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
         return None

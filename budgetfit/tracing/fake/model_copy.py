@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from budgetfit.errors import TraceError
 from budgetfit.tracing.fake.shortened_model import close_gaps, placeholder_memo
-from budgetfit.tracing.fake.tensor_factory import FakeTensorFactory
+from budgetfit.tracing.fake.tensor_factory import FakeTensorFactory, strides_on_cuda
 from budgetfit.tracing.fake.uncopyable_values import uncopyable_memo
 from budgetfit.utils.copy_model import deepcopy_model
 
@@ -45,13 +46,42 @@ def fake_copy(
     with _CopiesOnCpu(mode):
         memo = (placeholder_memo(model, left_out) if short is not None else {}) | fakes
         try:
-            copy = deepcopy_model(model, memo)
+            fake = deepcopy_model(model, memo)
         except Exception:  # noqa: BLE001 - the attributes are tried one by one
             gaps = {} if short is None else placeholder_memo(model, left_out)
-            copy = _copy_with_replacements(model, gaps | fakes)
+            memo = gaps | fakes
+            fake = _copy_with_replacements(model, memo)
+        _add_hooks(model, memo)
     if short is not None:
-        close_gaps(copy, short)
-    return copy
+        close_gaps(fake, short)
+    return fake
+
+
+def _add_hooks(model: nn.Module, copies: dict[int, Any]) -> None:
+    """Register copies of parameters' hooks on the fakes; ``deepcopy`` leaves them out.
+
+    A hook that cannot be copied, or that needs values, is taken to return a new
+    gradient.
+    """
+    for parameter in model.parameters():
+        if not parameter._backward_hooks or id(parameter) not in copies:
+            continue
+        for hook in parameter._backward_hooks.values():
+            try:
+                own = copy.deepcopy(hook, copies)
+            except Exception:  # noqa: BLE001 - of anything that it holds
+                own = torch.clone
+            copies[id(parameter)].register_hook(_on_fakes(own))
+
+
+def _on_fakes(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+    def call(gradient: torch.Tensor) -> Any:
+        try:
+            return hook(gradient)
+        except Exception:  # noqa: BLE001 - what a hook does
+            return gradient.clone()
+
+    return call
 
 
 class _CopiesOnCpu(FakeCopyMode):
@@ -130,7 +160,7 @@ def _fakes_of_tensors(
         for tensor in (*module._buffers.values(), *vars(module).values()):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
                 memo[id(tensor)] = fakes.empty(
-                    tensor.shape, tensor.stride(), tensor.dtype
+                    tensor.shape, strides_on_cuda(tensor), tensor.dtype
                 )
                 on_fake(tensor, memo[id(tensor)])
     return memo

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+def strides_on_cuda(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides that ``tensor.to("cuda")`` has: that copies all elements.
+
+    Expanded tensors, whose elements share memory, are contiguous there.
+    """
+    is_dense = torch._prims_common.is_non_overlapping_and_dense_or_false
+    if tensor.is_cuda or is_dense(tensor):
+        return tensor.stride()
+    return torch._prims_common.make_contiguous_strides_for(tensor.shape)
+
+
 class FakeTensorFactory:
     """Creates fake tensors of one FakeTensorMode, below the active dispatch modes.
 
@@ -41,7 +52,7 @@ class FakeTensorFactory:
 
     def parameter(self, like: torch.Tensor) -> nn.Parameter:
         """Return a fake parameter with a tensor's shape, strides and dtype."""
-        fake = self.empty(like.shape, like.stride(), like.dtype)
+        fake = self.empty(like.shape, strides_on_cuda(like), like.dtype)
         if not self.fast_path:
             return nn.Parameter(fake, requires_grad=like.requires_grad)
         vars(fake)["_is_param"] = True

@@ -42,8 +42,8 @@ class GradientLog:
 
     Attributes:
         rows: In the order of accumulation.
-        complete: Whether ``rows`` suffices: no gradient was sparse, and no other hook
-            runs after accumulation (an optimizer in backward).
+        complete: Whether ``rows`` suffices: no gradient was sparse, and no parameter
+            has other hooks (an optimizer in backward, a hook that keeps gradients).
     """
 
     log: StorageLog
@@ -59,6 +59,8 @@ class GradientLog:
             if getattr(parameter, "_post_accumulate_grad_hooks", None):
                 self.complete = False  # an optimizer in backward
                 continue
+            if parameter._backward_hooks:
+                self.complete = False
             parameter.register_hook(self._note_incoming(id(parameter)))
             parameter.register_post_accumulate_grad_hook(self._log_accumulated)
 

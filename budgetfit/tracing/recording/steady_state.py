@@ -16,6 +16,25 @@ if TYPE_CHECKING:
     from budgetfit.tracing.records import OpRecord
 
 
+_SMALLEST_BLOCK = 512  # bytes of the allocator; scalars kept for a log take one
+
+
+def keeps_tensors(raw: RawTrace) -> bool:
+    """Whether the forward leaves tensors to the next step, which may replace them.
+
+    A recurrent state, a moving average: old and new exist at once, which only tracing
+    the next step shows.
+    """
+    log = raw.log
+    freed = {-event - 1 for event in log.events if event < 0}
+    return any(
+        event > 0 and event - 1 not in freed and log.sizes[event - 1] > _SMALLEST_BLOCK
+        for phase in raw.phases
+        if phase.name == "forward"
+        for event in log.events[phase.start : phase.end]
+    )
+
+
 def append_steady_step(raw: RawTrace) -> None:
     """Append a steady-state step to a trace of one first step, in place."""
     log = raw.log

@@ -116,7 +116,7 @@ class StorageLog(TorchDispatchMode):
         self.on_op: Callable[[], None] | None = None
         self.take_key: Callable[..., CallKey | None] = lambda *_: None
         self._semantics = semantics
-        self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._alive: dict[int, tuple[int, int, weakref.ref[Any]]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -238,23 +238,31 @@ class StorageLog(TorchDispatchMode):
         category: Category | None = None,
         size_bytes: int | None = None,
     ) -> int:
-        """Log a tensor's storage if it is new; return its index (-1: sparse, none)."""
+        """Log a tensor's storage if it is new; return its index (-1: sparse, none).
+
+        One that has grown (``resize_``, ``out=``) is new: its old memory is freed once
+        it is copied.
+        """
         if tensor.layout is not torch.strided:
             return -1
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key, nbytes = storage._cdata, storage.nbytes()
         known = self._alive.get(key)
-        if known is not None:
+        if known is not None and nbytes <= known[1]:
             return known[0]
         index = self._allocate(
-            storage.nbytes() if size_bytes is None else size_bytes,
+            nbytes if size_bytes is None else size_bytes,
             self._category_now() if category is None else _CATEGORY[category],
         )
-        self._alive[key] = (
-            index,
-            weakref.ref(storage, functools.partial(self._log_free, key)),
-        )
+        self._log_free(key, None)
+        self._watch(storage, index, nbytes)
         return index
+
+    def _watch(self, storage: torch.UntypedStorage, index: int, nbytes: int) -> None:
+        """Log the free of a storage when it dies."""
+        key = storage._cdata
+        free = functools.partial(self._log_free, key)
+        self._alive[key] = index, nbytes, weakref.ref(storage, free)
 
     def index_of(self, tensor: torch.Tensor) -> int:
         """Return the index of a tensor's live storage, or -1 if it is not logged."""

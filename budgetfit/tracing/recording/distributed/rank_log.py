@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,8 +129,7 @@ class RankLog(StorageLog):
             self._log_free(key, None)
         elif known is None and not self.paused:
             index = self._allocate(size_bytes, self._category_now())
-            free = functools.partial(self._log_free, key)
-            self._alive[key] = index, weakref.ref(storage, free)
+            self._watch(storage, index, size_bytes)
 
     def allocate(self, size_bytes: int) -> int:
         """Log an allocation that no op makes; return the storage's index."""
@@ -149,7 +146,7 @@ class RankLog(StorageLog):
 
     def alive(self) -> list[int]:
         """Return the indices of the live storages of tensors."""
-        return sorted(index for index, _ in self._alive.values())
+        return sorted(row[0] for row in self._alive.values())
 
     def _allocate(self, size_bytes: int, category: int) -> int:
         index = super()._allocate(size_bytes, category)
