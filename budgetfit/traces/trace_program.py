@@ -164,6 +164,7 @@ class _Training(NamedTuple):
             steps=_steps(recipe),
             parallelism=recipe.parallelism,
             copy_modules=loss.fake,
+            also_runs=(trained.loss, trained.optimizer),
             **options,
         )
 
@@ -233,6 +234,7 @@ def trace_evaluation(
             dims=workload.batch_dims,
             micro_steps=EVALUATED_BATCHES,
             copy_modules=loss.fake,
+            also_runs=(workload.loss,),
             **options,
         )
 

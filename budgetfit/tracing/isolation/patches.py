@@ -272,6 +272,12 @@ PATCHES: Final = (
         "entries are computed again",
     ),
     Patch(
+        "globals, attributes, closures and defaults of the user's code",
+        "tracing/isolation/user_state.py",
+        "no fake tensor may stay in them",
+        "what it sets there during a trace is undone",
+    ),
+    Patch(
         "torch's default dtype",
         _TORCH,
         "fp32 is planned for; changed only where it is another",
