@@ -112,6 +112,10 @@ STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
+# Of these a plan warns, because it does not predict what they take.
+ABOUT_STATE = "use_deterministic_algorithms is on"
+
+
 def config() -> transformers.GPT2Config:
     return transformers.GPT2Config(**CONFIG)
 
@@ -120,6 +124,8 @@ def numbers(plan: budgetfit.Plan) -> dict[str, Any]:
     """Return all of a plan but the seconds it took."""
     document: dict[str, Any] = json.loads(plan.to_json())
     document["provenance"].pop("seconds")
+    for notes in (document["warnings"], document["provenance"]["notes"]):
+        notes[:] = [note for note in notes if ABOUT_STATE not in note]
     return document
 
 
@@ -145,6 +151,17 @@ def test_a_plan_is_the_same_in_any_state_and_leaves_it(
             assert getattr(state, "calls", None) == calls
             assert process_state() == before
     assert found == plain
+
+
+def test_deterministic_algorithms_are_said_to_be_left_out_of_the_prediction() -> None:
+    recipe = budgetfit.Recipe(batch_size=2)
+    with deterministic():
+        plan = budgetfit.plan(config(), gpu="t4", batch_size=2)
+        estimate = budgetfit.estimate(config(), recipe, gpu="t4")
+    plain = budgetfit.estimate(config(), recipe, gpu="t4")
+    for notes in (plan.warnings, estimate.notes):
+        assert sum(ABOUT_STATE in note for note in notes) == 1
+    assert not any(ABOUT_STATE in note for note in plain.notes)
 
 
 @pytest.mark.parametrize("name", ["inference mode", "autocast", "default device meta"])

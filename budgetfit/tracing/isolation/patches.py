@@ -286,7 +286,7 @@ PATCHES: Final = (
     Patch(
         "deterministic algorithms, anomaly detection",
         _TORCH,
-        "they take memory that training does not; changed only where they are on",
+        "they take memory that is not predicted; changed only where they are on",
         "off during a plan",
     ),
     Patch(
