@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map_only
 
 from budgetfit.tracing.call_cache import CallCache
+from budgetfit.tracing.cuda.device_questions import device_questions_noted
 from budgetfit.tracing.cuda.dispatch.autocast import cuda_autocast
 from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
 from budgetfit.tracing.cuda.dispatch.meta_kernels import META_KERNELS
@@ -287,10 +288,16 @@ def imitate_cuda(
     """
     if target is None:
         return None, nullcontext()
-    return CudaOpSemantics(target), _imitation(target)
+    semantics = CudaOpSemantics(target)
+    return semantics, _imitation(semantics)
 
 
 @contextmanager
-def _imitation(target: CudaTarget) -> Iterator[None]:
-    with _ONE_AT_A_TIME, cuda_autocast(), cuda_composite_ops(target):
+def _imitation(semantics: CudaOpSemantics) -> Iterator[None]:
+    with (
+        _ONE_AT_A_TIME,
+        cuda_autocast(),
+        cuda_composite_ops(semantics.target),
+        device_questions_noted(semantics.notes),
+    ):
         yield

@@ -143,8 +143,15 @@ PATCHES: Final = (
     Patch(
         "torch._subclasses.fake_tensor.FakeTensor.device, "
         "torch._subclasses.fake_tensor.FakeTensor.is_cuda",
+        "tracing/cuda/device_questions.py",
+        "a plan says where code takes another branch on CUDA",
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor.FakeTensor.device, "
+        "torch._subclasses.fake_tensor.FakeTensor.is_cuda",
         _KERNELS,
-        "as above",
+        "code with Triton kernels allocates what the GPU of the plan asks for; where "
+        "Triton is loaded",
     ),
     Patch(
         "torch.cuda.is_available, torch.cuda.device_count, torch.cuda.current_device, "
