@@ -124,9 +124,20 @@ def numbers(plan: budgetfit.Plan) -> dict[str, Any]:
     """Return all of a plan but the seconds it took."""
     document: dict[str, Any] = json.loads(plan.to_json())
     document["provenance"].pop("seconds")
-    for notes in (document["warnings"], document["provenance"]["notes"]):
-        notes[:] = [note for note in notes if ABOUT_STATE not in note]
-    return document
+    return {name: without_notes(value) for name, value in document.items()}
+
+
+def without_notes(value: Any) -> Any:
+    """Return a part of a plan without what it says about the state of torch."""
+    if isinstance(value, dict):
+        return {name: without_notes(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [
+            without_notes(part)
+            for part in value
+            if not (isinstance(part, str) and ABOUT_STATE in part)
+        ]
+    return value
 
 
 def make(model: Any) -> dict[str, Any]:
