@@ -21,6 +21,7 @@ from budgetfit.tracing.fake.model_copy import (
 from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
 from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
 from budgetfit.tracing.isolation.python_state import python_state_preserved
+from budgetfit.tracing.isolation.user_state import user_state_preserved
 
 # Values are needed, which only a full trace has; the shapes matched so far.
 _DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -39,6 +40,7 @@ def forward_accepts(model: nn.Module, batch: Batch) -> bool:
         silence_fake_tensor_log(),
         python_state_preserved(),
         lru_caches_cleared(list(model.modules())),
+        user_state_preserved(model),
         fake_mode() as mode,
         torch.no_grad(),
     ):

@@ -75,6 +75,7 @@ from budgetfit.planning.search.lowest_peak import LowestPeak, lowest_peak_plan
 from budgetfit.planning.search.policies import fixed_segments
 from budgetfit.planning.session import Request, SessionSettings
 from budgetfit.traces.loss_modules import loss_notes
+from budgetfit.tracing.isolation.torch_state import unpredicted_settings
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.model_check import refuse_lazy_parameters
 from budgetfit.workload.workload import Workload
@@ -443,6 +444,7 @@ def _read_model(
     optimizer = None if isinstance(asked.optimizer, str) else asked.optimizer
     notes += left_out_notes(traced, optimizer)
     notes += [] if lengths is None else lengths.notes()
+    notes += unpredicted_settings()
     source = PlanSource(
         model=live if is_live else None,
         adapter=adapter,

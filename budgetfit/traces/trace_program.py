@@ -174,6 +174,7 @@ class _Training(NamedTuple):
             steps=steps,
             parallelism=recipe.parallelism,
             copy_modules=loss.fake,
+            also_runs=(trained.loss, trained.optimizer),
             **options,
         )
 
@@ -243,6 +244,7 @@ def trace_evaluation(
             dims=workload.batch_dims,
             micro_steps=EVALUATED_BATCHES,
             copy_modules=loss.fake,
+            also_runs=(workload.loss,),
             **options,
         )
 

@@ -150,6 +150,11 @@ def mutable_state(
                 waiting.append((name, item, inner))
 
 
+def hold_class(kind: type) -> HeldState:
+    """Return the attributes of a class that are values, what these hold left out."""
+    return HeldState(kind.__name__, kind, _CLASS.parts, (_read_class(kind),), 0)
+
+
 def leaves(value: Any) -> Iterator[Any]:  # noqa: ANN401
     """Yield the objects that ``value`` leads to and that are not looked into."""
     waiting, seen = [value], set()
@@ -314,7 +319,7 @@ def _slots(kind: type) -> list[Any]:
     return [
         member
         for parent in kind.__mro__
-        if not is_library(parent.__module__)
+        if not is_library(parent.__module__) and "__slots__" in vars(parent)
         for member in vars(parent).values()
         if isinstance(member, types.MemberDescriptorType)
     ]

@@ -1,20 +1,17 @@
-"""Find and restore globals that the methods of a user's classes may mutate."""
+"""Find globals that the methods of a user's classes may mutate."""
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import functools
 import types
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from budgetfit.utils.mutable_state import class_attributes, kind_of, mutable_state
+from budgetfit.utils.mutable_state import kind_of
 from budgetfit.utils.user_code import is_library, referenced_globals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-_ABSENT: Final = object()
 
 
 @functools.cache
@@ -59,26 +56,6 @@ def mutated_globals_of_all(kinds: Iterable[Any]) -> list[tuple[dict[str, Any], s
         for places, name in mutated_globals(kind)
     }
     return list(found.values())
-
-
-@contextlib.contextmanager
-def preserve_globals(kinds: Iterable[Any]) -> Iterator[None]:
-    """Restore globals and class attributes that methods of these classes mutate."""
-    kinds = list(dict.fromkeys(kinds))
-    held = [
-        (places, name, value)
-        for places, name in mutated_globals_of_all(kinds)
-        if (value := places.get(name, _ABSENT)) is not _ABSENT
-    ]
-    named = [(name, value) for _, name, value in held]
-    state = list(mutable_state(named, classes=class_attributes(kinds)))
-    try:
-        yield
-    finally:
-        for places, name, value in held:
-            places[name] = value
-        for each in state:
-            each.restore()
 
 
 def _set_globally(code: types.CodeType) -> Iterator[str]:

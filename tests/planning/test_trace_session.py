@@ -1,6 +1,6 @@
 """One session's traces: each program once, and what a model that cannot run is told."""
 
-from collections.abc import Callable
+import queue
 from dataclasses import replace
 from typing import Any
 
@@ -161,14 +161,8 @@ def test_a_question_about_unknown_values_is_answered_by_a_rule_that_is_noted(
     assert FULL_MASK in trace.notes
 
 
-LENGTHS: list[int] = []
-
-
-def _noting(lengths: list[int]) -> Callable[[int], None]:
-    return lambda length: lengths.append(length)  # noqa: PLW0108 - leads to a list
-
-
-note = _noting(LENGTHS)  # a list that its code names would be as before the trace
+# A list that its code leads to would be as before the trace.
+LENGTHS: queue.SimpleQueue[int] = queue.SimpleQueue()
 
 
 class Repeats(nn.Module):
@@ -181,7 +175,7 @@ class Repeats(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         often = self.linear(x)[..., 0].exp().round().long().clamp(1, 4)
         rows = torch.repeat_interleave(x.flatten(0, 1), often.flatten(), 0)
-        note(len(rows))
+        LENGTHS.put(len(rows))
         return self.linear(rows)
 
 
@@ -189,14 +183,16 @@ def test_where_weights_decide_sizes_they_are_computed_with_real_values() -> None
     torch.manual_seed(0)
     model, batch = Repeats(), torch.randn(4, 6, 4)
     before = {name: x.clone() for name, x in model.state_dict().items()}
-    LENGTHS.clear()
+    while LENGTHS.qsize():
+        LENGTHS.get()
     model(batch[:1])
-    of_first = LENGTHS.pop()
+    of_first = LENGTHS.get()
     traces = TraceSession(Workload(model=model, batch=batch, gpu=ADA))
     line = traces.affine(Recipe(batch_size=8))
     assert line.batch_sizes == (2, 3)
     assert of_first != batch.shape[1]
-    assert [2 * of_first, 3 * of_first] == LENGTHS
+    assert [LENGTHS.get() for _ in range(2)] == [2 * of_first, 3 * of_first]
+    assert LENGTHS.empty()
     assert line.notes[0] == REAL_VALUES
     assert any(row.startswith("real values from here on") for row in traces.log)
     for name, tensor in model.state_dict().items():

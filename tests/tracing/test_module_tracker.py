@@ -1,9 +1,12 @@
 """Which layer and which block runs: forward, recomputed and backward."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
+import budgetfit
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import BlockPass
@@ -204,6 +207,58 @@ def test_what_lies_between_blocks_has_its_backward_between_theirs() -> None:
         if event > 0
     }
     assert layers == {""}  # the gradient of tanh, in the model itself
+
+
+Transformed = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Transforms(nn.Module):
+    """Runs its blocks inside of a transform of ``torch.func``."""
+
+    def __init__(self, transform: Transformed) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Linear(16, 16) for _ in range(3)))
+        self.transform = transform
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.transform(self.blocks, x).pow(2).sum()
+
+
+TRANSFORMS: dict[str, Transformed] = {
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "grad": lambda f, x: torch.func.grad(lambda v: f(v).sum())(x),
+    "per-sample": lambda f, x: torch.func.vmap(torch.func.jacrev(f))(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_inside_of_a_transform_no_block_runs_and_all_is_traced(name: str) -> None:
+    model, batch = Transforms(TRANSFORMS[name]), torch.zeros(4, 16)
+    raw = trace(model, batch, MEBI)
+    assert raw.blocks == raw.passes == []
+    assert raw.log.events == trace(model, batch, ()).log.events
+
+
+def test_blocks_that_run_inside_of_a_transform_are_kept_by_a_plan() -> None:
+    per_sample, batch = Transforms(TRANSFORMS["per-sample"]), torch.zeros(4, 16)
+    found = budgetfit.plan(
+        per_sample, gpu="t4", batch=batch, batch_size=4, loss=lambda y, _: y
+    )
+    assert found.recipe.segments == ()
+    assert any("inside of torch.func" in warning for warning in found.warnings)
+
+
+def test_a_mapped_model_takes_what_the_model_itself_takes() -> None:
+    recipe, batch = Recipe(batch_size=64), torch.zeros(4, 16)
+    mapped, plain = (
+        budgetfit.estimate(
+            Transforms(run), recipe, gpu="t4", batch=batch, loss=lambda y, _: y
+        )
+        for run in (TRANSFORMS["vmap"], lambda f, x: f(x))
+    )
+    assert mapped.allocated_bytes == plain.allocated_bytes
 
 
 def test_the_first_tensor_is_found_however_deep_it_lies() -> None:

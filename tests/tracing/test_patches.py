@@ -1,5 +1,6 @@
 """What a plan changes in the process is in the table, and is put back."""
 
+import queue
 import random
 import sys
 import threading
@@ -70,9 +71,10 @@ def before() -> dict[str, object]:
 
 
 def test_names_that_a_trace_changes_are_in_the_table(before: dict[str, object]) -> None:
-    net, seen = Net(), set[str]()
-    net.during = lambda: seen.update(changed(before))
+    net, found = Net(), queue.SimpleQueue[str]()  # a set would be put back
+    net.during = lambda: [found.put(name) for name in changed(before)]
     plan_net(net)
+    seen = {found.get() for _ in range(found.qsize())}
     in_table = {
         name
         for patch in PATCHES

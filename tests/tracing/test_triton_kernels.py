@@ -8,6 +8,7 @@ stand for its own. ``python -m tests.accuracy.loops '*liger*'`` compares real ke
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
 import types
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WIDTH, SAMPLES = 256, 1024
-LAUNCHED: list[tuple[Any, ...]] = []
+LAUNCHED: queue.SimpleQueue[Any] = queue.SimpleQueue()  # a list would be put back
 
 
 class KernelInterface:
@@ -47,7 +48,7 @@ class JITFunction(KernelInterface):
         self.src = src
 
     def run(self, *args: Any, grid: Any, warmup: bool, **_: Any) -> None:
-        LAUNCHED.append(args)
+        LAUNCHED.put(args)
 
 
 class Autotuner(KernelInterface):
@@ -143,7 +144,7 @@ def test_a_launch_takes_no_memory_and_the_time_of_its_bytes() -> None:
     assert found.allocated_bytes == eager.allocated_bytes
     assert found.reserved_bytes == eager.reserved_bytes
     assert found.step_ms == pytest.approx(eager.step_ms, rel=1e-3)
-    assert not LAUNCHED
+    assert LAUNCHED.empty()
 
 
 def test_each_tensor_of_a_launch_is_passed_over_once() -> None:
@@ -166,16 +167,16 @@ def test_kernels_are_sized_for_the_gpu_of_the_plan() -> None:
 
 
 def test_other_code_and_other_threads_see_the_device_of_the_trace() -> None:
-    seen: list[Any] = []
+    seen: queue.SimpleQueue[Any] = queue.SimpleQueue()  # a list would be put back
     names: dict[str, Any] = {"torch": torch, "seen": seen}
     exec(  # noqa: S102 - a module without kernels
-        "def look(x):\n    seen.append((x.device.type, torch.cuda.is_available()))",
+        "def look(x):\n    seen.put((x.device.type, torch.cuda.is_available()))",
         names,
     )
 
     def looking(x: torch.Tensor) -> torch.Tensor:
         names["look"](x)
-        here = threading.Thread(target=lambda: seen.append(x.device.type))
+        here = threading.Thread(target=lambda: seen.put(x.device.type))
         here.start()
         here.join()
         KERNEL[(1,)](torch.zeros(0).untyped_storage())  # no fake: it is launched
@@ -183,9 +184,11 @@ def test_other_code_and_other_threads_see_the_device_of_the_trace() -> None:
 
     available = torch.cuda.is_available()
     estimate(looking)
-    assert set(seen) == {("cpu", available), "cpu"}
-    assert LAUNCHED
-    LAUNCHED.clear()
+    found = {seen.get() for _ in range(seen.qsize())}
+    assert found == {("cpu", available), "cpu"}
+    assert not LAUNCHED.empty()
+    while LAUNCHED.qsize():
+        LAUNCHED.get()
 
 
 def test_timing_a_kernel_takes_a_buffer_and_is_not_remembered(
@@ -222,19 +225,18 @@ def test_everything_is_put_back() -> None:
         "triton.runtime.autotuner.Autotuner": Autotuner,
     }
     before = {name: dict(vars(place)) for name, place in places.items()}
-    seen: set[str] = set()
+    changed: queue.SimpleQueue[str] = queue.SimpleQueue()  # a set would be put back
 
     def looking(x: torch.Tensor) -> torch.Tensor:
         for home, place in places.items():
-            seen.update(
-                f"{home}.{name}"
-                for name, value in vars(place).items()
-                if value is not before[home].get(name)
-            )
+            for name, value in vars(place).items():
+                if value is not before[home].get(name):
+                    changed.put(f"{home}.{name}")
         return Doubled.apply(x)  # type: ignore[no-any-return]
 
     estimate(looking)
     assert {name: dict(vars(place)) for name, place in places.items()} == before
+    seen = {changed.get() for _ in range(changed.qsize())}
     listed = {name.strip() for patch in PATCHES for name in patch.name.split(",")}
     assert {name for name in seen if "cuda" in name or "triton" in name} <= listed
     assert "torch._subclasses.fake_tensor.FakeTensor.device" in seen & listed

@@ -114,9 +114,10 @@ def with_checkpointable_blocks(
 ) -> TraceSession:
     """Return traces of the blocks that run exactly once per forward, in that order.
 
-    Blocks that never run, or several times (shared layers), cannot be checkpointed, nor
-    those that are given a container that changes: when they ran again they would find
-    what it has become. The search needs this trace anyway.
+    Blocks that never run, or several times (shared layers), or inside of a transform of
+    ``torch.func``, cannot be checkpointed, nor those that are given a container that
+    changes: when they ran again they would find what it has become. The search needs
+    this trace anyway.
 
     Args:
         traces: Of the workload.
@@ -147,7 +148,7 @@ def with_checkpointable_blocks(
             *notes,
             (
                 f"{left_out} of {len(workload.blocks)} blocks do not run exactly once "
-                "per forward and are always kept"
+                "per forward, or inside of torch.func, and are always kept"
             ),
         )
     if changing:

@@ -81,5 +81,6 @@ def trace_loop(
             steps=STEPS,
             copy_modules=loss.fake,
             collate=collator(loop),
+            also_runs=(trained.loss, trained.optimizer),
             **options,
         )

@@ -20,6 +20,7 @@ from torch.autograd import graph
 from torch.utils._pytree import tree_map_only
 
 from budgetfit.tracing.call_cache import CallCache
+from budgetfit.tracing.cuda.device_questions import device_questions_noted
 from budgetfit.tracing.cuda.dispatch.autocast import cuda_autocast
 from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
 from budgetfit.tracing.cuda.dispatch.meta_kernels import META_KERNELS
@@ -341,10 +342,15 @@ def imitate_cuda(
     if target is None:
         return None, nullcontext()
     semantics = CudaOpSemantics(target)
-    return semantics, _imitation(target, semantics.notes)
+    return semantics, _imitation(semantics)
 
 
 @contextmanager
-def _imitation(target: CudaTarget, notes: set[str]) -> Iterator[None]:
-    with _ONE_AT_A_TIME, cuda_autocast(), cuda_composite_ops(target, notes):
+def _imitation(semantics: CudaOpSemantics) -> Iterator[None]:
+    with (
+        _ONE_AT_A_TIME,
+        cuda_autocast(),
+        cuda_composite_ops(semantics.target, semantics.notes),
+        device_questions_noted(semantics.notes),
+    ):
         yield

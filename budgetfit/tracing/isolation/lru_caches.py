@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-_LruCache = type(functools.lru_cache(maxsize=1)(len))
+LruCache: Any = type(functools.lru_cache(maxsize=1)(len))
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def lru_caches_cleared(modules: Collection[nn.Module]) -> Iterator[None]:
     functions = [each for name in sorted(names) for each in _cached_functions(name)]
     for module in modules:
         own = vars(module).values()
-        functions += [each for each in own if type(each) is _LruCache]
+        functions += [each for each in own if type(each) is LruCache]
     before = [function.cache_info().misses for function in functions]
     try:
         yield
@@ -51,7 +51,7 @@ def _cached_functions(module: str) -> tuple[Any, ...]:
         for each in own:
             is_method = isinstance(each, (staticmethod, classmethod))
             function = each.__func__ if is_method else each
-            found += [one for one in _inside(function) if isinstance(one, _LruCache)]
+            found += [one for one in _inside(function) if isinstance(one, LruCache)]
     return tuple(dict.fromkeys(found))
 
 

@@ -143,8 +143,15 @@ PATCHES: Final = (
     Patch(
         "torch._subclasses.fake_tensor.FakeTensor.device, "
         "torch._subclasses.fake_tensor.FakeTensor.is_cuda",
+        "tracing/cuda/device_questions.py",
+        "a plan says where code takes another branch on CUDA",
+    ),
+    Patch(
+        "torch._subclasses.fake_tensor.FakeTensor.device, "
+        "torch._subclasses.fake_tensor.FakeTensor.is_cuda",
         _KERNELS,
-        "as above",
+        "code with Triton kernels allocates what the GPU of the plan asks for; where "
+        "Triton is loaded",
     ),
     Patch(
         "torch.cuda.is_available, torch.cuda.device_count, torch.cuda.current_device, "
@@ -272,6 +279,12 @@ PATCHES: Final = (
         "entries are computed again",
     ),
     Patch(
+        "globals, attributes, closures and defaults of the user's code",
+        "tracing/isolation/user_state.py",
+        "no fake tensor may stay in them",
+        "what it sets there during a trace is undone",
+    ),
+    Patch(
         "torch's default dtype",
         _TORCH,
         "fp32 is planned for; changed only where it is another",
@@ -280,7 +293,7 @@ PATCHES: Final = (
     Patch(
         "deterministic algorithms, anomaly detection",
         _TORCH,
-        "they take memory that training does not; changed only where they are on",
+        "they take memory that is not predicted; changed only where they are on",
         "off during a plan",
     ),
     Patch(

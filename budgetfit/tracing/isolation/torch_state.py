@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.nn.modules import module as module_hooks
@@ -32,6 +32,13 @@ _GLOBAL_HOOKS = (
     "_global_forward_hooks",
 )
 _AUTOCAST_DEVICES = ("cpu", "cuda")
+_DETERMINISTIC: Final = (
+    "torch.use_deterministic_algorithms is on, and memory is predicted with it off: "
+    "scatters, gathers, indexing, interpolation, pooling and cumulative sums then run "
+    "other kernels on CUDA, most of them in backward, which may take several times the "
+    "memory of their tensors. Leave room for them, or switch it off"
+)
+_unpredicted: list[str] = []  # notes on settings of the user's that are off meanwhile
 
 
 @contextlib.contextmanager
@@ -53,6 +60,11 @@ def neutral_torch_state() -> Iterator[None]:
         torch.enable_grad(),
     ):
         yield
+
+
+def unpredicted_settings() -> tuple[str, ...]:
+    """Return notes on the user's settings that take memory and are not predicted."""
+    return tuple(_unpredicted)
 
 
 @contextlib.contextmanager
@@ -130,6 +142,7 @@ def _no_checks() -> Iterator[None]:
     check_nan = torch.is_anomaly_check_nan_enabled()
     if deterministic:
         torch.use_deterministic_algorithms(mode=False)
+        _unpredicted.append(_DETERMINISTIC)
     if anomaly:
         torch.set_anomaly_enabled(False)
     try:
@@ -137,6 +150,7 @@ def _no_checks() -> Iterator[None]:
     finally:
         if deterministic:
             torch.use_deterministic_algorithms(mode=True, warn_only=warn_only)
+            _unpredicted.remove(_DETERMINISTIC)
         if anomaly:
             torch.set_anomaly_enabled(True, check_nan)
 

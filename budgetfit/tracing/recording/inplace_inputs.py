@@ -22,6 +22,7 @@ from budgetfit.tracing.fake.model_copy import (
 from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
 from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
 from budgetfit.tracing.isolation.python_state import python_state_preserved
+from budgetfit.tracing.isolation.user_state import user_state_preserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,6 +49,7 @@ def blocks_mutating_inputs(
         silence_fake_tensor_log(),
         python_state_preserved(),
         lru_caches_cleared(list(model.modules())),
+        user_state_preserved(model),
         fake_mode() as mode,
     ):
         try:

@@ -158,7 +158,7 @@ class ModuleTracker:
 
     def start_block(self, block: int, value: torch.Tensor | None) -> None:
         """Start a block's forward with ``value`` as its first tensor input."""
-        if not self._forward:
+        if not self._forward or _in_transform():
             return
         before = self.runs[-1].output if self.runs else None
         self.runs.append(
@@ -173,7 +173,7 @@ class ModuleTracker:
 
     def end_block(self, block: int, value: torch.Tensor | None) -> None:
         """End a block's forward with ``value`` as its first tensor output."""
-        if not self._forward or not self.runs:
+        if not self._forward or not self.runs or _in_transform():
             return
         run = next((r for r in reversed(self.runs) if r.block == block), None)
         if run is not None and run.end < 0:
@@ -187,6 +187,15 @@ class ModuleTracker:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+
+
+def _in_transform() -> bool:
+    """Whether a transform of ``torch.func`` runs what is called.
+
+    It hands on wrappers without a storage, and most of them cannot run under the hooks
+    that recompute a block (torch 2.13): such a run is none that a plan may treat.
+    """
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 _NO_SEQUENCE = 2**63  # AccumulateGrad nodes have UINT64_MAX: run as soon as possible

@@ -21,6 +21,7 @@ from budgetfit.tracing.fake.result_cache import FakeResultCache
 from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
 from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
 from budgetfit.tracing.isolation.python_state import python_state_preserved
+from budgetfit.tracing.isolation.user_state import user_state_preserved
 from budgetfit.tracing.recording.loop_recorder import LoopRecorder
 from budgetfit.tracing.recording.module_tracker import ModuleTracker
 from budgetfit.tracing.recording.rank_differences import ChangedBuffers, experts_note
@@ -38,7 +39,6 @@ from budgetfit.tracing.values.concrete_execution import weight_values
 from budgetfit.tracing.values.known_values import KnownValues
 from budgetfit.tracing.values.library_patches import patch_libraries
 from budgetfit.utils.lazy_import import lazy_import
-from budgetfit.utils.mutated_globals import preserve_globals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,6 +97,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
     copy_modules: Callable[[FakeTensorMode, nn.Module], Sequence[nn.Module]]
     | None = None,
     collate: Callable[[Any], Any] = lambda batch: batch,
+    also_runs: Sequence[object] = (),
     **options: Unpack[TraceOptions],
 ) -> RawTrace:
     """Run ``steps`` optimizer steps of ``micro_steps`` micro-batches on fake tensors.
@@ -115,6 +116,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         copy_modules: Given the fake mode and the fake model, makes fake copies of the
             other modules that the program runs; their tensors are weights as well.
         collate: Makes of a batch of that size what the program is given.
+        also_runs: A loss, an optimizer: code of the user's that runs beside the model.
         options: How it is traced.
     """
     target, blocks = options["target"], options["blocks"]
@@ -126,7 +128,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
     with (
         python_state_preserved(),
         lru_caches_cleared(modules),
-        preserve_globals(map(type, modules)),
+        user_state_preserved(model, *also_runs),
         fake_mode() as mode,
     ):
         results = FakeResultCache(mode)

@@ -1,0 +1,210 @@
+"""Put back what a trace changes in the user's code: globals, caches, attributes.
+
+A forward or a loss may keep tensors outside of its modules: in a dict at module level,
+a memo of a decorator, a default argument, an attribute of a class or a function. In a
+trace those are fakes, which a real forward would find.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import types
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from torch import nn
+
+from budgetfit.tracing.isolation.lru_caches import LruCache
+from budgetfit.utils.mutable_state import LARGEST, HeldState, hold_class, kind_of
+from budgetfit.utils.user_code import is_library, referenced_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_OBJECTS: Final = 2**16  # to look at more takes longer than a small trace
+_ABSENT: Final = object()
+_OF_TORCH: Final = frozenset({"_parameters", "_buffers", "_modules"})
+_MAY_BE_EMPTY: Final = (OrderedDict, dict, list, set)
+
+
+@contextlib.contextmanager
+def user_state_preserved(*roots: object) -> Iterator[None]:
+    """Restore what the code of modules, functions and objects may have changed.
+
+    That is what their methods and functions name, and what these lead to, as far as it
+    is the user's own: not in libraries.
+    """
+    found = _Reached(list(roots))
+    found.walk()
+    try:
+        yield
+    finally:
+        for each in found.held:
+            each.restore()
+
+
+class _Held(Protocol):
+    def restore(self) -> None: ...
+
+
+class _HeldName(NamedTuple):
+    """A global, or an attribute of a Python module."""
+
+    place: dict[str, Any]
+    name: str
+    value: Any
+
+    def restore(self) -> None:
+        now = self.place.get(self.name, _ABSENT)
+        if now is self.value:
+            return
+        if self.value is not _ABSENT:
+            self.place[self.name] = self.value
+        elif not isinstance(now, types.ModuleType):  # imported: a package's attribute
+            del self.place[self.name]
+
+
+class _HeldCell(NamedTuple):
+    """A variable of an enclosing function."""
+
+    cell: types.CellType
+    value: Any
+
+    def restore(self) -> None:
+        self.cell.cell_contents = self.value
+
+
+class _HeldCache(NamedTuple):
+    """A ``functools.lru_cache``: entries are computed again when they are needed."""
+
+    function: Any
+    misses: int
+
+    def restore(self) -> None:
+        if self.function.cache_info().misses > self.misses:
+            self.function.cache_clear()
+
+
+@dataclass(slots=True)
+class _Reached:
+    """What code leads to, and what that held."""
+
+    waiting: list[Any]
+    held: list[_Held] = field(default_factory=list)
+    seen: dict[int, Any] = field(default_factory=dict)  # kept alive: ids stay theirs
+    names: set[tuple[int, str]] = field(default_factory=set)
+
+    def walk(self) -> None:
+        """Look at everything that waits, and at what it leads to."""
+        while self.waiting and len(self.seen) < MOST_OBJECTS:
+            value = self.waiting.pop()
+            if id(value) in self.seen:
+                continue
+            if isinstance(value, types.FunctionType):
+                self._function(value)
+            elif isinstance(value, type):
+                self._class(value)
+            elif isinstance(value, nn.Module):
+                self._module(value)
+            elif isinstance(value, LruCache):
+                self._cache(value)
+            elif isinstance(value, (staticmethod, classmethod)):
+                self._see(value, value.__func__)
+            elif isinstance(value, property):
+                self._see(value, value.fget, value.fset)
+            elif isinstance(value, functools.cached_property):
+                self._see(value, value.func)
+            else:
+                self._object(value)
+
+    def _see(self, value: Any, *next_: Any) -> None:
+        self.seen[id(value)] = value
+        self.waiting += next_
+
+    def _function(self, function: types.FunctionType) -> None:
+        self._see(function)
+        if is_library(function.__module__ or ""):
+            return
+        self.waiting += [function.__defaults__, function.__kwdefaults__]
+        self.waiting += function.__dict__.values()
+        # Held even if it is empty: a function may keep its first result there.
+        self.held.append(_held(function.__dict__))
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                self.held.append(_HeldCell(cell, cell.cell_contents))
+                self.waiting.append(cell.cell_contents)
+        if not is_library(function.__globals__.get("__name__", "")):
+            self._globals(function)
+
+    def _globals(self, function: types.FunctionType) -> None:
+        """Hold what a function names: globals, attributes of the modules it names."""
+        names, own = _names(function.__code__), function.__globals__
+        package = own.get("__package__")
+        modules = [
+            each
+            for name in names
+            for each in (
+                own.get(name),
+                sys.modules.get(name),  # imported in the function
+                sys.modules.get(f"{package}.{name}"),
+            )
+            if isinstance(each, types.ModuleType) and not is_library(each.__name__)
+        ]
+        for place in (own, *map(vars, modules)):
+            for name in names:
+                if (id(place), name) not in self.names:
+                    self.names.add((id(place), name))
+                    value = place.get(name, _ABSENT)
+                    self.held.append(_HeldName(place, name, value))
+                    self.waiting.append(value)
+
+    def _cache(self, function: Any) -> None:
+        self._see(function)
+        if not is_library(function.__module__ or ""):
+            self.waiting.append(function.__wrapped__)
+            self.held.append(_HeldCache(function, function.cache_info().misses))
+
+    def _class(self, kind: type) -> None:
+        self._see(kind)
+        for parent in kind.__mro__:
+            if not is_library(parent.__module__):
+                self.seen[id(parent)] = parent
+                self.held.append(hold_class(parent))
+                self.waiting += vars(parent).values()
+
+    def _module(self, module: nn.Module) -> None:
+        """Look at a module's code. It does not run itself, but what a copy shares."""
+        self._see(module, type(module), *module._modules.values())
+        self.waiting += [
+            value
+            for name, value in vars(module).items()
+            if name not in _OF_TORCH and (type(value) not in _MAY_BE_EMPTY or value)
+        ]
+
+    def _object(self, value: Any) -> None:
+        kind = kind_of(value)
+        if kind is None:
+            return
+        self._see(value, type(value))
+        if kind.passed is not None:
+            self.waiting += kind.passed(value)
+        elif all(part.size(value) <= LARGEST for part in kind.parts):
+            held = _held(value)
+            self.held.append(held)
+            if held.size <= MOST_OBJECTS:
+                self.waiting += held.items()
+
+
+def _held(value: Any) -> HeldState:
+    kind: Any = kind_of(value)
+    size = max((part.size(value) for part in kind.parts), default=0)
+    contents = tuple(part.read(value) for part in kind.parts)
+    return HeldState("", value, kind.parts, contents, size)
+
+
+@functools.cache
+def _names(code: types.CodeType) -> frozenset[str]:
+    return frozenset(referenced_names(code))
