@@ -4,6 +4,9 @@ What must be validated is that nothing outside the runs of equal blocks depends 
 number. This is done once for each kind of program with a model one period deeper: its
 trace must be the first one extrapolated by one period, event for event. It is traced at
 the second batch size if there is one (``depth_extrapolation.validate``).
+
+What happens only in the middle of the full model (``if i == len(self.blocks) // 2``)
+happens in neither, so its first forward is compared as well: once, as it takes longer.
 """
 
 from __future__ import annotations
@@ -20,9 +23,13 @@ from budgetfit.tracing.blocks.repeated_runs import (
 from budgetfit.tracing.depth_extrapolation.extrapolate import extrapolate
 from budgetfit.tracing.depth_extrapolation.owned_trace import owned_trace
 from budgetfit.tracing.depth_extrapolation.run_layout import run_layout
-from budgetfit.tracing.depth_extrapolation.validate import fit_and_validate, validate
+from budgetfit.tracing.depth_extrapolation.validate import (
+    compare_forward,
+    fit_and_validate,
+    validate,
+)
 from budgetfit.tracing.fake.shortened_model import shortening
-from budgetfit.tracing.recording.batch_scaling import NotAffineError
+from budgetfit.tracing.recording.batch_scaling import NotAffineError, exact_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +60,7 @@ class DepthExtrapolator:
         self._blocks: dict[str, PlacedBlock] | None = None
         self._validated: set[Kind] = set()
         self._failed: dict[Kind, str] = {}
+        self._compared: set[tuple[bool, bool]] = set()
 
     def trace(
         self,
@@ -81,17 +89,27 @@ class DepthExtrapolator:
         if kind in self._failed or (self._failed and not self._validated):
             raise NotRepeatedError(self._failed.get(kind, "as the first trace said"))
         try:
+            plain = program._replace(compile="none", sm_count=0, parallelism=None)
+            if plain != program and _mode(program) not in self._compared:
+                # To compile or shard all blocks takes several times as long.
+                self.trace(plain, batch_sizes[:1], tracer)
             trace_at = partial(tracer.trace, program, uniform=uniform)
-            return self._trace(program, runs, batch_sizes, tracer, trace_at)
+            trace = self._trace(program, runs, batch_sizes, tracer, trace_at)
+            self._compare_forward(program, trace, batch_sizes[0], tracer)
         except NotRepeatedError as error:
             if not self.is_validated(program):  # else only this program fails
                 self._failed[kind] = str(error)
             raise
+        self._validated.add(kind)
+        return trace
 
     def shortening(self, workload: Workload, program: Program) -> Shortening | None:
-        """Return how to shorten the model for a program; None if that saves little."""
+        """Return how to shorten the model for a program; None if that saves little.
+
+        None as well if no forward of the full model was compared yet.
+        """
         runs = self._runs(workload, program)
-        if not runs:
+        if not runs or not self._compared:
             return None
         return shortening(workload.model, workload.blocks, runs, KEPT_PERIODS)
 
@@ -136,19 +154,43 @@ class DepthExtrapolator:
             except (NotRepeatedError, NotAffineError):
                 pass  # separate traces show which of the two failed
             else:
-                self._validated.add(_kind(program))
                 return extrapolate(fitted, layouts, extra).trace
         others = [trace_at(size, short) for size in batch_sizes[1:]]
         if not self.is_validated(program):
             deeper = trace_at(first.batch_size, longer)
             validate(owned_trace(short, first), owned_trace(longer, deeper), layouts)
-            self._validated.add(_kind(program))
         return extrapolate(owned_trace(short, first, *others), layouts, extra).trace
+
+    def _compare_forward(
+        self, program: Program, trace: StepTrace, batch_size: int, tracer: Tracer
+    ) -> None:
+        """Compare an extrapolated trace with the full model's first forward, once.
+
+        Raises:
+            NotRepeatedError: If they differ.
+        """
+        mode = _mode(program)
+        if mode in self._compared:
+            return
+        try:
+            forward = tracer.first_forward(program, batch_size)
+        except Exception as error:
+            raise NotRepeatedError(f"the full model does not run: {error}") from error
+        compare_forward(trace, exact_trace(forward, tracer.workload.blocks))
+        self._compared.add(mode)
 
     def is_validated(self, program: Program) -> bool:
         """Whether its kind is validated, itself or with gradient accumulation."""
         kinds = {_kind(program), _kind(program._replace(accumulates=True))}
         return not self._validated.isdisjoint(kinds)
+
+
+def _mode(program: Program) -> tuple[bool, bool]:
+    """Return which forward of a model runs; a recipe changes none.
+
+    The model's own checkpointing may be of every n-th block.
+    """
+    return program.own_checkpointing, program.evaluates
 
 
 def _kind(program: Program) -> Kind:

@@ -95,6 +95,8 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
             raw = program.trace(micro_steps)
         else:
             raw = once(lambda: program.trace(1))
+        if options.get("only_forward"):
+            return raw
         derives = loop.kind == "run" and recipe.parallelism is None
         keeps = derives and keeps_tensors(raw)
         if keeps:

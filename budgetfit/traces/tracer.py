@@ -171,17 +171,10 @@ class Tracer:
             NotRepeatedError: If the shortened model cannot.
             Exception: In an evaluation, what the model raises.
         """
-        blocks, segments = self.workload.blocks, program.segments
+        options, segments = self._options(program, short), program.segments
+        blocks = options["blocks"]
         if short is not None:
-            blocks, segments = short.short_blocks, short.segments(segments)
-        options: TraceOptions = {
-            "blocks": blocks,
-            "target": self._target(program),
-            "short": short,
-            "real_values": self.real_values,
-            "redirect_cuda": self.redirect_cuda,
-            "checks": self._checks,
-        }
+            segments = short.segments(segments)
         if program.evaluates:
             recipe = program.recipe(batch_size, segments)
             return trace_evaluation(self.workload, recipe, loop=program.loop, **options)
@@ -220,6 +213,25 @@ class Tracer:
         )
         return raw
 
+    def first_forward(self, program: Program, batch_size: int) -> RawTrace:
+        """Trace the first forward of a program that was traced before.
+
+        Raises:
+            Exception: What the model raises on fake tensors.
+        """
+        options = self._options(program)
+        options["only_forward"] = True
+        recipe, loop = program.recipe(batch_size, program.segments), program.loop
+        if program.evaluates:
+            return trace_evaluation(self.workload, recipe, loop=loop, **options)
+        return trace_recipe(
+            self.workload,
+            recipe,
+            own_checkpointing=program.own_checkpointing,
+            loop=loop,
+            **options,
+        )
+
     def blocks_with_changed_containers(
         self, program: Program, batch_size: int, short: Shortening | None = None
     ) -> frozenset[str]:
@@ -228,8 +240,9 @@ class Tracer:
         The full or a shortened model runs, in a program that was traced before. Blocks
         of a shortened one are in its paths.
         """
-        blocks = self.workload.blocks if short is None else short.short_blocks
         containers = ChangedContainers()
+        options = self._options(program, short)
+        options["containers"] = containers
         self.progress(f"finding blocks that change containers, batch {batch_size}")
         # What ran before may fail in full depth; blocks that ran until then were seen.
         with contextlib.suppress(Exception):
@@ -239,13 +252,7 @@ class Tracer:
                 own_checkpointing=program.own_checkpointing,
                 loop=program.loop,
                 compiled=self._compiled_blocks(program, uniform=False),
-                blocks=blocks,
-                short=short,
-                target=self._target(program),
-                real_values=self.real_values,
-                redirect_cuda=self.redirect_cuda,
-                checks=self._checks,
-                containers=containers,
+                **options,
             )
         return frozenset(containers.blocks)
 
@@ -275,6 +282,19 @@ class Tracer:
         if step not in self._first_steps:
             self._first_steps[step] = run().copy()  # which does not hold the model
         return self._first_steps[step].copy()
+
+    def _options(
+        self, program: Program, short: Shortening | None = None
+    ) -> TraceOptions:
+        blocks = self.workload.blocks if short is None else short.short_blocks
+        return {
+            "blocks": blocks,
+            "target": self._target(program),
+            "short": short,
+            "real_values": self.real_values,
+            "redirect_cuda": self.redirect_cuda,
+            "checks": self._checks,
+        }
 
     def _target(self, program: Program) -> CudaTarget:
         """Return the GPU, with what compiled code depends on where there is any."""

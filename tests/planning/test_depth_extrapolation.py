@@ -301,6 +301,63 @@ class Scaled(nn.Module):
         return x
 
 
+class Middle(Mebi):
+    """Does something after one block in the middle."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            if number == 6:
+                x = x.exp().tanh()
+        return x
+
+
+class Indexed(nn.Module):
+    """Does something if it is every fifth."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(512, 512, bias=False)
+        self.index = index
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x)
+        return x.exp().tanh() if self.index % 5 == 4 else x
+
+
+class Flagged(nn.Module):
+    """Does something if its buffer says so."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(512, 512, bias=False)
+        self.register_buffer("flag", torch.tensor(4 <= index < 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x)
+        return x.exp().tanh() if self.flag else x
+
+
+def row_of(block: Callable[[int], nn.Module]) -> Mebi:
+    model = Mebi(12)
+    model.blocks = nn.ModuleList(block(index) for index in range(12))
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Middle(12), row_of(Indexed), row_of(Flagged)],
+    ids=["middle", "indexed", "flagged"],
+)
+def test_what_happens_only_in_the_middle_is_traced_whole(model: nn.Module) -> None:
+    made, whole, traces = both(model, MIB_BATCH, plain)
+    assert any("the full model's forward has different" in x for x in traces.log)
+    assert_same(made, whole)
+    workload = traces.workload
+    short, full = TraceSession(workload), TraceSession(workload, full_depth=True)
+    assert_same(short.evaluation("fp32"), full.evaluation("fp32"))
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

@@ -656,6 +656,8 @@ class Run:
         try:
             return work()
         except BaseException as error:
+            if self._is_trace:  # of a private copy, without values to restore
+                raise
             step = FailedStep(
                 phase=self._phase,
                 micro_batch=max(1, self.group.count),

@@ -108,6 +108,45 @@ def fit_and_validate(
     )
 
 
+def compare_forward(trace: StepTrace, forward: StepTrace) -> None:
+    """Check that a trace begins with the first forward of a full model.
+
+    Args:
+        trace: Extrapolated.
+        forward: Of the full model at one of its batch sizes, and nothing after it.
+
+    Raises:
+        NotRepeatedError: If it does not.
+    """
+    end = next(row.end for row in forward.phases if row.name == "forward")
+    one, other = (
+        _beginning(each, forward.batch_sizes[0], end, len(forward.ops.event))
+        for each in (trace, forward)
+    )
+    for what, value in one.items():
+        if not np.array_equal(value, other[what]):
+            raise NotRepeatedError(f"the full model's forward has different {what}")
+
+
+def _beginning(
+    trace: StepTrace, batch_size: int, end: int, ops: int
+) -> dict[str, NDArray[Any]]:
+    """Return what is compared of a trace up to an event and an op."""
+    events = trace.events[:end]
+    made = events.max(initial=0)
+    sizes = trace.fixed_bytes + trace.bytes_per_sample * batch_size
+    names = np.array(trace.op_names)
+    passes = [p for p in trace.passes if p.direction == "forward" and p.end <= end]
+    return {
+        "allocations and frees": events,
+        "sizes": sizes[:made],
+        "ops": names[trace.ops.name[:ops]],
+        "ops' events": trace.ops.event[:ops],
+        "ops' layers": trace.ops.layer[:ops],
+        "block passes": np.array(passes),
+    }
+
+
 def _fold(origin: IntArray, column: NDArray[Any]) -> NDArray[Any]:
     """Fold a column of the extended trace back to the original one.
 

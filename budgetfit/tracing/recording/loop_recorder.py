@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from budgetfit.tracing.recording.step_recorder import EnoughError
 from budgetfit.tracing.recording.tensor_owners import log_optimizer_state, log_weights
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class LoopRecorder:
         begins = recorder.fake.register_forward_pre_hook(self._on_forward)
         try:
             runner.run(lambda: self._load(batch))
-        except _EnoughError:
+        except EnoughError:
             pass
         finally:
             begins.remove()
@@ -77,7 +78,7 @@ class LoopRecorder:
             if recorder.step + 1 == self._steps:
                 recorder.end_phase()
                 recorder.log.stop()
-                raise _EnoughError
+                raise EnoughError
             recorder.step, recorder.micro_step = recorder.step + 1, 0
         recorder.start_phase("forward")
 
@@ -94,10 +95,6 @@ class LoopRecorder:
         ):
             recorder.start_phase("optimizer")
         recorder.tracker.on_backward_op()
-
-
-class _EnoughError(Exception):
-    """Ends a loop: enough steps are recorded."""
 
 
 def _in_backward() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,9 +28,16 @@ if TYPE_CHECKING:
 _SETUP = Phase("setup", -1, 0, 0, 0)
 
 
+class EnoughError(Exception):
+    """Ends a program: enough of it is recorded."""
+
+
 @dataclass(slots=True)
 class StepRecorder:
-    """Runs the steps of a fake model, and records phases and block passes."""
+    """Runs the steps of a fake model, and records phases and block passes.
+
+    With ``only_forward`` it ends after the first forward.
+    """
 
     fake: nn.Module
     log: StorageLog
@@ -37,6 +45,7 @@ class StepRecorder:
     values: KnownValues
     semantics: CudaOpSemantics | None
     raw: RawTrace
+    only_forward: bool = False
     phase: Phase = _SETUP
     step: int = 0
     micro_step: int = 0
@@ -48,12 +57,13 @@ class StepRecorder:
         raw.gradients = GradientLog(log)
         if steps == micro_steps == 1:  # another is derived from it
             raw.gradients.register_hooks(self.fake)
-        for self.step in range(steps):
-            for self.micro_step in range(micro_steps):
-                self._micro_step(runner, batch)
-                self.note_blocks()
-                log_optimizer_state(self.fake, runner.optimizer, log, tracker)
-        self.end_phase()
+        with contextlib.suppress(EnoughError):
+            for self.step in range(steps):
+                for self.micro_step in range(micro_steps):
+                    self._micro_step(runner, batch)
+                    self.note_blocks()
+                    log_optimizer_state(self.fake, runner.optimizer, log, tracker)
+            self.end_phase()
 
     def note_blocks(self) -> None:
         """Note the blocks that ran in the first micro-batch, once it has run."""
@@ -88,6 +98,10 @@ class StepRecorder:
         if name == "forward" == self.phase.name and not self.tracker.runs:
             return  # opened for the batch already
         self.end_phase()
+        if self.only_forward and self.phase.name == "forward":
+            self.note_blocks()
+            self.log.stop()
+            raise EnoughError
         if name == "forward":
             self.tracker.start_forward()
         elif name == "backward":

@@ -73,6 +73,7 @@ class TraceOptions(TypedDict):
         containers: Watches the containers that blocks are given; the trace then says
             nothing about memory.
         checks: Checks of values that earlier traces found.
+        only_forward: End after the first forward.
     """
 
     blocks: Sequence[str]
@@ -82,6 +83,7 @@ class TraceOptions(TypedDict):
     redirect_cuda: NotRequired[bool]
     containers: NotRequired[ChangedContainers]
     checks: NotRequired[ValueChecks]
+    only_forward: NotRequired[bool]
 
 
 def trace_step(  # noqa: PLR0913 - one value each, all needed
@@ -148,7 +150,10 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         if "containers" in options:
             options["containers"].watch(fake, blocks)
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)
-        recorder = StepRecorder(fake, log, tracker, values, semantics, raw)
+        recorder = StepRecorder(
+            *(fake, log, tracker, values, semantics, raw),
+            only_forward=options.get("only_forward", False),
+        )
         with (
             contextlib.ExitStack() as at_end,
             imitation,
