@@ -1,5 +1,6 @@
 """The grid of batch sizes to try, and the largest batch that fits, in a few tries."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import Final
 
@@ -10,23 +11,25 @@ LARGEST_BATCH_SIZE: Final = 65_536
 _EVERY_EIGHT_UP_TO: Final = 128
 
 
-def largest_fitting_batch(fits: Callable[[int], bool]) -> int:
+def largest_fitting_batch(fits: Callable[[int], bool], smallest: int = 1) -> int:
     """Return the largest batch size that fits, 0 if none: doubling, then bisection."""
-    fitting, failing = _doubled(fits)
+    fitting, failing = _doubled(fits, smallest)
     return bisect(fits, fitting, failing)
 
 
-def fitting_batch_sizes(fits: Callable[[int], bool]) -> list[int]:
-    """Return the batch sizes of the grid that fit."""
-    fitting, failing = _doubled(fits)
-    sizes = batch_size_grid(failing)
-    between = sizes.index(fitting) if fitting else -1, len(sizes) - 1
+def fitting_batch_sizes(fits: Callable[[int], bool], smallest: int = 1) -> list[int]:
+    """Return the batch sizes of the grid that fit, from ``smallest`` on."""
+    fitting, failing = _doubled(fits, smallest)
+    if not fitting:
+        return []
+    sizes = [size for size in batch_size_grid(failing) if size >= smallest]
+    between = bisect_right(sizes, fitting) - 1, bisect_left(sizes, failing)
     return sizes[: bisect(lambda index: fits(sizes[index]), *between) + 1]
 
 
-def _doubled(fits: Callable[[int], bool]) -> tuple[int, int]:
-    """Return a power of two, or 0, that fits, and twice as much, which does not."""
-    fitting, failing = 0, 1
+def _doubled(fits: Callable[[int], bool], smallest: int) -> tuple[int, int]:
+    """Return a size that fits, or 0, and twice as much, which does not."""
+    fitting, failing = 0, smallest
     while failing <= LARGEST_BATCH_SIZE and fits(failing):
         fitting, failing = failing, failing * 2
     return fitting, min(failing, LARGEST_BATCH_SIZE + 1)

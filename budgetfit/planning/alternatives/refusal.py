@@ -90,6 +90,14 @@ def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
     )
 
 
+def _smallest_batch(session: PlanningSession) -> int:
+    """Return the smallest batch size to train at; the requested one if none is found."""
+    try:
+        return session.asking(batch_size=None).smallest_batch
+    except TraceError:
+        return session.smallest_batch
+
+
 def _changes(
     session: PlanningSession,
 ) -> Iterator[tuple[dict[str, object], PlanningSession]]:
@@ -98,8 +106,10 @@ def _changes(
     request, settings = session.request, session.settings
     # Updates in the backward are of one micro-batch: a smaller one is another batch.
     in_backward = settings.optimizer_in_backward
-    if not in_backward and request.batch_size is not None and request.batch_size > 1:
-        yield {"batch_size": 1}, session.asking(batch_size=1)
+    if not in_backward and request.batch_size is not None:
+        smallest = _smallest_batch(session)
+        if smallest < request.batch_size:
+            yield {"batch_size": smallest}, session.asking(batch_size=smallest)
     if request.checkpointing != "auto":
         yield {"checkpointing": "auto"}, session.asking(checkpointing="auto")
     uses_host = request.checkpointing == "auto" or settings.optimizer == OFFLOADED

@@ -294,7 +294,12 @@ class BlockChain:
         )
         if all(map(self.traces.is_affine, recipes)):
             return None
-        first, second = (self.profile_at(size, exact_blocks=False) for size in sizes)
+        try:
+            first, second = (
+                self.profile_at(size, exact_blocks=False) for size in sizes
+            )
+        except TraceError:  # the model does not take these
+            return None
         return profile_on_line(first, second, batch_size)
 
     def _host_limit(self, batch_size: int) -> int | None:
