@@ -108,7 +108,7 @@ def test_where_a_large_batch_reserves_too_much_a_small_ones_room_is_left(
     reserves = {8: 500 * MIB, 1: 200 * MIB}
     fake: Any = SimpleNamespace(
         budget=SimpleNamespace(usable_bytes=USABLE),
-        smallest_batch=1,
+        smallest_searched=1,
         block_chain=SimpleNamespace(reserve_bytes=reserves.__getitem__),
     )
 

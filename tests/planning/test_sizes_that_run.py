@@ -57,7 +57,7 @@ class One(Blocks):
 
 class Nothing(Blocks):
     def forward(self, x: Tensor) -> Tensor:
-        raise ValueError("no size will do")
+        raise ValueError(f"no size will do, not {len(x)}")
 
 
 def plan(model: nn.Module, samples: int = 4, **arguments: Any) -> Plan:
@@ -79,6 +79,7 @@ def test_the_lowest_memory_is_that_of_the_smallest_size_that_runs(
 def test_a_refusal_suggests_a_size_that_runs(model: type[Blocks]) -> None:
     with pytest.raises(DoesNotFitError) as caught:
         plan(model(), batch_size=500)
+    assert caught.value.batch_bytes == 500 * LENGTH * WIDTH * 4
     sizes = [each.arguments.get("batch_size") for each in caught.value.suggestions]
     assert sizes[0] == 2
     assert plan(model(), batch_size=2).estimate.fits

@@ -44,6 +44,7 @@ def does_not_fit_error(
         usable_bytes=session.budget.usable_bytes,
         largest=max(least.at_peak_bytes.items(), key=lambda item: item[1]),
         floor_bytes=floor_bytes,
+        batch_bytes=least.at_peak_bytes.get("batch", 0),
         suggestions=tuple(suggestions(session, least)),
         notes=session.workload.notes,
         host_bytes=least.host_bytes,
@@ -91,7 +92,7 @@ def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
 
 
 def _smallest_batch(session: PlanningSession) -> int:
-    """Return the smallest batch size to train at; the requested one if none is found."""
+    """Return the smallest batch size that runs; the requested one if none was found."""
     try:
         return session.asking(batch_size=None).smallest_batch
     except TraceError:
