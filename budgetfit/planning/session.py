@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 
-from budgetfit.batches.batch_tree import batch_size_of
+from budgetfit.batches.batch_tree import batch_size_of, has_sparse_tensors
 from budgetfit.core.budget import Budget
 from budgetfit.errors import TraceError
 from budgetfit.gpus.nccl_memory import nccl_memory
@@ -15,6 +15,7 @@ from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import block_chain_per_precision
 from budgetfit.solvers.batch_size import Objective
+from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE, LARGEST_TRACED_SIZE
 from budgetfit.traces.session import TraceSession
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 
@@ -106,6 +107,14 @@ class PlanningSession:
         return self.request.batch_size or self._whole_part(
             self.traces.smallest_searched(recipe)
         )
+
+    @property
+    def largest_searched(self) -> int:
+        """The largest batch size of a search."""
+        recipe = self.settings.recipe(TRACED_BATCH_SIZES[0])
+        if self.request.batch_size is None and self.traces.is_affine(recipe):
+            return LARGEST_BATCH_SIZE
+        return LARGEST_TRACED_SIZE
 
     def _whole_part(self, smallest: int) -> int:
         """Return the least divisor of the effective batch size from a size on."""
@@ -351,6 +360,8 @@ def _sizes_of_first_trace(
     size = request.batch_size
     if at_smallest and size is not None:
         return [size]
+    if has_sparse_tensors(workload.batch):  # whose other sizes are not known
+        return [1 if at_smallest else None]
     own = batch_size_of(workload.batch, dims=workload.batch_dims)
     return sorted({1, 2, own}) if at_smallest else [None, size or own]
 

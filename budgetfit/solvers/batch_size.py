@@ -15,6 +15,7 @@ from budgetfit.core.block_profile import ChainProfile
 from budgetfit.errors import InputError
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.batch_size_grid import (
+    LARGEST_BATCH_SIZE,
     batch_size_grid,
     bisect,
     fitting_batch_sizes,
@@ -83,6 +84,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     below_ns: Fraction | None = None,
     micro_batches: int = 1,
     smallest: int = 1,
+    largest: int = LARGEST_BATCH_SIZE,
     refused: Collection[int] = (),
 ) -> BatchChoice:
     """Return the best batch size for an objective, with its plan.
@@ -109,6 +111,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
             sizes whose bounds are not below it are not solved.
         micro_batches: Per optimizer step, without an effective batch size.
         smallest: The smallest size to try, where ``batch_sizes`` names none.
+        largest: The largest.
         refused: Sizes that have no plan, whatever the profile says.
 
     Raises:
@@ -123,6 +126,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         bounds if objective != "memory" else None,
         micro_batches,
         smallest,
+        largest,
         refused,
     )
     sizes = _sizes_to_try(search, objective, batch_sizes, before)
@@ -147,6 +151,7 @@ class _Search:
     bounds: Callable[[Problem], Bounds] | None
     micro_batches: int
     smallest: int
+    largest: int
     refused: Collection[int]
     seen: dict[int, BatchCandidate] = field(default_factory=dict)
     known: dict[int, Bounds] = field(default_factory=dict)
@@ -267,12 +272,12 @@ def _sizes_to_try(
         # No larger batch has a lower peak.
         return [search.smallest] if search.fits(search.smallest) else []
     if objective == "batch_size":
-        largest_fitting_batch(search.fits, search.smallest)
+        largest_fitting_batch(search.fits, search.smallest, search.largest)
         return search.fitting()
     if before is not None and before.lower_ns:
         search.floors.update(before.lower_ns)
         return sorted(before.lower_ns)
-    return fitting_batch_sizes(search.may_fit, search.smallest)
+    return fitting_batch_sizes(search.may_fit, search.smallest, search.largest)
 
 
 def _divisors_that_fit(search: _Search, effective_batch_size: int) -> list[int]:
@@ -330,7 +335,7 @@ def _last_before_the_next_step(search: _Search, best: int) -> int:
     Else the best one itself: larger ones fit, and are slower.
     """
     following = next(size for size in batch_size_grid(4 * best + 16) if size > best)
-    if following == best + 1 or search.fits(following):
+    if following > search.largest or following == best + 1 or search.fits(following):
         return best
     last = bisect(search.fits, best, following)
     search.candidate(last)

@@ -4,22 +4,30 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import Final
 
-# Upper end of the grid; the time per sample is flat long before.
-LARGEST_BATCH_SIZE: Final = 65_536
+from budgetfit.core.validation import MAX_SAMPLES
+
+# Upper end of the grid: of small models the time per sample falls until there.
+LARGEST_BATCH_SIZE: Final = MAX_SAMPLES
+# The same where each size is traced for itself, with real integers of its samples.
+LARGEST_TRACED_SIZE: Final = 65_536
 # Multiples of 8 are tried up to here, then multiples of 16 up to twice as much, and so
 # on: eight between a power of two and the next.
 _EVERY_EIGHT_UP_TO: Final = 128
 
 
-def largest_fitting_batch(fits: Callable[[int], bool], smallest: int = 1) -> int:
+def largest_fitting_batch(
+    fits: Callable[[int], bool], smallest: int = 1, largest: int = LARGEST_BATCH_SIZE
+) -> int:
     """Return the largest batch size that fits, 0 if none: doubling, then bisection."""
-    fitting, failing = _doubled(fits, smallest)
+    fitting, failing = _doubled(fits, smallest, largest)
     return bisect(fits, fitting, failing)
 
 
-def fitting_batch_sizes(fits: Callable[[int], bool], smallest: int = 1) -> list[int]:
-    """Return the batch sizes of the grid that fit, from ``smallest`` on."""
-    fitting, failing = _doubled(fits, smallest)
+def fitting_batch_sizes(
+    fits: Callable[[int], bool], smallest: int = 1, largest: int = LARGEST_BATCH_SIZE
+) -> list[int]:
+    """Return the batch sizes of the grid that fit, of those in a range."""
+    fitting, failing = _doubled(fits, smallest, largest)
     if not fitting:
         return []
     sizes = [size for size in batch_size_grid(failing) if size >= smallest]
@@ -27,12 +35,14 @@ def fitting_batch_sizes(fits: Callable[[int], bool], smallest: int = 1) -> list[
     return sizes[: bisect(lambda index: fits(sizes[index]), *between) + 1]
 
 
-def _doubled(fits: Callable[[int], bool], smallest: int) -> tuple[int, int]:
+def _doubled(
+    fits: Callable[[int], bool], smallest: int, largest: int
+) -> tuple[int, int]:
     """Return a size that fits, or 0, and twice as much, which does not."""
     fitting, failing = 0, smallest
-    while failing <= LARGEST_BATCH_SIZE and fits(failing):
+    while failing <= largest and fits(failing):
         fitting, failing = failing, failing * 2
-    return fitting, min(failing, LARGEST_BATCH_SIZE + 1)
+    return fitting, min(failing, largest + 1)
 
 
 def bisect(fits: Callable[[int], bool], fitting: int, failing: int) -> int:

@@ -37,7 +37,13 @@ def session(
     usable: int = USABLE,
     ops: int = 1000,
 ) -> PlanningSession:
-    traces = SimpleNamespace(log=[], exact=lambda _: SimpleNamespace(events=()))
+    traces = SimpleNamespace(
+        log=[],
+        exact=lambda _: SimpleNamespace(events=()),
+        is_affine=lambda _: True,
+        smallest_batch=lambda _: 1,
+        smallest_searched=lambda _: 1,
+    )
     settings = TrainingSettings(precision="fp32", optimizer="sgd", accumulation=2)
     block_chain: Any = SimpleNamespace(
         traces=traces,

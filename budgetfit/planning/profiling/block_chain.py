@@ -32,7 +32,7 @@ from budgetfit.planning.profiling.selective_op_sets import (
     least_ns_per_freed_byte,
     op_sets_by_type,
 )
-from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE
+from budgetfit.solvers.batch_size_grid import LARGEST_TRACED_SIZE
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 from budgetfit.timing.collectives import network_time
@@ -241,8 +241,8 @@ class BlockChain:
         return least_ns_per_freed_byte(
             kept,
             recomputed.trace,
-            LARGEST_BATCH_SIZE,
-            partial(self._op_times_ns, batch_size=LARGEST_BATCH_SIZE),
+            LARGEST_TRACED_SIZE,
+            partial(self._op_times_ns, batch_size=LARGEST_TRACED_SIZE),
         )
 
     def gradient_bytes(self) -> int:

@@ -194,7 +194,7 @@ class BaselineProfile:
         fitting, failing = 0, 1
         while failing <= LARGEST_BATCH_SIZE and fits(failing):
             fitting, failing = failing, failing * 2
-        return bisect(fits, fitting, failing)
+        return bisect(fits, fitting, min(failing, LARGEST_BATCH_SIZE + 1))
 
     def _replayed(self, size: int) -> bool:
         if size not in self._seen:

@@ -283,6 +283,7 @@ def best_batch(
         effective_batch_size=session.settings.effective_batch_size,
         micro_batches=session.settings.accumulation or 1,
         smallest=session.smallest_batch if lowest else session.smallest_searched,
+        largest=session.largest_searched,
         **{"batch_sizes": None if size is None else [size], **further},
     )
 
