@@ -10,6 +10,7 @@ from typing import Any
 
 from budgetfit.utils.format_bytes import format_bytes
 
+SMALL_BATCH = 0.01  # of the optimizer step: not worth a word
 MAX_SUGGESTIONS = 3  # in the message; the error has all
 
 
@@ -128,9 +129,10 @@ class DoesNotFitError(BudgetfitError):
         usable_bytes: Limit on reserved memory by the budget.
         largest: Name and bytes of the largest category at that peak.
         suggestions: Changes that were evaluated and fit, best first.
-        floor_bytes: Lower bound of every plan: weights, gradients and optimizer states
-            in the optimizer step, or weights while they are converted, whatever is
-            recomputed or offloaded.
+        floor_bytes: Lower bound of every plan: weights, gradients, optimizer states and
+            the batch in the optimizer step, or weights while they are converted,
+            whatever is recomputed or offloaded.
+        batch_bytes: What the batch takes of that.
         notes: Explanations of surprising sizes.
         host_bytes: Pinned host memory at that peak.
         host_ram_bytes: Limit on it; None: no limit.
@@ -144,6 +146,7 @@ class DoesNotFitError(BudgetfitError):
         largest: tuple[str, int],
         suggestions: tuple[Suggestion, ...] = (),
         floor_bytes: int = 0,
+        batch_bytes: int = 0,
         notes: tuple[str, ...] = (),
         host_bytes: int = 0,
         host_ram_bytes: int | None = None,
@@ -153,6 +156,7 @@ class DoesNotFitError(BudgetfitError):
         self.largest = largest
         self.suggestions = suggestions
         self.floor_bytes = floor_bytes
+        self.batch_bytes = batch_bytes
         self.notes = notes
         self.host_bytes = host_bytes
         self.host_ram_bytes = host_ram_bytes
@@ -183,6 +187,7 @@ class DoesNotFitError(BudgetfitError):
             largest=self.largest,
             suggestions=tuple(found),
             floor_bytes=self.floor_bytes,
+            batch_bytes=self.batch_bytes,
             notes=self.notes,
             host_bytes=self.host_bytes,
             host_ram_bytes=self.host_ram_bytes,
@@ -199,8 +204,12 @@ class DoesNotFitError(BudgetfitError):
             format_bytes(size) for size in (self.needed_bytes, self.usable_bytes)
         )
         if self.proven:
+            held = "weights, gradients and optimizer states"
+            if self.batch_bytes > self.floor_bytes * SMALL_BATCH:
+                batch = format_bytes(self.batch_bytes)
+                held = f"weights, gradients, optimizer states and the batch ({batch})"
             reason = (
-                "Does not fit: weights, gradients and optimizer states take "
+                f"Does not fit: {held} take "
                 f"{format_bytes(self.floor_bytes)}, whatever is recomputed, and "
                 f"{usable} are usable."
             )

@@ -39,7 +39,9 @@ def what_would_fit(
             continue  # the model cannot be trained that way
         if found is not None and found.fits:
             yield suggestion(change, found)
-    if asked.lengths is None and not error.proven:
+    # Shorter samples make a smaller batch, but no smaller weights.
+    least_bytes = error.floor_bytes - error.batch_bytes
+    if asked.lengths is None and least_bytes <= error.usable_bytes:
         yield from _shorter(asked, error)
 
 

@@ -64,6 +64,7 @@ class _Refusal:
     suggestions: tuple[_Suggestion, ...]
     floor_bytes: int
     notes: tuple[str, ...]
+    batch_bytes: int = 0
     host_bytes: int = 0
     host_ram_bytes: int | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 
+from budgetfit.batches.batch_tree import batch_size_of, has_sparse_tensors
 from budgetfit.core.budget import Budget
 from budgetfit.errors import TraceError
 from budgetfit.gpus.nccl_memory import nccl_memory
@@ -14,6 +15,7 @@ from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import block_chain_per_precision
 from budgetfit.solvers.batch_size import Objective
+from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE, LARGEST_TRACED_SIZE
 from budgetfit.traces.session import TraceSession
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 
@@ -92,14 +94,41 @@ class PlanningSession:
 
     @property
     def smallest_batch(self) -> int:
-        """The requested batch size, or 1."""
-        return self.request.batch_size or 1
+        """The requested batch size, or the smallest that the model runs at."""
+        return self.request.batch_size or self._whole_part(
+            self.traces.smallest_batch(self.settings.recipe(1))
+        )
+
+    @property
+    def smallest_searched(self) -> int:
+        """The same for searches by formula; 1 where no trace has said that is wrong."""
+        # The program of the first trace.
+        recipe = self.settings.recipe(TRACED_BATCH_SIZES[0])
+        return self.request.batch_size or self._whole_part(
+            self.traces.smallest_searched(recipe)
+        )
+
+    @property
+    def largest_searched(self) -> int:
+        """The largest batch size of a search."""
+        recipe = self.settings.recipe(TRACED_BATCH_SIZES[0])
+        if self.request.batch_size is None and self.traces.is_affine(recipe):
+            return LARGEST_BATCH_SIZE
+        return LARGEST_TRACED_SIZE
+
+    def _whole_part(self, smallest: int) -> int:
+        """Return the least divisor of the effective batch size from a size on."""
+        whole = self.settings.effective_batch_size
+        if whole is None:
+            return smallest
+        sizes = (size for size in range(smallest, whole) if whole % size == 0)
+        return next(sizes, whole)
 
     @property
     def optimizer_step_fits(self) -> bool:
         """Whether the optimizer step fits, whatever is recomputed."""
         plain = self.block_chain.without_options()
-        chain = plain.profile_at(self.smallest_batch, exact_blocks=False)
+        chain = plain.profile_at(self.smallest_searched, exact_blocks=False)
         return optimizer_step_bytes(chain) <= self.budget.usable_bytes
 
     def judge(self, recipe: Recipe) -> Estimate:
@@ -175,7 +204,9 @@ def open_sessions(
     They share their traces, but for those of other parallelisms. An engine that cannot
     train the model is left out where another can. ``accumulation`` is the number of
     micro-batches per optimizer step to plan for, without an effective batch size; None
-    for one. ``at_smallest``: traced at the smallest batch size alone.
+    for one. ``at_smallest``: traced at the smallest batch size alone. A model that does
+    not run with two and three samples is planned for the requested batch size, or for
+    its example's, with a note.
 
     Raises:
         InputError: If no tensor grows with the batch size.
@@ -213,7 +244,7 @@ def open_sessions(
     if not found:
         raise next(iter(failed.values()))
     notes = tuple(f"engine {name} is left out: {failed[name]}" for name in failed)
-    found = [replace(each, notes=notes) for each in found]
+    found = [replace(each, notes=(*each.notes, *notes)) for each in found]
     if request.checkpointing == "as-is":
         own = found[0].workload.own_checkpointing()
         found = [each.asking(checkpointing=own) for each in found]
@@ -288,22 +319,62 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
     if parallelism is not None:
         budget = budget_of_rank(budget, parallelism)
     precisions = settings["precisions"]
-    chains = block_chain_per_precision(
-        workload,
-        precisions,
-        TrainingSettings(
-            precision=precisions[0],
-            optimizer=settings["optimizer"],
-            effective_batch_size=settings.get("effective_batch_size"),
-            accumulation=accumulation,
-            optimizer_in_backward=settings.get("optimizer_in_backward", False),
-            compile=settings.get("compile", "none"),
-            host_ram_bytes=budget.host_ram_bytes,
-            allocator=budget.allocator,
-            parallelism=parallelism,
-        ),
-        settings.get("fallback_precision"),
-        settings.get("progress"),
-        only_at=(request.batch_size or 1) if at_smallest else None,
-    )
-    return [PlanningSession(chain, request, budget) for chain in chains]
+    first: TraceError | None = None
+    for only_at in _sizes_of_first_trace(workload, request, at_smallest=at_smallest):
+        try:
+            chains = block_chain_per_precision(
+                workload,
+                precisions,
+                TrainingSettings(
+                    precision=precisions[0],
+                    optimizer=settings["optimizer"],
+                    effective_batch_size=settings.get("effective_batch_size"),
+                    accumulation=accumulation,
+                    optimizer_in_backward=settings.get("optimizer_in_backward", False),
+                    compile=settings.get("compile", "none"),
+                    host_ram_bytes=budget.host_ram_bytes,
+                    allocator=budget.allocator,
+                    parallelism=parallelism,
+                ),
+                settings.get("fallback_precision"),
+                settings.get("progress"),
+                only_at=only_at,
+            )
+        except TraceError as error:
+            first = first or error
+            continue
+        if first is None or at_smallest:
+            return [PlanningSession(chain, request, budget) for chain in chains]
+        return _at_one_size(chains, request, budget, only_at, first)
+    assert first is not None  # noqa: S101 - every size has failed
+    raise first
+
+
+def _sizes_of_first_trace(
+    workload: Workload, request: Request, *, at_smallest: bool
+) -> Sequence[int | None]:
+    """Return the batch sizes to trace first, in turn until one runs.
+
+    None is a trace for all sizes, of two and three samples.
+    """
+    size = request.batch_size
+    if at_smallest and size is not None:
+        return [size]
+    if has_sparse_tensors(workload.batch):  # whose other sizes are not known
+        return [1 if at_smallest else None]
+    own = batch_size_of(workload.batch, dims=workload.batch_dims)
+    return sorted({1, 2, own}) if at_smallest else [None, size or own]
+
+
+def _at_one_size(
+    chains: Iterable[BlockChain],
+    request: Request,
+    budget: Budget,
+    size: int | None,
+    error: TraceError,
+) -> list[PlanningSession]:
+    """Return sessions of a model that was found to run at one batch size only."""
+    text = f"planned for {size} samples at a time, as the example has: {error}"
+    notes = () if request.batch_size is not None else (text,)
+    asked = replace(request, batch_size=size)
+    return [PlanningSession(chain, asked, budget, notes) for chain in chains]

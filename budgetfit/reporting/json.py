@@ -129,6 +129,7 @@ def error_json(error: Exception) -> str:
         fields |= {
             "needed_bytes": error.needed_bytes,
             "floor_bytes": error.floor_bytes,
+            "batch_bytes": error.batch_bytes,
             "proven": error.proven,
             "notes": list(error.notes),
             "usable_bytes": error.usable_bytes,

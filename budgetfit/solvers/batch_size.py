@@ -6,7 +6,7 @@ batch is therefore not always the fastest, and each one is solved for.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
@@ -15,6 +15,7 @@ from budgetfit.core.block_profile import ChainProfile
 from budgetfit.errors import InputError
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.batch_size_grid import (
+    LARGEST_BATCH_SIZE,
     batch_size_grid,
     bisect,
     fitting_batch_sizes,
@@ -82,6 +83,9 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     before: BatchChoice | None = None,
     below_ns: Fraction | None = None,
     micro_batches: int = 1,
+    smallest: int = 1,
+    largest: int = LARGEST_BATCH_SIZE,
+    refused: Collection[int] = (),
 ) -> BatchChoice:
     """Return the best batch size for an objective, with its plan.
 
@@ -106,6 +110,9 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         below_ns: The time per sample that counts as an answer, for ``throughput``:
             sizes whose bounds are not below it are not solved.
         micro_batches: Per optimizer step, without an effective batch size.
+        smallest: The smallest size to try, where ``batch_sizes`` names none.
+        largest: The largest.
+        refused: Sizes that have no plan, whatever the profile says.
 
     Raises:
         InputError: A batch size below 1, or one that does not divide the effective one.
@@ -118,6 +125,9 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         effective_batch_size,
         bounds if objective != "memory" else None,
         micro_batches,
+        smallest,
+        largest,
+        refused,
     )
     sizes = _sizes_to_try(search, objective, batch_sizes, before)
     _solve_the_promising(search, sizes, objective, below_ns)
@@ -140,12 +150,17 @@ class _Search:
     effective_batch_size: int | None
     bounds: Callable[[Problem], Bounds] | None
     micro_batches: int
+    smallest: int
+    largest: int
+    refused: Collection[int]
     seen: dict[int, BatchCandidate] = field(default_factory=dict)
     known: dict[int, Bounds] = field(default_factory=dict)
     floors: dict[int, Fraction] = field(default_factory=dict)
 
     def fits(self, batch_size: int) -> bool:
         """Whether there is a plan at a batch size; solves only if bounds do not say."""
+        if batch_size in self.refused:
+            return False
         known = self.bounds_at(batch_size)
         if known is not None and known.lower_ns is None:
             return False
@@ -155,6 +170,8 @@ class _Search:
 
     def may_fit(self, batch_size: int) -> bool:
         """Whether the bounds allow a plan; without bounds, ``fits``."""
+        if batch_size in self.refused:
+            return False
         known = self.bounds_at(batch_size)
         return known.lower_ns is not None if known else self.fits(batch_size)
 
@@ -212,7 +229,12 @@ class _Search:
 
     def _solved(self, problem: Problem) -> BatchCandidate:
         chain = problem.chain
-        solution = self.solve(problem)
+        if chain.batch_size in self.refused:
+            solution = Solution(
+                segments=None, proven_optimal=False, explanation="refused"
+            )
+        else:
+            solution = self.solve(problem)
         found = solution.segments
         return BatchCandidate(
             batch_size=chain.batch_size,
@@ -248,14 +270,14 @@ def _sizes_to_try(
         return _divisors_that_fit(search, search.effective_batch_size)
     if objective == "memory":
         # No larger batch has a lower peak.
-        return [1] if search.fits(1) else []
+        return [search.smallest] if search.fits(search.smallest) else []
     if objective == "batch_size":
-        largest_fitting_batch(search.fits)
+        largest_fitting_batch(search.fits, search.smallest, search.largest)
         return search.fitting()
     if before is not None and before.lower_ns:
         search.floors.update(before.lower_ns)
         return sorted(before.lower_ns)
-    return fitting_batch_sizes(search.may_fit)
+    return fitting_batch_sizes(search.may_fit, search.smallest, search.largest)
 
 
 def _divisors_that_fit(search: _Search, effective_batch_size: int) -> list[int]:
@@ -265,7 +287,7 @@ def _divisors_that_fit(search: _Search, effective_batch_size: int) -> list[int]:
     in each step, so that it may fit where a smaller batch does not.
     """
     found = []
-    for size in range(1, effective_batch_size):
+    for size in range(search.smallest, effective_batch_size):
         if effective_batch_size % size == 0:
             if not search.fits(size):
                 break
@@ -313,7 +335,7 @@ def _last_before_the_next_step(search: _Search, best: int) -> int:
     Else the best one itself: larger ones fit, and are slower.
     """
     following = next(size for size in batch_size_grid(4 * best + 16) if size > best)
-    if following == best + 1 or search.fits(following):
+    if following > search.largest or following == best + 1 or search.fits(following):
         return best
     last = bisect(search.fits, best, following)
     search.candidate(last)

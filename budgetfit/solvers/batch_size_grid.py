@@ -1,35 +1,48 @@
 """The grid of batch sizes to try, and the largest batch that fits, in a few tries."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import Final
 
-# Upper end of the grid; the time per sample is flat long before.
-LARGEST_BATCH_SIZE: Final = 65_536
+from budgetfit.core.validation import MAX_SAMPLES
+
+# Upper end of the grid: of small models the time per sample falls until there.
+LARGEST_BATCH_SIZE: Final = MAX_SAMPLES
+# The same where each size is traced for itself, with real integers of its samples.
+LARGEST_TRACED_SIZE: Final = 65_536
 # Multiples of 8 are tried up to here, then multiples of 16 up to twice as much, and so
 # on: eight between a power of two and the next.
 _EVERY_EIGHT_UP_TO: Final = 128
 
 
-def largest_fitting_batch(fits: Callable[[int], bool]) -> int:
+def largest_fitting_batch(
+    fits: Callable[[int], bool], smallest: int = 1, largest: int = LARGEST_BATCH_SIZE
+) -> int:
     """Return the largest batch size that fits, 0 if none: doubling, then bisection."""
-    fitting, failing = _doubled(fits)
+    fitting, failing = _doubled(fits, smallest, largest)
     return bisect(fits, fitting, failing)
 
 
-def fitting_batch_sizes(fits: Callable[[int], bool]) -> list[int]:
-    """Return the batch sizes of the grid that fit."""
-    fitting, failing = _doubled(fits)
-    sizes = batch_size_grid(failing)
-    between = sizes.index(fitting) if fitting else -1, len(sizes) - 1
+def fitting_batch_sizes(
+    fits: Callable[[int], bool], smallest: int = 1, largest: int = LARGEST_BATCH_SIZE
+) -> list[int]:
+    """Return the batch sizes of the grid that fit, of those in a range."""
+    fitting, failing = _doubled(fits, smallest, largest)
+    if not fitting:
+        return []
+    sizes = [size for size in batch_size_grid(failing) if size >= smallest]
+    between = bisect_right(sizes, fitting) - 1, bisect_left(sizes, failing)
     return sizes[: bisect(lambda index: fits(sizes[index]), *between) + 1]
 
 
-def _doubled(fits: Callable[[int], bool]) -> tuple[int, int]:
-    """Return a power of two, or 0, that fits, and twice as much, which does not."""
-    fitting, failing = 0, 1
-    while failing <= LARGEST_BATCH_SIZE and fits(failing):
+def _doubled(
+    fits: Callable[[int], bool], smallest: int, largest: int
+) -> tuple[int, int]:
+    """Return a size that fits, or 0, and twice as much, which does not."""
+    fitting, failing = 0, smallest
+    while failing <= largest and fits(failing):
         fitting, failing = failing, failing * 2
-    return fitting, min(failing, LARGEST_BATCH_SIZE + 1)
+    return fitting, min(failing, largest + 1)
 
 
 def bisect(fits: Callable[[int], bool], fitting: int, failing: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from budgetfit.batches.batch_tree import batch_size_of
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import TraceError
@@ -67,6 +69,7 @@ class TraceSession:
         self._compiled_sizes = COMPILED_BATCH_SIZES[0]
         self._affine: dict[Program, StepTrace | None] = {}
         self._exact: dict[tuple[Program, int], StepTrace] = {}
+        self._smallest: int | None = None
         self._cache: tuple[TraceCache, str | None] | None = None
 
     @property
@@ -142,10 +145,13 @@ class TraceSession:
         if any(self._affine.values()) or self.is_affine(recipe):
             return False
         few, more = TRACED_BATCH_SIZES
-        one, other = (
-            self.exact(replace(recipe, batch_size=size)).fixed_bytes
-            for size in TRACED_BATCH_SIZES
-        )
+        try:
+            one, other = (
+                self.exact(replace(recipe, batch_size=size)).fixed_bytes
+                for size in TRACED_BATCH_SIZES
+            )
+        except TraceError:  # the model takes some sizes only
+            return False
         if len(one) != len(other):
             return False
         is_small = (one > 0) & (one <= MAX_BYTES_PER_PAIR * few**2)
@@ -153,8 +159,52 @@ class TraceSession:
 
     def _make_affine(self, program: Program) -> StepTrace | None:
         if program not in self._affine:
-            self._affine[program] = self._cached(program)
+            try:
+                self._affine[program] = self._cached(program)
+            except TraceError as error:
+                # The model may take other batch sizes only, if it has run at one.
+                if not self._exact or program.compile != "none":
+                    raise
+                self.log.append(f"every batch size is traced for itself: {error}")
+                self._affine[program] = None
         return self._affine[program]
+
+    def smallest_batch(self, recipe: Recipe) -> int:
+        """Return the smallest batch size that the model was found to run at.
+
+        One sample, two (batch norm wants two values), or as many as the example has.
+
+        Raises:
+            TraceError: If it runs at none of them.
+        """
+        if self._smallest is None:
+            workload = self.workload
+            own = batch_size_of(workload.batch, dims=workload.batch_dims)
+            first: TraceError | None = None
+            for size in sorted({1, 2, own}):
+                try:
+                    self.exact(replace(recipe, batch_size=size))
+                except TraceError as error:
+                    first = first or error
+                else:
+                    self._smallest = size
+                    break
+            else:
+                assert first is not None  # noqa: S101 - every size has failed
+                raise first
+        return self._smallest
+
+    def smallest_searched(self, recipe: Recipe) -> int:
+        """Return the same, or 1 while a trace for all sizes leaves it unknown.
+
+        To know it takes a trace of one sample, which few searches need.
+
+        Raises:
+            TraceError: If the model cannot run on fake tensors.
+        """
+        if self._smallest is None and self.is_affine(recipe):
+            return 1
+        return self.smallest_batch(recipe)
 
     def exact(
         self,
@@ -182,15 +232,9 @@ class TraceSession:
             return affine
         key = (program, recipe.batch_size)
         if key not in self._exact:
-            try:
-                found = self._cached(*key)
-                assert found is not None  # noqa: S101 - an exact trace or an error
-                self._exact[key] = found
-            except TraceError as error:
-                if affine is None:
-                    raise
-                self.log.append(f"batch {recipe.batch_size} is not traced: {error}")
-                self._exact[key] = affine
+            found = self._cached(*key)
+            assert found is not None  # noqa: S101 - an exact trace or an error
+            self._exact[key] = found
         return self._exact[key]
 
     def blocks_with_changed_containers(self, recipe: Recipe) -> frozenset[str]:
@@ -305,19 +349,23 @@ class TraceSession:
         depends on more of them cannot be traced.
         """
         if batch_size > MAX_TRACED_BATCH_SIZE and program.compile == "none":
-            affine = self._trace_affine(program)
-            if affine is not None:
-                self._affine[program] = affine
-                return affine
+            with contextlib.suppress(TraceError):  # it may take this size only
+                affine = self._trace_affine(program)
+                if affine is not None:
+                    self._affine[program] = affine
+                    return affine
         try:
             trace = self._trace_extrapolated(program, (batch_size,))
             if trace is not None:
                 return trace
             raw = self.tracer.trace(program, batch_size)
-        except TraceError:
+        except TraceError as error:
             if batch_size <= max(TRACED_BATCH_SIZES) or program.compile != "none":
                 raise
-            affine = self._trace_affine(program)
+            try:
+                affine = self._trace_affine(program)
+            except TraceError:
+                raise error from None
             if affine is not None:
                 self._affine[program] = affine
                 return affine

@@ -75,6 +75,22 @@ def test_a_refusal_is_proven_where_the_optimizer_step_alone_is_too_much() -> Non
     assert text.endswith("Note: experts stay in bf16.")
 
 
+def test_a_large_batch_is_not_called_weights_gradients_and_states() -> None:
+    def refusal(batch_bytes: int) -> DoesNotFitError:
+        return DoesNotFitError(
+            needed_bytes=12 * GIB,
+            usable_bytes=10 * GIB,
+            floor_bytes=11 * GIB,
+            batch_bytes=batch_bytes,
+            largest=("activations", 12 * GIB),
+        )
+
+    assert "states and the batch (10.00 GiB) take 11.00" in str(refusal(10 * GIB))
+    assert "and optimizer states take 11.00" in str(refusal(GIB // 16))
+    told = refusal(10 * GIB).with_suggestions(())
+    assert told.batch_bytes == 10 * GIB
+
+
 def suggested(rate: float, *, changes: bool = True, **arguments: Any) -> Suggestion:
     return Suggestion(
         arguments=arguments,

@@ -155,7 +155,7 @@ def test_a_sort_of_a_million_floats_takes_what_was_measured() -> None:
 
 
 def test_a_running_sum_of_a_million_integers_takes_what_was_measured() -> None:
-    assert scratch_bytes(A100, "scan", (10**6, 8)) == [18_943]
+    assert scratch_bytes(A100, "scan", (10**6, 8, 0)) == [18_943]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ ARGUMENTS = {
     "index_put_sort": (COUNT, COUNT),
     "masked_scatter": (COUNT,),
     "norm_backward": (COUNT, WIDTH, BYTES, FLAG, FLAG),
-    "scan": (COUNT, st.sampled_from((2, 4, 8))),
+    "scan": (COUNT, st.sampled_from((2, 4, 8)), FLAG),
     "scan_by_key": (COUNT, INDEX, FLAG),
     "sort": (WIDTH, COUNT, st.sampled_from((1, 2, 4, 8))),
     "split_with_sizes_copy": (st.integers(2, 64), COUNT, COUNT),
@@ -309,3 +309,25 @@ def test_a_matrix_and_its_transpose_reduced_the_same_way_take_the_same(
     rows = scratch_bytes(card, "reduction", (4, 4, 4, 0, 0b01, 0, m, n, n, 1))
     same = scratch_bytes(card, "reduction", (4, 4, 4, 0, 0b10, 0, n, m, 1, n))
     assert rows == same
+
+
+@pytest.mark.parametrize(
+    ("item", "in_arrays", "items", "sizes"),
+    [
+        (1, 0, (122_880, 20_029_440), (767, 21_503)),
+        (2, 0, (122_880, 20_029_440), (767, 21_503)),
+        (2, 1, (122_880, 20_029_440), (1279, 42_495)),
+        (4, 0, (61_440, 20_029_440), (1023, 84_223)),
+        (8, 0, (14_336, 20_013_056), (1279, 358_399)),
+        (8, 1, (28_672, 20_013_056), (1791, 447_999)),
+        (16, 1, (6144, 20_004_864), (2303, 1_877_247)),
+    ],
+)
+def test_a_scan_of_each_type_takes_what_was_recorded(
+    item: int, in_arrays: int, items: tuple[int, int], sizes: tuple[int, int]
+) -> None:
+    # PyTorch's host code for each of five architectures: one item more takes more
+    for count, size in zip(items, sizes, strict=True):
+        for card in CARDS:
+            assert scratch_bytes(card, "scan", (count, item, in_arrays)) == [size]
+            assert scratch_bytes(card, "scan", (count + 1, item, in_arrays)) > [size]

@@ -28,7 +28,7 @@ from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSetting
 from budgetfit.planning.search import compiled_model
 from budgetfit.planning.search.compiled_model import SIZES_JUDGED, judge_sizes
 from budgetfit.planning.session import PlanningSession, Request
-from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE, batch_size_grid
+from budgetfit.solvers.batch_size_grid import LARGEST_TRACED_SIZE, batch_size_grid
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.compiled.cuda_backend import CHECKED_TORCH
 from budgetfit.tracing.cuda.target import installed_torch_version
@@ -228,7 +228,7 @@ def test_few_sizes_are_judged_and_the_largest_that_fits_is_found(
             fits=taken <= usable,
         )
 
-    sizes = batch_size_grid(LARGEST_BATCH_SIZE)
+    sizes = batch_size_grid(LARGEST_TRACED_SIZE)
     judged = judge_sizes(judge, sizes, usable)
     fitting = [each.recipe.batch_size for each in judged if each.fits]
     largest = max((size for size in sizes if reserved(size) <= usable), default=0)
@@ -242,7 +242,7 @@ def test_few_sizes_are_judged_and_the_largest_that_fits_is_found(
 def test_the_divisors_of_a_huge_batch_are_found_at_once() -> None:
     huge = session().changed(effective_batch_size=10**18)
     sizes = compiled_model._batch_sizes(huge)  # noqa: SLF001 - they are not judged here
-    assert sizes[-1] == LARGEST_BATCH_SIZE
+    assert sizes[-1] == LARGEST_TRACED_SIZE
 
 
 def test_what_a_compiled_model_is_not_planned_for() -> None:

@@ -37,7 +37,13 @@ def session(
     usable: int = USABLE,
     ops: int = 1000,
 ) -> PlanningSession:
-    traces = SimpleNamespace(log=[], exact=lambda _: SimpleNamespace(events=()))
+    traces = SimpleNamespace(
+        log=[],
+        exact=lambda _: SimpleNamespace(events=()),
+        is_affine=lambda _: True,
+        smallest_batch=lambda _: 1,
+        smallest_searched=lambda _: 1,
+    )
     settings = TrainingSettings(precision="fp32", optimizer="sgd", accumulation=2)
     block_chain: Any = SimpleNamespace(
         traces=traces,
@@ -108,7 +114,7 @@ def test_where_a_large_batch_reserves_too_much_a_small_ones_room_is_left(
     reserves = {8: 500 * MIB, 1: 200 * MIB}
     fake: Any = SimpleNamespace(
         budget=SimpleNamespace(usable_bytes=USABLE),
-        smallest_batch=1,
+        smallest_searched=1,
         block_chain=SimpleNamespace(reserve_bytes=reserves.__getitem__),
     )
 

@@ -73,12 +73,15 @@ def test_a_batch_of_one_is_traced_for_itself(traces: TraceSession) -> None:
     assert traces.exact(Recipe(batch_size=2)) is line
 
 
-def test_what_cannot_run_with_one_sample_is_judged_by_the_line() -> None:
+def test_what_cannot_run_with_one_sample_is_not_judged_by_the_line() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))  # wants two values
     traces = TraceSession(Workload(model=model, batch=torch.zeros(2, 4), gpu=ADA))
-    line = traces.affine(Recipe(batch_size=1))
-    assert traces.exact(Recipe(batch_size=1)) is line
-    assert "batch 1 is not traced" in traces.log[-1]
+    one = Recipe(batch_size=1)
+    assert traces.affine(one).batch_sizes == (2, 3)
+    assert traces.smallest_searched(one) == 1  # not known yet
+    with pytest.raises(TraceError, match="more than 1 value"):
+        traces.exact(one)
+    assert traces.smallest_batch(one) == traces.smallest_searched(one) == 2
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from budgetfit.solvers.batch_size_grid import (
     LARGEST_BATCH_SIZE,
     batch_size_grid,
     fitting_batch_sizes,
+    largest_fitting_batch,
 )
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
 from budgetfit.solvers.problem import Problem, Solution
@@ -130,6 +131,15 @@ def test_the_sizes_that_are_compared_are_those_that_fit() -> None:
         assert len(tried) <= most.bit_length() + 4
 
 
+def test_a_small_model_is_not_held_at_65_536_samples() -> None:
+    def fits(size: int) -> bool:
+        return size <= 4_000_000
+
+    assert largest_fitting_batch(fits) == 4_000_000
+    assert fitting_batch_sizes(fits)[-1] > 4_000_000 * 8 // 9
+    assert largest_fitting_batch(fits, largest=65_536) == 65_536
+
+
 def test_time_per_sample_is_all_micro_batches_and_one_optimizer_step() -> None:
     # Everything fits: 4 * 30 per sample, 600 for the optimizer, over 8 samples.
     found = choose(10**6, effective_batch_size=8, batch_sizes=[2])
@@ -210,7 +220,7 @@ def test_where_nothing_fits_there_is_no_best_but_what_was_tried(
 def test_a_model_that_never_fills_the_card_ends_at_the_largest_batch_there_is() -> None:
     found = choose(10**12, "batch_size")
     assert found.best.batch_size == LARGEST_BATCH_SIZE
-    assert len(found.considered) == 17  # 2**0 to 2**16
+    assert len(found.considered) == 25  # 2**0 to 2**24
 
 
 def test_a_larger_budget_is_never_slower_and_never_has_a_smaller_batch() -> None:

@@ -11,13 +11,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import KernelScratch
-from budgetfit.memory.scratch_sizes.rules import PARTS
+from budgetfit.memory.scratch_sizes.rules import (
+    PARTS,
+    DeviceProperties,
+    scratch_bytes,
+)
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     KERNELS,
     OUTPUTS,
     Call,
     Gemm,
     KernelStep,
+    Unverified,
     kernel_memory,
     kernel_steps,
 )
@@ -235,6 +240,7 @@ def test_cudnn_attention_has_one_workspace_by_the_frontends_formula() -> None:
         assert taken.arguments == (row_sums + gradient + expanded,)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("capability", "dtype", "layout", "copied"),
     [
@@ -261,3 +267,16 @@ def test_cudnn_copies_images_for_tensor_cores_in_a_convolutions_backward(
     bytes_of_both = 3 * 2 * 16 * 8 * 8 * dtype.itemsize
     expected = [(2 * bytes_of_both,)] * 2 if copied else []
     assert [step.arguments for step in steps] == expected
+=======
+@pytest.mark.parametrize("func", [aten.cumsum.default, aten.cumprod.default])
+def test_a_running_sum_of_every_dtype_has_its_storage_or_is_unverified(
+    func: OpOverload,
+) -> None:
+    for dtype in (torch.uint8, torch.int16, torch.bfloat16, torch.complex128):
+        row = torch.empty(5000, dtype=dtype)
+        [step] = allocated(func, (row, 0), row)
+        card = DeviceProperties((8, 0), 108, 2048)
+        assert scratch_bytes(card, step.rule, step.arguments)[0] > 0
+    odd = torch.empty(5000, dtype=torch.float8_e5m2)
+    assert Unverified() in steps_of(func, (odd, 0), odd)
+>>>>>>> mend-f

@@ -28,8 +28,12 @@ HISTOGRAM_BYTES = 2048  # of one pass over 8 bits
 TILE_BYTES = 1024  # of 256 counters
 DIGIT_BITS = 8
 SCAN_PADDING = 32  # tile descriptors
-# Items per tile and bytes per descriptor of DeviceScan, by size of an item.
-SCAN_TILES = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}
+# Items per tile of DeviceScan, by bytes of an item.
+SCAN_TILES = {1: 3840, 2: 3840, 4: 1920, 8: 896, 16: 384}
+# Bytes per descriptor of numbers that C has: the state of a tile and its sum. Others
+# (16-bit floats, complex numbers) have a state and two sums in arrays of their own.
+SCAN_DESCRIPTORS = {1: 4, 2: 4, 4: 8, 8: 16}
+SCAN_STATE_BYTES = 4
 ONE_TILE_SORT = {8: 2304, 4: 4864}  # most keys, by size, that one thread block sorts
 # Radix sorts of small keys before compute capability 9.0 (``spine_length`` in CUB).
 SPINE_THREADS = 128  # of a block
@@ -89,10 +93,17 @@ def tiles_of(device: DeviceProperties) -> CubTiles:
     return HOPPER if capability < (10, 0) else BLACKWELL
 
 
-def scan_bytes(items: int, element_bytes: int) -> int:
-    """Return the temporary storage of ``DeviceScan``."""
-    tile, state = SCAN_TILES[element_bytes]
-    return _descriptors(ceil_div(items, tile), state)
+def scan_bytes(items: int, element_bytes: int, *, in_arrays: bool = False) -> int:
+    """Return the temporary storage of ``DeviceScan``.
+
+    ``in_arrays``: the items are no numbers that C has.
+    """
+    tiles = ceil_div(items, SCAN_TILES[element_bytes])
+    if not in_arrays:
+        return _descriptors(tiles, SCAN_DESCRIPTORS[element_bytes])
+    arrays = (SCAN_STATE_BYTES, element_bytes, element_bytes)
+    sizes = (round_up((tiles + SCAN_PADDING) * each, ALIGNMENT) for each in arrays)
+    return sum(sizes) + 2 * SLACK + 1
 
 
 def unique_bytes(device: DeviceProperties, items: int, key_bytes: int) -> int:
@@ -172,9 +183,9 @@ def topk(device: DeviceProperties, rows: int, length: int, key_bytes: int) -> li
 
 
 @rule(parts=1)
-def scan(_: DeviceProperties, items: int, item_bytes: int) -> list[int]:
-    """Return [scan storage] in bytes."""
-    return [scan_bytes(items, item_bytes)]
+def scan(_: DeviceProperties, items: int, item_bytes: int, in_arrays: int) -> list[int]:
+    """Return [scan storage]; ``in_arrays``: 1 for 16-bit floats and complex numbers."""
+    return [scan_bytes(items, item_bytes, in_arrays=bool(in_arrays))]
 
 
 @rule(parts=5)

@@ -44,6 +44,7 @@ def does_not_fit_error(
         usable_bytes=session.budget.usable_bytes,
         largest=max(least.at_peak_bytes.items(), key=lambda item: item[1]),
         floor_bytes=floor_bytes,
+        batch_bytes=least.at_peak_bytes.get("batch", 0),
         suggestions=tuple(suggestions(session, least)),
         notes=session.workload.notes,
         host_bytes=least.host_bytes,
@@ -90,6 +91,14 @@ def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
     )
 
 
+def _smallest_batch(session: PlanningSession) -> int:
+    """Return the smallest batch size that runs; the requested one if none was found."""
+    try:
+        return session.asking(batch_size=None).smallest_batch
+    except TraceError:
+        return session.smallest_batch
+
+
 def _changes(
     session: PlanningSession,
 ) -> Iterator[tuple[dict[str, object], PlanningSession]]:
@@ -98,8 +107,10 @@ def _changes(
     request, settings = session.request, session.settings
     # Updates in the backward are of one micro-batch: a smaller one is another batch.
     in_backward = settings.optimizer_in_backward
-    if not in_backward and request.batch_size is not None and request.batch_size > 1:
-        yield {"batch_size": 1}, session.asking(batch_size=1)
+    if not in_backward and request.batch_size is not None:
+        smallest = _smallest_batch(session)
+        if smallest < request.batch_size:
+            yield {"batch_size": smallest}, session.asking(batch_size=smallest)
     if request.checkpointing != "auto":
         yield {"checkpointing": "auto"}, session.asking(checkpointing="auto")
     uses_host = request.checkpointing == "auto" or settings.optimizer == OFFLOADED

@@ -32,7 +32,7 @@ from budgetfit.planning.profiling.selective_op_sets import (
     least_ns_per_freed_byte,
     op_sets_by_type,
 )
-from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE
+from budgetfit.solvers.batch_size_grid import LARGEST_TRACED_SIZE
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 from budgetfit.timing.collectives import network_time
@@ -241,8 +241,8 @@ class BlockChain:
         return least_ns_per_freed_byte(
             kept,
             recomputed.trace,
-            LARGEST_BATCH_SIZE,
-            partial(self._op_times_ns, batch_size=LARGEST_BATCH_SIZE),
+            LARGEST_TRACED_SIZE,
+            partial(self._op_times_ns, batch_size=LARGEST_TRACED_SIZE),
         )
 
     def gradient_bytes(self) -> int:
@@ -294,7 +294,12 @@ class BlockChain:
         )
         if all(map(self.traces.is_affine, recipes)):
             return None
-        first, second = (self.profile_at(size, exact_blocks=False) for size in sizes)
+        try:
+            first, second = (
+                self.profile_at(size, exact_blocks=False) for size in sizes
+            )
+        except TraceError:  # the model does not take these
+            return None
         return profile_on_line(first, second, batch_size)
 
     def _host_limit(self, batch_size: int) -> int | None:

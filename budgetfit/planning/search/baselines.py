@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
+from budgetfit.errors import TraceError
 from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.replay import device_properties, replay
 from budgetfit.planning.judge import step_time
@@ -66,7 +67,7 @@ def best_with_policy(
             found = search(session.asking(checkpointing=policy), max_rounds=rounds)
             if found.estimate is not None:
                 return found.estimate
-    segments = policy_segments(plain, policy, session.smallest_batch)
+    segments = policy_segments(plain, policy, session.smallest_searched)
     return best_with_segments(session, segments) or session.judge(
         session.settings.recipe(session.smallest_batch, segments)
     )
@@ -84,9 +85,14 @@ def best_with_segments(
         best = best_batch(session, batches.profile_at, batches.solve, sys.maxsize).best
         if best is None:
             break
-        estimate = session.judge(session.settings.recipe(best.batch_size, segments))
-        if estimate.fits:
-            return estimate
+        try:
+            estimate = session.judge(session.settings.recipe(best.batch_size, segments))
+        except TraceError:
+            if session.request.batch_size is not None:
+                raise
+        else:
+            if estimate.fits:
+                return estimate
         batches.refused.add(best.batch_size)
     return None
 
@@ -111,7 +117,13 @@ class BaselineProfile:
 
     def profile_at(self, batch_size: int) -> ChainProfile:
         """Return a chain of one block with the time of the whole micro-batch."""
-        time = self._time(batch_size)
+        try:
+            time = self._time(batch_size)
+        except TraceError:  # the model takes other sizes only
+            if self._session.request.batch_size is not None:
+                raise
+            self.refused.add(batch_size)
+            time = StepTime(0, 0, 0)
         block = BlockProfile(
             name="all",
             options=(_NOTHING,),
@@ -182,13 +194,20 @@ class BaselineProfile:
         fitting, failing = 0, 1
         while failing <= LARGEST_BATCH_SIZE and fits(failing):
             fitting, failing = failing, failing * 2
-        return bisect(fits, fitting, failing)
+        return bisect(fits, fitting, min(failing, LARGEST_BATCH_SIZE + 1))
 
     def _replayed(self, size: int) -> bool:
         if size not in self._seen:
             recipe = replace(self._recipe, batch_size=size)
+            try:
+                trace = self._session.traces.affine(recipe)
+            except TraceError:
+                if self._session.request.batch_size is not None:
+                    raise
+                self._seen[size] = False
+                return False
             line = replay(
-                self._session.traces.affine(recipe),
+                trace,
                 size,
                 self._session.workload.gpu,
                 limit_bytes=self._session.budget.usable_bytes,

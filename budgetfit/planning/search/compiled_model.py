@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from budgetfit.errors import InputError
 from budgetfit.planning.search.policies import fixed_segments
 from budgetfit.planning.search.search import SearchResult
-from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE, batch_size_grid
+from budgetfit.solvers.batch_size_grid import LARGEST_TRACED_SIZE, batch_size_grid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,9 +78,9 @@ def _batch_sizes(session: PlanningSession) -> Sequence[int]:
     if session.request.objective == "memory":
         return [1]
     if total is not None:
-        most = min(total, LARGEST_BATCH_SIZE)
+        most = min(total, LARGEST_TRACED_SIZE)
         return [each for each in range(1, most + 1) if total % each == 0]
-    return batch_size_grid(LARGEST_BATCH_SIZE)
+    return batch_size_grid(LARGEST_TRACED_SIZE)
 
 
 def _judge(

@@ -225,7 +225,9 @@ def _batch_sizes(
     if effective is not None:
         sizes = [size for size in range(1, effective + 1) if effective % size == 0]
     else:
-        sizes = fitting_batch_sizes(may_fit)
+        sizes = fitting_batch_sizes(
+            may_fit, session.smallest_searched, session.largest_searched
+        )
     others = {*_thinned(sizes, MAX_BATCH_SIZES)} - {own}
     found = choose_batch_size(
         profile_at,

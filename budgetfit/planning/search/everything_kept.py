@@ -44,9 +44,10 @@ def everything_kept(
     if (request.checkpointing, request.objective) != ("auto", "throughput"):
         return None
     plain = replace(session, block_chain=session.block_chain.without_options())
-    if len(plain.block_chain.all_kept(session.smallest_batch).batch_sizes) == 1:
+    size = session.smallest_searched
+    if len(plain.block_chain.all_kept(size).batch_sizes) == 1:
         return None  # not affine: each batch size is traced
-    smallest = plain.block_chain.profile_at(session.smallest_batch, exact_blocks=False)
+    smallest = plain.block_chain.profile_at(size, exact_blocks=False)
     if chain_peak_bytes(smallest, ()) > limit_bytes:
         return None
     estimate = best_with_segments(session, ())

@@ -92,7 +92,7 @@ def _worth_trying(
     session: PlanningSession, found: Estimate | None
 ) -> Iterator[PlanningSession]:
     """Yield sessions with more loss chunks while these may still gain something."""
-    size = session.smallest_batch if found is None else found.recipe.batch_size
+    size = session.smallest_searched if found is None else found.recipe.batch_size
     before, *others = with_more_loss_chunks(session)
     for chunked in others:
         behind = before.block_chain.profile_at(size).blocks[-1].keep

@@ -24,7 +24,6 @@ from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.host_limit import host_holds
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import every_uniform_length
-from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 from budgetfit.utils.garbage_collection import freeze_gc
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def lowest_peak_plan(
 ) -> LowestPeak:
     """Return a recipe that fits, or the lowest peak.
 
-    At the request's batch size, at batch 1 or with the effective batch in one
+    At the request's batch size, at the smallest or with the effective batch in one
     micro-batch; without an effective batch size, one micro-batch per optimizer step.
     The arguments are those of ``make_plan``, which finds a plan wherever this fits.
 
@@ -185,7 +184,7 @@ def lowest_judged(session: PlanningSession) -> Estimate:
 
 def _lowest_judged(session: PlanningSession) -> Estimate:
     """Return the same at one batch size."""
-    kept = session.traces.affine(session.settings.recipe(TRACED_BATCH_SIZES[0]))
+    kept = session.block_chain.all_kept(session.smallest_searched)
     if len(kept.events) > MAX_EVENTS_PROVEN and not session.optimizer_step_fits:
         full = list(_every_block_recomputed(session))
         least = min(full, key=lambda each: each.reserved_bytes, default=None)

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.plan import Estimate
+from budgetfit.errors import TraceError
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.planning.search.policies import solver_for
 from budgetfit.planning.search.solver_choice import (
@@ -163,7 +164,11 @@ def _within_limits(
         if recipe in seen:
             break
         seen.add(recipe)
-        estimate = session.judge(recipe)
+        try:
+            estimate = session.judge(recipe)
+        except TraceError as error:
+            proposals.refuse(chosen.batch_size, error)
+            continue
         rounds.append(
             f"solved within {limits.now} bytes: formula {chosen.peak_bytes}; "
             f"{_verdict(estimate)}"
@@ -186,6 +191,7 @@ class _Proposals:
         self._session = session
         self._solve = solver_for(session)
         self._roughly: dict[int, BatchChoice] = {}
+        self._refused: set[int] = set()
 
     def within(self, limit_bytes: int) -> BatchCandidate | None:
         """Return the best batch size and its plan within a limit.
@@ -193,17 +199,37 @@ class _Proposals:
         Batch sizes are compared without ``exact_blocks``, which takes 20 times as long;
         the chosen one is then solved with it.
         """
-        rough = self.roughly(limit_bytes).best
-        if rough is None:
-            return None
-        exact = best_batch(
-            self._session,
-            self._session.block_chain.profiles_within(limit_bytes),
-            self._solve,
-            limit_bytes,
-            batch_sizes=[rough.batch_size],
-        ).best
-        return exact or rough
+        while (rough := self.roughly(limit_bytes).best) is not None:
+            try:
+                exact = best_batch(
+                    self._session,
+                    self._session.block_chain.profiles_within(limit_bytes),
+                    self._solve,
+                    limit_bytes,
+                    batch_sizes=[rough.batch_size],
+                ).best
+            except TraceError as error:
+                self.refuse(rough.batch_size, error)
+            else:
+                return exact or rough
+        return None
+
+    def refuse(self, batch_size: int, error: TraceError) -> None:
+        """Propose no more plans at a batch size that the model does not take.
+
+        Raises:
+            TraceError: The one given, where there is no other size to try.
+        """
+        session = self._session
+        if (
+            session.request.batch_size is not None
+            or batch_size == session.smallest_batch
+            or batch_size in self._refused
+        ):
+            raise error
+        session.traces.log.append(f"batch {batch_size} is left out: {error}")
+        self._refused.add(batch_size)
+        self._roughly.clear()
 
     def roughly(self, limit_bytes: int) -> BatchChoice:
         """Return the choice of a batch size on profiles without ``exact_blocks``."""
@@ -218,11 +244,12 @@ class _Proposals:
                 limit_bytes,
                 bounds=fastest_plan_bounds if self._solve is fastest_plan else None,
                 before=self._roughly[min(larger)] if larger else None,
+                refused=self._refused,
             )
         return self._roughly[limit_bytes]
 
     def lowest(self) -> BatchCandidate | None:
-        """Return the plan of lowest peak, at the requested batch size or 1."""
+        """Return the plan of lowest peak, at the requested batch size or the least."""
         session = self._session
         if session.request.checkpointing != "auto":
             return None
@@ -247,6 +274,7 @@ def best_batch(
     ``further`` are other arguments of ``choose_batch_size``.
     """
     size = session.request.batch_size
+    lowest = session.request.objective == "memory"
     return choose_batch_size(
         profile_at,
         solve,
@@ -254,6 +282,8 @@ def best_batch(
         objective=session.request.objective,
         effective_batch_size=session.settings.effective_batch_size,
         micro_batches=session.settings.accumulation or 1,
+        smallest=session.smallest_batch if lowest else session.smallest_searched,
+        largest=session.largest_searched,
         **{"batch_sizes": None if size is None else [size], **further},
     )
 
@@ -290,9 +320,13 @@ class _Limits:
         reserves = (each.reserved_bytes - each.allocated_bytes for each in known)
         least = max((0, *reserves))
         now = limit_bytes - least
-        sizes = (first.batch_size, session.smallest_batch) if first else ()
+        sizes = (first.batch_size, session.smallest_searched) if first else ()
         for size in dict.fromkeys(sizes):
-            now = limit_bytes - max(session.block_chain.reserve_bytes(size), least)
+            try:
+                reserve = session.block_chain.reserve_bytes(size)
+            except TraceError:  # the model does not take it: the first round says so
+                continue
+            now = limit_bytes - max(reserve, least)
             if proposals.roughly(now).best:  # else a smaller batch may reserve less
                 break
         return cls(limit_bytes=limit_bytes, now=now, refused=limit_bytes + 1)

@@ -268,6 +268,7 @@ def masked_scatter_backward(call: Call) -> Steps:
     yield OUTPUTS
 
 
+<<<<<<< HEAD
 @kernel_memory("_coalesce")
 def coalesce(call: Call) -> Steps:
     """Sorts flat indices with their places; how many differ is not known.
@@ -296,6 +297,24 @@ def scatter_reduce(call: Call) -> Steps:
         yield zeros
     else:
         yield from (ones, counts, zeros)
+=======
+# What CUB scans, by how it keeps the sums of tiles.
+SCANNED_ALONE = {
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float32,
+    torch.float64,
+}
+SCANNED_IN_ARRAYS = {
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+}
+>>>>>>> mend-f
 
 
 @kernel_memory("cumsum", "cumprod", "logcumsumexp")
@@ -309,7 +328,12 @@ def cumulative(call: Call) -> Steps:
     if not check_contiguous_sizes_strides(tensor.shape, strides):
         yield copy_of(tensor, call.out.element_size())
     if tensor.dim() and tensor.shape[dim] == tensor.numel() > 0:
-        yield from scratch("scan", tensor.numel(), call.out.element_size())
+        dtype = call.out.dtype
+        if dtype in SCANNED_ALONE or dtype in SCANNED_IN_ARRAYS:
+            in_arrays = int(dtype in SCANNED_IN_ARRAYS)
+            yield from scratch("scan", tensor.numel(), dtype.itemsize, in_arrays)
+        else:
+            yield Unverified()
 
 
 @kernel_memory("sort.default", "sort.stable")
