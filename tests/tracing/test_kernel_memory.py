@@ -240,7 +240,6 @@ def test_cudnn_attention_has_one_workspace_by_the_frontends_formula() -> None:
         assert taken.arguments == (row_sums + gradient + expanded,)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("capability", "dtype", "layout", "copied"),
     [
@@ -267,7 +266,8 @@ def test_cudnn_copies_images_for_tensor_cores_in_a_convolutions_backward(
     bytes_of_both = 3 * 2 * 16 * 8 * 8 * dtype.itemsize
     expected = [(2 * bytes_of_both,)] * 2 if copied else []
     assert [step.arguments for step in steps] == expected
-=======
+
+
 @pytest.mark.parametrize("func", [aten.cumsum.default, aten.cumprod.default])
 def test_a_running_sum_of_every_dtype_has_its_storage_or_is_unverified(
     func: OpOverload,
@@ -279,4 +279,3 @@ def test_a_running_sum_of_every_dtype_has_its_storage_or_is_unverified(
         assert scratch_bytes(card, step.rule, step.arguments)[0] > 0
     odd = torch.empty(5000, dtype=torch.float8_e5m2)
     assert Unverified() in steps_of(func, (odd, 0), odd)
->>>>>>> mend-f

@@ -268,7 +268,6 @@ def masked_scatter_backward(call: Call) -> Steps:
     yield OUTPUTS
 
 
-<<<<<<< HEAD
 @kernel_memory("_coalesce")
 def coalesce(call: Call) -> Steps:
     """Sorts flat indices with their places; how many differ is not known.
@@ -297,7 +296,8 @@ def scatter_reduce(call: Call) -> Steps:
         yield zeros
     else:
         yield from (ones, counts, zeros)
-=======
+
+
 # What CUB scans, by how it keeps the sums of tiles.
 SCANNED_ALONE = {
     torch.uint8,
@@ -314,7 +314,6 @@ SCANNED_IN_ARRAYS = {
     torch.complex64,
     torch.complex128,
 }
->>>>>>> mend-f
 
 
 @kernel_memory("cumsum", "cumprod", "logcumsumexp")
