@@ -204,13 +204,15 @@ class DoesNotFitError(BudgetfitError):
             format_bytes(size) for size in (self.needed_bytes, self.usable_bytes)
         )
         if self.proven:
-            held = "weights, gradients and optimizer states"
+            reason = "Does not fit: weights, gradients and optimizer states take"
             if self.batch_bytes > self.floor_bytes * SMALL_BATCH:
                 batch = format_bytes(self.batch_bytes)
-                held = f"weights, gradients, optimizer states and the batch ({batch})"
-            reason = (
-                f"Does not fit: {held} take "
-                f"{format_bytes(self.floor_bytes)}, whatever is recomputed, and "
+                reason = (
+                    "Does not fit: weights, gradients, optimizer states and the batch "
+                    f"({batch}) take"
+                )
+            reason += (
+                f" {format_bytes(self.floor_bytes)}, whatever is recomputed, and "
                 f"{usable} are usable."
             )
         elif (

@@ -39,7 +39,10 @@ def test_the_page_says_what_is_compared_and_no_command(benchmark: Benchmark) -> 
 
 def test_every_program_of_the_folder_is_run_by_make_bench() -> None:
     programs = {file.stem for file in (ROOT / "benchmarks").glob("*.py")}
-    assert programs - {"run", "shared"} == {each.name for each in BENCHMARKS}
+    on_a_card = {"kernel_times", "recorded_steps", "step_predictions"}
+    assert programs - {"run", "shared"} - on_a_card == {
+        each.name for each in BENCHMARKS
+    }
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 
+from budgetfit.batches.batch_tree import has_sparse_tensors
 from budgetfit.calibration.known_measurements import times_source
 from budgetfit.core.loop import RUN
 from budgetfit.core.plan import Alternative, Estimate, Layer, LazyAlternatives, Plan
@@ -159,25 +160,34 @@ def _traced(
 ) -> list[PlanningSession]:
     """Return a session in each precision, after the first trace.
 
-    With accumulation, except where that cannot be traced: that of sparse gradients.
+    With accumulation, except where that cannot be traced: that of sparse gradients. For
+    all batch sizes, except where a model does not run at the first two.
     """
     whole = settings.get("effective_batch_size")
     accumulation = planned_accumulation(
         whole, optimizer_in_backward=settings.get("optimizer_in_backward", False)
     )
-    one = whole is not None and whole == request.batch_size
-    try:
-        return open_sessions(
-            workload, budget, request, accumulation=accumulation, **settings
-        )
-    except TraceError as error:
-        if accumulation is None and not one:
-            raise
-        plain: SessionSettings = {**settings, "effective_batch_size": None}
-        try:
-            return open_sessions(workload, budget, request, **plain)
-        except TraceError:
-            raise error from None
+    ways: list[tuple[int | None, SessionSettings]] = [(accumulation, settings)]
+    if accumulation is not None or (whole is not None and whole == request.batch_size):
+        ways.append((None, {**settings, "effective_batch_size": None}))
+    failed: TraceError | None = None
+    # Of sparse batches and on several GPUs, other sizes say nothing.
+    fixed = settings.get("parallelisms") or has_sparse_tensors(workload.batch)
+    for at_one_size in (False,) if fixed else (False, True):
+        for micro_batches, asked in ways:
+            try:
+                return open_sessions(
+                    workload,
+                    budget,
+                    request,
+                    accumulation=micro_batches,
+                    failed=failed if at_one_size else None,
+                    **asked,
+                )
+            except TraceError as error:
+                failed = failed or error
+    assert failed is not None  # noqa: S101 - every way has failed
+    raise failed
 
 
 def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:

@@ -190,13 +190,14 @@ def rank(estimate: Estimate, objective: Objective) -> tuple[float, ...]:
     }[objective]
 
 
-def open_sessions(
+def open_sessions(  # noqa: PLR0913 - what a first trace depends on
     workload: Workload,
     budget: Budget,
     request: Request,
     *,
     accumulation: int | None = None,
     at_smallest: bool = False,
+    failed: TraceError | None = None,
     **settings: Unpack[SessionSettings],
 ) -> list[PlanningSession]:
     """Trace a model for the first time; return a session in each precision.
@@ -204,9 +205,9 @@ def open_sessions(
     They share their traces, but for those of other parallelisms. An engine that cannot
     train the model is left out where another can. ``accumulation`` is the number of
     micro-batches per optimizer step to plan for, without an effective batch size; None
-    for one. ``at_smallest``: traced at the smallest batch size alone. A model that does
-    not run with two and three samples is planned for the requested batch size, or for
-    its example's, with a note.
+    for one. ``at_smallest``: traced at the smallest batch size alone. ``failed``: why
+    the model does not run with two and three samples; it is planned for the requested
+    batch size, or for its example's, with a note.
 
     Raises:
         InputError: If no tensor grows with the batch size.
@@ -214,9 +215,9 @@ def open_sessions(
     """
     asked = settings.get("parallelisms") or (None,)
     found: list[PlanningSession] = []
-    failed: dict[str, TraceError] = {}  # by engine
+    left_out: dict[str, TraceError] = {}  # by engine
     for parallelism in _worth_tracing(workload, budget, asked, settings):
-        if parallelism is not None and parallelism.engine in failed:
+        if parallelism is not None and parallelism.engine in left_out:
             continue
         # Weights that are kept run where those that are freed do.
         found += [
@@ -236,14 +237,15 @@ def open_sessions(
                 parallelism,
                 settings,
                 at_smallest=at_smallest,
+                failed=failed,
             )
         except TraceError as error:
             if parallelism is None:
                 raise
-            failed[parallelism.engine] = error
+            left_out[parallelism.engine] = error
     if not found:
-        raise next(iter(failed.values()))
-    notes = tuple(f"engine {name} is left out: {failed[name]}" for name in failed)
+        raise next(iter(left_out.values()))
+    notes = tuple(f"engine {name} is left out: {left_out[name]}" for name in left_out)
     found = [replace(each, notes=(*each.notes, *notes)) for each in found]
     if request.checkpointing == "as-is":
         own = found[0].workload.own_checkpointing()
@@ -314,13 +316,17 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
     settings: SessionSettings,
     *,
     at_smallest: bool,
+    failed: TraceError | None,
 ) -> list[PlanningSession]:
     """Return the sessions of one parallelism, with NCCL's memory set aside."""
     if parallelism is not None:
         budget = budget_of_rank(budget, parallelism)
     precisions = settings["precisions"]
     first: TraceError | None = None
-    for only_at in _sizes_of_first_trace(workload, request, at_smallest=at_smallest):
+    sizes = _sizes_of_first_trace(
+        workload, request, at_smallest=at_smallest, at_one_size=failed is not None
+    )
+    for only_at in sizes:
         try:
             chains = block_chain_per_precision(
                 workload,
@@ -343,27 +349,29 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
         except TraceError as error:
             first = first or error
             continue
-        if first is None or at_smallest:
+        if failed is None:
             return [PlanningSession(chain, request, budget) for chain in chains]
-        return _at_one_size(chains, request, budget, only_at, first)
+        return _at_one_size(chains, request, budget, only_at, failed)
     assert first is not None  # noqa: S101 - every size has failed
     raise first
 
 
 def _sizes_of_first_trace(
-    workload: Workload, request: Request, *, at_smallest: bool
+    workload: Workload, request: Request, *, at_smallest: bool, at_one_size: bool
 ) -> Sequence[int | None]:
     """Return the batch sizes to trace first, in turn until one runs.
 
     None is a trace for all sizes, of two and three samples.
     """
     size = request.batch_size
-    if at_smallest and size is not None:
+    if not at_smallest and not at_one_size:
+        return [None]
+    if size is not None:
         return [size]
     if has_sparse_tensors(workload.batch):  # whose other sizes are not known
-        return [1 if at_smallest else None]
+        return [1]
     own = batch_size_of(workload.batch, dims=workload.batch_dims)
-    return sorted({1, 2, own}) if at_smallest else [None, size or own]
+    return sorted({1, 2, own}) if at_smallest else [own]
 
 
 def _at_one_size(

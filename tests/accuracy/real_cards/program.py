@@ -98,8 +98,24 @@ class LoopTracer(Tracer):
     ) -> RawTrace:
         """As ``Tracer.trace``."""
         del program, uniform
+        raw = self._step(batch_size, short)
+        append_steady_step(raw)
+        return raw
+
+    def first_forward(self, program: Program, batch_size: int) -> RawTrace:
+        """As ``Tracer.first_forward``."""
+        del program
+        return self._step(batch_size, only_forward=True)
+
+    def _step(
+        self,
+        batch_size: int,
+        short: Shortening | None = None,
+        *,
+        only_forward: bool = False,
+    ) -> RawTrace:
         workload = self.workload
-        raw = trace_step(
+        return trace_step(
             workload.model,
             HoldsOutputs,
             workload.batch,
@@ -107,9 +123,8 @@ class LoopTracer(Tracer):
             blocks=workload.blocks if short is None else short.short_blocks,
             target=workload.target,
             short=short,
+            only_forward=only_forward,
         )
-        append_steady_step(raw)
-        return raw
 
 
 def trace_run(run: CardRun) -> StepTrace:
