@@ -1,14 +1,17 @@
-"""Times of single ops on the CUDA card that is here.
+"""Times of single ops on a card, and the shares of its rates that they ask for.
 
-    python -m benchmarks.kernel_times --record FILE
+    python -m benchmarks.kernel_times --record FILE     # on a card
+    python -m benchmarks.kernel_times                   # what an H100's ask for
 
 Each is run for some 20 milliseconds, three times; the median counts. What is timed are
-the ops of training steps at the sizes of training steps, one by one and alone, so that
-the time by kind of op can be compared with them. Nothing of budgetfit is imported.
+the ops of training steps at the sizes of training steps, one by one and alone. Where
+they are recorded, nothing of budgetfit is needed.
 """
 
 import argparse
+import itertools
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -26,6 +29,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 Call = Callable[[], Any]
 Case = tuple[str, Callable[[str], Call]]  # on a device
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+RECORDED: Final = Path(__file__).parent / "card_recordings" / "h100-kernels.jsonl"
+SMALL_MODULES: Final = "300 small modules"
 PRODUCTS: Final = (
     *((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192)),
     *((24576, 768, 768), (24576, 3072, 768), (24576, 768, 3072), (24576, 2304, 768)),
@@ -327,43 +332,27 @@ def host() -> Iterator[Case]:
         x = torch.zeros(64, device=device)
         return lambda: [x.add(1) for _ in range(1000)]
 
-    def layers(device: str) -> Call:
-        net = torch.nn.Sequential(
-            *(
-                torch.nn.Sequential(
-                    torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()
-                )
-                for _ in range(100)
-            )
-        ).to(device)
-        x = torch.zeros(4, 64, device=device)
-
-        def call() -> None:
-            net(x)
-
-        return call
-
-    def layers_backward(device: str) -> Call:
-        net = torch.nn.Sequential(
-            *(
-                torch.nn.Sequential(
-                    torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU()
-                )
-                for _ in range(100)
-            )
-        ).to(device)
-        x = torch.zeros(4, 64, device=device)
-
-        def call() -> None:
-            for weight in net.parameters():
-                weight.grad = None
-            net(x).sum().backward()
-
-        return call
-
     yield "1000 small additions", adds
-    yield "300 small modules, forward", layers
-    yield "300 small modules, forward and backward", layers_backward
+    yield f"{SMALL_MODULES}, forward", partial(_modules, False)
+    yield f"{SMALL_MODULES}, forward and backward", partial(_modules, True)
+
+
+def _modules(backward: bool, device: str) -> Call:
+    """Layers that take less time than Python needs to launch them."""
+    layers = (
+        (torch.nn.Linear(64, 64), torch.nn.LayerNorm(64), torch.nn.GELU())
+        for _ in range(100)
+    )
+    net = torch.nn.Sequential(*itertools.chain.from_iterable(layers)).to(device)
+    x = torch.zeros(4, 64, device=device)
+
+    def call() -> None:
+        net.zero_grad()
+        out = net(x)
+        if backward:
+            out.sum().backward()
+
+    return call
 
 
 def quantised() -> Iterator[Case]:
@@ -472,6 +461,72 @@ def query() -> dict[str, str]:
     return dict(zip(names.split(","), done.stdout.strip().split(", "), strict=False))
 
 
+def ratios(recorded: dict[str, float]) -> dict[str, float]:
+    """What the table of shares and its constants are set by, of recorded ops.
+
+    A product's share is that which misses the product's sizes least in the median, with
+    its launch and bytes beside; the others are ratios of times.
+
+    Args:
+        recorded: Microseconds, by the name of the op.
+    """
+    from benchmarks.product_share import H100, product_share  # noqa: PLC0415 - not there
+    from budgetfit.timing.kernel_times import ISSUE_NS  # noqa: PLC0415
+
+    found: dict[str, float] = {}
+    for dtype in ("bf16", "fp16", "tf32", "fp32"):
+        rows = [
+            (*map(int, name.group(1, 2, 3)), us)
+            for op, us in recorded.items()
+            if (name := re.fullmatch(rf"mm {dtype} (\d+)x(\d+)x(\d+)", op))
+            and not int(name[2]) % 8
+        ]
+        found[f"products, {dtype}, of the rate ({len(rows)} sizes)"] = product_share(
+            rows, dtype
+        )
+    for library in ("flash", "efficient"):
+        found[f"{library} attention in bf16, of cuDNN's rate"] = statistics.median(
+            recorded[op] / us
+            for other, us in recorded.items()
+            if other.startswith(f"{library} attention") and " bf16 " in other
+            if (op := other.replace(library, "cudnn"))
+        )
+    found["efficient attention in fp32, backward rate of the forward's"] = (
+        statistics.median(
+            2.5 * us / recorded[op.replace(" fp32", " backward fp32")]
+            for op, us in recorded.items()
+            if re.fullmatch(r"efficient attention (causal )?fp32 .*", op)
+        )
+    )
+    elements = 24576 * 3072
+    found["elementwise kernels, of the memory bandwidth"] = (
+        statistics.median(
+            tensors * elements * size / recorded[f"{op} {dtype} 24576x3072"] / 1e3
+            for op, tensors in (
+                ("add", 3),
+                ("mul", 3),
+                ("gelu", 2),
+                ("gelu backward", 3),
+            )
+            for dtype, size in (("bf16", 2), ("fp32", 4))
+        )
+        / H100.memory_gb_per_s
+    )
+    # Three kernels forward in three modules; a Linear has three backward, a LayerNorm
+    # two, a GELU one.
+    forward_us, backward_us = (
+        count * ISSUE_NS[phase] / 1e3
+        for phase, count in (("forward", 300), ("backward", 600))
+    )
+    forward = recorded[f"{SMALL_MODULES}, forward"] / forward_us
+    both = recorded[f"{SMALL_MODULES}, forward and backward"]
+    found["launches, forward, of a workstation's time"] = forward
+    found["launches, forward and backward"] = both / (forward_us + backward_us)
+    odd, aligned = (recorded[f"mm bf16 24576x{n}x768"] for n in (50257, 50304))
+    found["products with rows of odd length, of aligned ones"] = aligned / odd
+    return found
+
+
 GROUPS: Final = (
     products,
     pointwise,
@@ -483,14 +538,29 @@ GROUPS: Final = (
 )
 
 
+def times() -> dict[str, float]:
+    """The recorded microseconds, by the name of the op."""
+    rows = map(json.loads, RECORDED.read_text("utf-8").splitlines())
+    return {row["op"]: row["us"] for row in rows if "op" in row}
+
+
+def show() -> int:
+    """Print what the recorded ops ask for."""
+    for what, ratio in ratios(times()).items():
+        sys.stdout.write(f"{ratio:5.2f}  {what}\n")
+    return 0
+
+
 def main() -> int:
-    """Time every op, and write what was found, an op a line."""
+    """Time every op, and write what was found, an op a line; or show what is known."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--record", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--record", type=Path, metavar="FILE")
     parser.add_argument("--until", type=float, default=float("inf"), help="epoch time")
     options = parser.parse_args()
+    if options.record is None:
+        return show()
     device = torch.cuda.get_device_properties(0)
     head = {
         "card": device.name,

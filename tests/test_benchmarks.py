@@ -2,6 +2,7 @@ import importlib
 
 import pytest
 
+from benchmarks.kernel_times import ratios, times
 from benchmarks.run import (
     BENCHMARKS,
     PAGE,
@@ -13,7 +14,10 @@ from benchmarks.run import (
     sections_of,
 )
 from benchmarks.shared import ROOT, config, table
+from budgetfit.gpus.kernel_shares import find_shares
+from budgetfit.gpus.table import find_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model
+from budgetfit.timing.kernel_times import ON_HOPPER
 
 # Published counts; tied embeddings are counted once.
 PARAMETERS = {
@@ -39,7 +43,7 @@ def test_the_page_says_what_is_compared_and_no_command(benchmark: Benchmark) -> 
 
 def test_every_program_of_the_folder_is_run_by_make_bench() -> None:
     programs = {file.stem for file in (ROOT / "benchmarks").glob("*.py")}
-    on_a_card = {"kernel_times", "recorded_steps", "step_predictions"}
+    on_a_card = {"kernel_times", "product_share", "recorded_steps", "step_predictions"}
     assert programs - {"run", "shared"} - on_a_card == {
         each.name for each in BENCHMARKS
     }
@@ -76,3 +80,18 @@ def test_a_part_of_the_page_is_replaced_and_the_others_stay() -> None:
     assert again.count("\n## ") == len(parts)
     others = sections_of(page).items() - sections_of(again).items()
     assert [title for title, _ in others] == [changed.title]
+
+
+def test_the_h100s_shares_are_what_its_recorded_ops_ask_for() -> None:
+    found, shares = ratios(times()), find_shares(find_gpu("h100-80gb"))
+    for dtype, share in (
+        ("bf16", shares.tensor_16bit),
+        ("fp16", shares.tensor_16bit),
+        ("tf32", shares.tf32),
+        ("fp32", shares.fp32),
+    ):
+        (asked,) = [v for what, v in found.items() if f"products, {dtype}," in what]
+        assert asked == pytest.approx(share, abs=0.05)
+    for library, ratio in ON_HOPPER.items():
+        asked = found[f"{library} attention in bf16, of cuDNN's rate"]
+        assert asked == pytest.approx(ratio, abs=0.07)

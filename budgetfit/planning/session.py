@@ -16,7 +16,7 @@ from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSetting
 from budgetfit.planning.profiling.first_trace import block_chain_per_precision
 from budgetfit.solvers.batch_size import Objective
 from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE, LARGEST_TRACED_SIZE
-from budgetfit.traces.session import TraceSession
+from budgetfit.traces.session import TraceSession, smallest_sizes
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 
 if TYPE_CHECKING:
@@ -370,8 +370,9 @@ def _sizes_of_first_trace(
         return [size]
     if has_sparse_tensors(workload.batch):  # whose other sizes are not known
         return [1]
-    own = batch_size_of(workload.batch, dims=workload.batch_dims)
-    return sorted({1, 2, own}) if at_smallest else [own]
+    if at_smallest:
+        return smallest_sizes(workload)
+    return [batch_size_of(workload.batch, dims=workload.batch_dims)]
 
 
 def _at_one_size(

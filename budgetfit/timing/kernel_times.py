@@ -61,7 +61,8 @@ _OTHER_FP64_SHARE: Final = 1 / 64
 WINOGRAD: Final = 1.6
 # FlashAttention-2, which PyTorch has built in, takes no advantage of Hopper's own
 # instructions: about half of the rate of cuDNN's kernels (FlashAttention-3's figures;
-# 0.57 in the median of an H100's ops), memory-efficient attention 0.3 of it (the same).
+# 0.60 in the median of an H100's ops), memory-efficient attention 0.3 of it (the
+# same; ``python -m benchmarks.kernel_times``).
 HOPPER: Final = (9, 0)
 ON_HOPPER: Final = {"flash": 0.54, "efficient": 0.3}
 # In fp32 memory-efficient attention computes outside the setting for TF32 (on an H100

@@ -47,6 +47,15 @@ MAX_BYTES_PER_PAIR = 4 * 4 * 8
 MAX_TRACED_BATCH_SIZE = 2**16  # its integers are real tensors in host memory
 
 
+def smallest_sizes(workload: Workload) -> list[int]:
+    """Return the batch sizes of which one is the smallest that runs.
+
+    One sample, two (batch norm wants two values), or as many as the example has.
+    """
+    own = batch_size_of(workload.batch, dims=workload.batch_dims)
+    return sorted({1, 2, own})
+
+
 class TraceSession:
     """Traces recipes of one workload and memoises the traces.
 
@@ -170,18 +179,14 @@ class TraceSession:
         return self._affine[program]
 
     def smallest_batch(self, recipe: Recipe) -> int:
-        """Return the smallest batch size that the model was found to run at.
-
-        One sample, two (batch norm wants two values), or as many as the example has.
+        """Return the smallest of ``smallest_sizes`` that the model was found to run at.
 
         Raises:
             TraceError: If it runs at none of them.
         """
         if self._smallest is None:
-            workload = self.workload
-            own = batch_size_of(workload.batch, dims=workload.batch_dims)
             first: TraceError | None = None
-            for size in sorted({1, 2, own}):
+            for size in smallest_sizes(self.workload):
                 try:
                     self.exact(replace(recipe, batch_size=size))
                 except TraceError as error:

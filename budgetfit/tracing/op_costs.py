@@ -45,8 +45,8 @@ _HALVES: Final = (torch.float16, torch.bfloat16)
 # Products whose matrices are this small run below the rate of larger ones.
 SMALL_MATRIX: Final = 128
 ALIGNMENT_BYTES: Final = 8  # of rows, for kernels of cuBLAS with vector loads
-# Rows at multiples of 4 bytes, times what others reach: BERT's 30,522 columns on an
-# H100 0.33 of the data sheet's rate, GPT-2's 50,257 0.13.
+# What rows at multiples of 4 bytes (BERT's 30,522 columns) reach, times what those of
+# odd length do: so steps of BERT on an H100 are met (``benchmarks.recorded_steps``).
 HALF_ALIGNED: Final = 2.5
 # Keys at which causal attention reaches half of its rate for long sequences:
 # FlashAttention-2 on an A100 296 (aiconfigurator's timings).

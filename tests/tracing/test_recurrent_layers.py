@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_OPS
-from budgetfit.tracing.cuda.kernel_memory.registry import CUDNN
+from budgetfit.tracing.cuda.dispatch.recurrent_layers import CUDNN_NOTE, RECURRENT_OPS
 from budgetfit.tracing.cuda.op_semantics import imitate_cuda
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
@@ -117,5 +116,5 @@ def test_only_layers_run_in_cudnn(layer: nn.Module, in_cudnn: bool) -> None:
         with imitation, StorageLog(semantics, KnownValues().run):
             twin(torch.empty(4, 8))
     assert [note for note in semantics.notes if "recurrent layers" in note] == [
-        CUDNN.note
+        CUDNN_NOTE
     ] * in_cudnn

@@ -18,11 +18,7 @@ from budgetfit.memory.replay import device_properties, replay
 from budgetfit.planning.judge import step_time
 from budgetfit.planning.search.policies import EVERY_N_POLICY, policy_segments
 from budgetfit.planning.search.search import best_batch, search
-from budgetfit.solvers.batch_size_grid import (
-    LARGEST_BATCH_SIZE,
-    bisect,
-    largest_fitting,
-)
+from budgetfit.solvers.batch_size_grid import largest_fitting, largest_fitting_batch
 from budgetfit.solvers.problem import Problem, Solution
 from budgetfit.timing.kernel_times import StepTime
 
@@ -191,10 +187,7 @@ class BaselineProfile:
             live = LiveBytes.of(trace, size, card, budget.allocator, exact_blocks=False)
             return int(live.after.max()) <= budget.usable_bytes
 
-        fitting, failing = 0, 1
-        while failing <= LARGEST_BATCH_SIZE and fits(failing):
-            fitting, failing = failing, failing * 2
-        return bisect(fits, fitting, min(failing, LARGEST_BATCH_SIZE + 1))
+        return largest_fitting_batch(fits)
 
     def _replayed(self, size: int) -> bool:
         if size not in self._seen:

@@ -19,10 +19,9 @@ from budgetfit.tracing.cuda.dispatch.fused_rms_norm import fused_rms_norm, is_fu
 from budgetfit.tracing.cuda.dispatch.loss_gradients import LOSSES
 from budgetfit.tracing.cuda.dispatch.packed_sequences import pad_packed_sequence
 from budgetfit.tracing.cuda.dispatch.product_gradients import PRODUCTS
-from budgetfit.tracing.cuda.dispatch.recurrent_layers import RECURRENT_OPS
+from budgetfit.tracing.cuda.dispatch.recurrent_layers import CUDNN_NOTE, RECURRENT_OPS
 from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, run_attention
 from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
-from budgetfit.tracing.cuda.kernel_memory.registry import CUDNN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,7 +187,7 @@ def cuda_composite_ops(
         packet, _, overload = name.partition(".")
         op = getattr(getattr(aten, packet), overload or "default")
         if target.cudnn and overload and notes is not None:  # a layer, no single cell
-            kernel = _noted(kernel, CUDNN.note, notes)  # noqa: PLW2901
+            kernel = _noted(kernel, CUDNN_NOTE, notes)  # noqa: PLW2901
         kernels[name] = kernel, op
     guarded = {name: _only_fakes(*each) for name, each in kernels.items()}
     for name, kernel in {**PRODUCTS, **LOSSES}.items():

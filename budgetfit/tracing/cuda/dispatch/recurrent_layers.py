@@ -225,6 +225,10 @@ def _cell_weights(
     return Weights(weight_ih, weight_hh, b_ih, b_hh, None)
 
 
+CUDNN_NOTE = (
+    "recurrent layers run in cuDNN on this card: its workspaces are not in the "
+    "prediction"
+)
 # Those of nn.RNNCell are the same ops on either device.
 RECURRENT_OPS: dict[str, Callable[..., Any]] = {
     "lstm.input": lstm,

@@ -47,12 +47,6 @@ class Unverified(NamedTuple):
     note: str = ""
 
 
-CUDNN = Unverified(
-    "recurrent layers run in cuDNN on this card: its workspaces are not in the "
-    "prediction"
-)
-
-
 class Call(NamedTuple):
     """A call of an aten op on fake tensors, and the GPU that it is traced for."""
 
