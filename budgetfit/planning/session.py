@@ -12,7 +12,11 @@ from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.memory.chain.peak import optimizer_step_bytes
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.planning.judge import judge
-from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.planning.profiling.block_chain import (
+    BlockChain,
+    TrainingSettings,
+    checkpoint_every_block,
+)
 from budgetfit.planning.profiling.first_trace import block_chain_per_precision
 from budgetfit.solvers.batch_size import Objective
 from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE, LARGEST_TRACED_SIZE
@@ -102,19 +106,23 @@ class PlanningSession:
     @property
     def smallest_searched(self) -> int:
         """The same for searches by formula; 1 where no trace has said that is wrong."""
-        # The program of the first trace.
-        recipe = self.settings.recipe(TRACED_BATCH_SIZES[0])
         return self.request.batch_size or self._whole_part(
-            self.traces.smallest_searched(recipe)
+            self.traces.smallest_searched(self._measured)
         )
 
     @property
     def largest_searched(self) -> int:
         """The largest batch size of a search."""
-        recipe = self.settings.recipe(TRACED_BATCH_SIZES[0])
-        if self.request.batch_size is None and self.traces.is_affine(recipe):
+        if self.request.batch_size is None and self.traces.is_affine(self._measured):
             return LARGEST_BATCH_SIZE
         return LARGEST_TRACED_SIZE
+
+    @property
+    def _measured(self) -> Recipe:
+        """A recipe that a search traces anyway: a chunked loss with all recomputed."""
+        chunked = self.settings.loss_chunks > 1
+        segments = checkpoint_every_block(self.workload.blocks) if chunked else ()
+        return self.settings.recipe(TRACED_BATCH_SIZES[0], segments)
 
     def _whole_part(self, smallest: int) -> int:
         """Return the least divisor of the effective batch size from a size on."""

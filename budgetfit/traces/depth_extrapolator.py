@@ -60,7 +60,7 @@ class DepthExtrapolator:
         self._blocks: dict[str, PlacedBlock] | None = None
         self._validated: set[Kind] = set()
         self._failed: dict[Kind, str] = {}
-        self._compared: set[tuple[bool, bool]] = set()
+        self._compared: set[bool] = set()
 
     def trace(
         self,
@@ -90,7 +90,7 @@ class DepthExtrapolator:
             raise NotRepeatedError(self._failed.get(kind, "as the first trace said"))
         try:
             plain = program._replace(compile="none", sm_count=0, parallelism=None)
-            if plain != program and _mode(program) not in self._compared:
+            if plain != program and program.own_checkpointing not in self._compared:
                 # To compile or shard all blocks takes several times as long.
                 self.trace(plain, batch_sizes[:1], tracer)
             trace_at = partial(tracer.trace, program, uniform=uniform)
@@ -166,31 +166,25 @@ class DepthExtrapolator:
     ) -> None:
         """Compare an extrapolated trace with the full model's first forward, once.
 
+        Once more with the model's own checkpointing, which may be of every n-th block;
+        a recipe changes no forward.
+
         Raises:
             NotRepeatedError: If they differ.
         """
-        mode = _mode(program)
-        if mode in self._compared:
+        if program.own_checkpointing in self._compared:
             return
         try:
             forward = tracer.first_forward(program, batch_size)
         except Exception as error:
             raise NotRepeatedError(f"the full model does not run: {error}") from error
         compare_forward(trace, exact_trace(forward, tracer.workload.blocks))
-        self._compared.add(mode)
+        self._compared.add(program.own_checkpointing)
 
     def is_validated(self, program: Program) -> bool:
         """Whether its kind is validated, itself or with gradient accumulation."""
         kinds = {_kind(program), _kind(program._replace(accumulates=True))}
         return not self._validated.isdisjoint(kinds)
-
-
-def _mode(program: Program) -> tuple[bool, bool]:
-    """Return which forward of a model runs; a recipe changes none.
-
-    The model's own checkpointing may be of every n-th block.
-    """
-    return program.own_checkpointing, program.evaluates
 
 
 def _kind(program: Program) -> Kind:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.traces.session import TraceSession
+from budgetfit.traces.tracer import Tracer
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
 from tests import models
@@ -401,3 +403,21 @@ def test_an_evaluation_under_autocast_is_the_whole_models(name: str) -> None:
     assert one.scratch == other.scratch
     for column in ("events", "fixed_bytes", "bytes_per_sample", "scratch_index"):
         assert np.array_equal(getattr(one, column), getattr(other, column)), column
+
+
+def test_a_forward_in_full_depth_is_compared_once() -> None:
+    """It takes as long as a trace, and an evaluation runs the same blocks."""
+    workload = Workload(
+        model=models.gpt2(n_layer=14), batch=TEXT, gpu=ADA
+    ).with_found_blocks()
+    traces, run = TraceSession(workload), Tracer.first_forward
+    recipe = Recipe(batch_size=2, precision="bf16-mixed")
+    with mock.patch.object(
+        Tracer, "first_forward", autospec=True, side_effect=run
+    ) as forward:
+        traces.affine(recipe)
+        traces.evaluation("bf16-mixed")
+        assert forward.call_count == 1
+        # The model's own checkpointing may be of every n-th block.
+        traces.affine(recipe, keep_own_checkpointing=True)
+    assert forward.call_count == 2

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,14 +21,19 @@ from budgetfit.planning.profiling.block_chain import (
     checkpoint_every_block,
 )
 from budgetfit.planning.search import lowest_peak
-from budgetfit.planning.search.loss_chunking import LOSS_CHUNKS
+from budgetfit.planning.search.loss_chunking import (
+    LOSS_CHUNKS,
+    with_more_loss_chunks,
+)
 from budgetfit.planning.search.lowest_peak import (
     fitting_or_lowest,
     lowest_judged,
     lowest_peak_plan,
 )
 from budgetfit.planning.session import PlanningSession, Request
+from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE
 from budgetfit.traces.session import TraceSession
+from budgetfit.traces.tracer import Tracer
 from budgetfit.workload.workload import Workload
 from tests import models
 from tests.models import MIB, Mebi, text
@@ -231,6 +237,23 @@ def test_a_chunked_loss_is_tried_before_anything_is_solved(tried: list[Recipe]) 
     least = fitting_or_lowest(replace(asked, budget=enough))
     assert least.fits
     assert [recipe.loss_chunks for recipe in tried] == [1, LOSS_CHUNKS[0]]
+
+
+def test_the_sizes_of_a_chunked_loss_take_no_trace_with_blocks_kept() -> None:
+    """What is measured of it is its trace with every block recomputed."""
+    made = Workload(
+        model=models.gpt2(n_layer=2), batch=text(), gpu=find_gpu("rtx-4090")
+    )
+    asked = session(made.with_found_blocks(), budget(100_000))
+    trace = Tracer.trace
+    with mock.patch.object(Tracer, "trace", autospec=True, side_effect=trace) as traced:
+        for each in with_more_loss_chunks(asked)[:2]:
+            assert each.largest_searched == LARGEST_BATCH_SIZE
+            assert each.smallest_searched == 1
+            each.block_chain.profile_at(8, exact_blocks=False)
+    programs = [call.args[1] for call in traced.call_args_list]
+    segments = {program.segments for program in programs if program.loss_chunks > 1}
+    assert segments == {checkpoint_every_block(asked.workload.blocks)}
 
 
 def test_setup_and_optimizer_step_are_what_no_segments_change() -> None:
