@@ -161,7 +161,7 @@ class PlanningSession:
 
     def with_parallelism(self, parallelism: Parallelism) -> PlanningSession:
         """Return the session with other settings of the same ranks, without traces."""
-        traces = TraceSession(self.workload, self.traces.tracer.progress)
+        traces = self.traces.of_same_model(self.workload)
         settings = replace(self.settings, parallelism=parallelism)
         return replace(self, block_chain=BlockChain(traces, settings))
 
@@ -224,7 +224,8 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
     asked = settings.get("parallelisms") or (None,)
     found: list[PlanningSession] = []
     left_out: dict[str, TraceError] = {}  # by engine
-    for parallelism in _worth_tracing(workload, budget, asked, settings):
+    traces = TraceSession(workload, settings.get("progress"))
+    for parallelism in _worth_tracing(traces, budget, asked, settings):
         if parallelism is not None and parallelism.engine in left_out:
             continue
         # Weights that are kept run where those that are freed do.
@@ -238,7 +239,7 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
             continue
         try:
             found += _sessions_of(
-                workload,
+                traces,
                 budget,
                 request,
                 accumulation,
@@ -271,7 +272,7 @@ def keeping_weights(parallelism: Parallelism | None) -> Parallelism | None:
 
 
 def _worth_tracing(
-    workload: Workload,
+    traces: TraceSession,
     budget: Budget,
     parallelisms: Sequence[Parallelism | None],
     settings: SessionSettings,
@@ -286,7 +287,6 @@ def _worth_tracing(
     if not others or not copied:
         return parallelisms
     usable_bytes = budget_of_rank(budget, copied[0]).usable_bytes
-    traces = TraceSession(workload, settings.get("progress"))
     for precision in settings["precisions"]:
         one = TrainingSettings(precision=precision, optimizer=settings["optimizer"])
         try:
@@ -296,7 +296,7 @@ def _worth_tracing(
         whole = replay(
             trace,
             TRACED_BATCH_SIZES[0],
-            workload.gpu,
+            traces.workload.gpu,
             limit_bytes=UNLIMITED_BYTES,
             settings=budget.allocator,
             breakdown=False,
@@ -316,7 +316,7 @@ def budget_of_rank(budget: Budget, parallelism: Parallelism) -> Budget:
 
 
 def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
-    workload: Workload,
+    traces: TraceSession,
     budget: Budget,
     request: Request,
     accumulation: int | None,
@@ -332,12 +332,15 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
     precisions = settings["precisions"]
     first: TraceError | None = None
     sizes = _sizes_of_first_trace(
-        workload, request, at_smallest=at_smallest, at_one_size=failed is not None
+        traces.workload,
+        request,
+        at_smallest=at_smallest,
+        at_one_size=failed is not None,
     )
     for only_at in sizes:
         try:
             chains = block_chain_per_precision(
-                workload,
+                traces,
                 precisions,
                 TrainingSettings(
                     precision=precisions[0],
@@ -351,7 +354,6 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
                     parallelism=parallelism,
                 ),
                 settings.get("fallback_precision"),
-                settings.get("progress"),
                 only_at=only_at,
             )
         except TraceError as error:

@@ -56,11 +56,12 @@ class DepthExtrapolator:
     Where the first kind fails the model's blocks do not repeat, and no other is tried.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compared: set[bool] | None = None) -> None:
+        """``compared``: those of another workload of this model, which are shared."""
         self._blocks: dict[str, PlacedBlock] | None = None
         self._validated: set[Kind] = set()
         self._failed: dict[Kind, str] = {}
-        self._compared: set[bool] = set()
+        self.compared = set() if compared is None else compared
 
     def trace(
         self,
@@ -90,7 +91,7 @@ class DepthExtrapolator:
             raise NotRepeatedError(self._failed.get(kind, "as the first trace said"))
         try:
             plain = program._replace(compile="none", sm_count=0, parallelism=None)
-            if plain != program and program.own_checkpointing not in self._compared:
+            if plain != program and program.own_checkpointing not in self.compared:
                 # To compile or shard all blocks takes several times as long.
                 self.trace(plain, batch_sizes[:1], tracer)
             trace_at = partial(tracer.trace, program, uniform=uniform)
@@ -109,7 +110,7 @@ class DepthExtrapolator:
         None as well if no forward of the full model was compared yet.
         """
         runs = self._runs(workload, program)
-        if not runs or not self._compared:
+        if not runs or not self.compared:
             return None
         return shortening(workload.model, workload.blocks, runs, KEPT_PERIODS)
 
@@ -172,14 +173,14 @@ class DepthExtrapolator:
         Raises:
             NotRepeatedError: If they differ.
         """
-        if program.own_checkpointing in self._compared:
+        if program.own_checkpointing in self.compared:
             return
         try:
             forward = tracer.first_forward(program, batch_size)
         except Exception as error:
             raise NotRepeatedError(f"the full model does not run: {error}") from error
         compare_forward(trace, exact_trace(forward, tracer.workload.blocks))
-        self._compared.add(program.own_checkpointing)
+        self.compared.add(program.own_checkpointing)
 
     def is_validated(self, program: Program) -> bool:
         """Whether its kind is validated, itself or with gradient accumulation."""

@@ -116,6 +116,17 @@ class TraceSession:
         other.tracer.workload = workload
         return other
 
+    def of_same_model(self, workload: Workload) -> TraceSession:
+        """Return a session of this model with another batch, or on several GPUs.
+
+        The model's forward in full depth is not compared again.
+        """
+        own = self._extrapolator
+        other = TraceSession(workload, self.tracer.progress, full_depth=own is None)
+        if own is not None:
+            other._extrapolator = DepthExtrapolator(own.compared)
+        return other
+
     def affine(
         self, recipe: Recipe, *, keep_own_checkpointing: bool = False
     ) -> StepTrace:

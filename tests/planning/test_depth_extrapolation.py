@@ -417,6 +417,7 @@ def test_a_forward_in_full_depth_is_compared_once() -> None:
     ) as forward:
         traces.affine(recipe)
         traces.evaluation("bf16-mixed")
+        traces.of_same_model(workload).affine(replace(recipe, batch_size=4))
         assert forward.call_count == 1
         # The model's own checkpointing may be of every n-th block.
         traces.affine(recipe, keep_own_checkpointing=True)

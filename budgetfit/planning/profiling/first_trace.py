@@ -34,24 +34,22 @@ Made = TypeVar("Made")
 _INPLACE_ERROR: Final = "modified by an inplace operation"  # torch's RuntimeError
 
 
-def block_chain_per_precision(  # noqa: PLR0913 - one value each, all needed
-    workload: Workload,
+def block_chain_per_precision(
+    traces: TraceSession,
     precisions: Sequence[str],
     settings: TrainingSettings,
     fallback_precision: str | None,
-    progress: Callable[[str], None] | None,
     *,
     only_at: int | None = None,
 ) -> list[BlockChain]:
     """Return the model's block chain in each precision, all with the same traces.
 
     Args:
-        workload: What to plan for.
+        traces: Of what to plan for, or of the same model.
         precisions: The first of them decides whether the model runs and which blocks
             can be checkpointed.
         settings: The rest of a recipe; its precision is the first.
         fallback_precision: For a model that does not run in the first precision.
-        progress: As in ``plan``.
         only_at: As for ``with_checkpointable_blocks``.
 
     Raises:
@@ -59,12 +57,14 @@ def block_chain_per_precision(  # noqa: PLR0913 - one value each, all needed
     """
 
     def run_in(workload: Workload, settings: TrainingSettings) -> BlockChain:
-        traces = with_checkpointable_blocks(
-            TraceSession(workload, progress), settings, only_at=only_at
+        own = traces.of_same_model(workload)
+        return BlockChain(
+            with_checkpointable_blocks(own, settings, only_at=only_at), settings
         )
-        return BlockChain(traces, settings)
 
-    first = with_precision_fallback(run_in, workload, settings, fallback_precision)
+    first = with_precision_fallback(
+        run_in, traces.workload, settings, fallback_precision
+    )
     if first.settings.precision != settings.precision:
         return [first]
     return [

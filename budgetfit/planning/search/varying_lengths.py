@@ -21,7 +21,6 @@ from budgetfit.memory.replay_sequence import StepSequence
 from budgetfit.planning.search.rate_over_lengths import RateOverLengths
 from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
-from budgetfit.traces.session import TraceSession
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.core.varying_lengths import LengthsMeasure
     from budgetfit.planning.session import PlanningSession
+    from budgetfit.traces.session import TraceSession
 
     Draws = list[list[tuple[Any, ...]]]  # of orders, updates and micro-batches
 
@@ -226,7 +226,7 @@ class LengthsJudge:
         def trace_at(length: int | Size) -> StepTrace:
             own = traces
             if length != lengths.planned:
-                own = TraceSession(workload.at_length(length))
+                own = traces.of_same_model(workload.at_length(length))
             return own.exact(
                 recipe, keep_own_checkpointing=keep_own_checkpointing, loop=loop
             )
