@@ -105,7 +105,7 @@ def test_the_workspace_of_efficient_attention_follows_shared_memory(
 
 def test_an_embedding_gradient_sums_parts_of_ten_rows() -> None:
     # 8192 indices into 50257 rows of 768: (819 + 8192) x 768 x 4 bytes (M35)
-    arguments = (8192, 50_257, 768, 8, 4, 0)
+    arguments = (8192, 50_257, 768, 8, 4, 0, 0)
     parts = scratch_bytes(A100, "embedding_partials", arguments)
     assert parts == [72_088, 27_681_792, 0]
     assert scratch_bytes(A100, "embedding_indices", (8192, 8, 0)) == [65_536]
@@ -122,14 +122,14 @@ def test_few_indices_need_no_sort() -> None:
         "embedding_segments": (3072, 9, 8, 0),
         "embedding_scan": (3072, 9, 8, 0),
         "embedding_count": (3072, 8, 0),
-        "embedding_partials": (3072, 9, 64, 8, 4, 0),
+        "embedding_partials": (3072, 9, 64, 8, 4, 0, 0),
     }
     assert not any(sum(scratch_bytes(A100, *row)) for row in few.items())
 
 
 def test_bags_sort_however_few_their_indices_are() -> None:
     assert scratch_bytes(A100, "embedding_indices", (20, 8, 1)) == [160]
-    assert scratch_bytes(A100, "embedding_partials", (20, 50, 16, 8, 4, 1)) == [
+    assert scratch_bytes(A100, "embedding_partials", (20, 50, 16, 8, 4, 1, 1)) == [
         176,
         22 * 16 * 4,
         0,
@@ -231,7 +231,7 @@ ARGUMENTS = {
     "embedding_segments": (COUNT, COUNT, INDEX, FLAG),
     "embedding_sort": (COUNT, COUNT, INDEX, FLAG),
     "embedding_unique": (COUNT, INDEX, FLAG),
-    "embedding_partials": (COUNT, COUNT, WIDTH, INDEX, BYTES, FLAG),
+    "embedding_partials": (COUNT, COUNT, WIDTH, INDEX, BYTES, FLAG, FLAG),
     "flash_attention_backward": (COUNT, WIDTH, WIDTH, WIDTH, st.just(2), FLAG),
     "flash_attention_forward": (COUNT, WIDTH, WIDTH, WIDTH, FLAG),
     "batch_norm_statistics": (COUNT, WIDTH, st.sampled_from((2, 4))),

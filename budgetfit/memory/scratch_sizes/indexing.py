@@ -146,10 +146,10 @@ def _spine_bytes(device: DeviceProperties, key_bytes: int) -> int:
 
 @rule(parts=1)
 def scan_by_key(
-    device: DeviceProperties, items: int, key_bytes: int, bags: int
+    device: DeviceProperties, items: int, key_bytes: int, always: int
 ) -> list[int]:
     """Return the storage of ``InclusiveScanByKey``; none where a scan is not needed."""
-    if not items or (items <= FEW_INDICES and not bags):
+    if not items or (items <= FEW_INDICES and not always):
         return [0]
     tiles = ceil_div(items, tiles_of(device).by_key[key_bytes])
     states = round_up((tiles + SCAN_PADDING) * 16, ALIGNMENT)
@@ -223,36 +223,36 @@ def masked_scatter(_: DeviceProperties, elements: int) -> list[int]:
 
 
 # embedding_dense_backward: ``indices`` are counted, ``rows`` are those of the table,
-# ``bags`` is 1 for bags of indices, which are sorted however few they are.
+# ``always`` is 1 where they are sorted however few they are.
 FEW_INDICES = 3072  # up to here it does not sort
 PARTIAL_ROWS = 10  # rows that one partial sum covers
 FULL_PARTIALS = 4  # above so many partials per row they are added atomically
 
 
-def _sorted(indices: int, bags: int) -> int:
-    """Return the indices if they are sorted: more than a few, or those of bags."""
-    return indices if bags or indices > FEW_INDICES else 0
+def _sorted(indices: int, always: int) -> int:
+    """Return the indices if they are sorted, else 0."""
+    return indices if always or indices > FEW_INDICES else 0
 
 
-def _segments(indices: int, rows: int, bags: int) -> int:
+def _segments(indices: int, rows: int, always: int) -> int:
     """Return the most rows that occur among sorted indices."""
-    return min(_sorted(indices, bags), rows)
+    return min(_sorted(indices, always), rows)
 
 
 @rule(parts=1)
 def embedding_indices(
-    _: DeviceProperties, indices: int, index_bytes: int, bags: int
+    _: DeviceProperties, indices: int, index_bytes: int, always: int
 ) -> list[int]:
     """Return [copied indices]."""
-    return [_sorted(indices, bags) * index_bytes]
+    return [_sorted(indices, always) * index_bytes]
 
 
 @rule(parts=1)
 def embedding_sort(
-    device: DeviceProperties, indices: int, rows: int, index_bytes: int, bags: int
+    device: DeviceProperties, indices: int, rows: int, index_bytes: int, always: int
 ) -> list[int]:
     """Return the storage of sorting indices with their positions."""
-    if not _sorted(indices, bags):
+    if not _sorted(indices, always):
         return [0]
     bits = rows.bit_length()
     return [radix_sort_bytes(device, indices, index_bytes, index_bytes, bits)]
@@ -260,37 +260,37 @@ def embedding_sort(
 
 @rule(parts=1)
 def embedding_unique(
-    device: DeviceProperties, indices: int, index_bytes: int, bags: int
+    device: DeviceProperties, indices: int, index_bytes: int, always: int
 ) -> list[int]:
     """Return the storage of ``UniqueByKey``."""
-    if not _sorted(indices, bags):
+    if not _sorted(indices, always):
         return [0]
     return [unique_bytes(device, indices, index_bytes)]
 
 
 @rule(parts=1)
 def embedding_segments(
-    _: DeviceProperties, indices: int, rows: int, index_bytes: int, bags: int
+    _: DeviceProperties, indices: int, rows: int, index_bytes: int, always: int
 ) -> list[int]:
     """Return an index for each segment: the sorted indices of one row."""
-    return [_segments(indices, rows, bags) * index_bytes]
+    return [_segments(indices, rows, always) * index_bytes]
 
 
 @rule(parts=1)
 def embedding_scan(
-    _: DeviceProperties, indices: int, rows: int, index_bytes: int, bags: int
+    _: DeviceProperties, indices: int, rows: int, index_bytes: int, always: int
 ) -> list[int]:
     """Return the storage of a scan over the segments."""
-    segments = _segments(indices, rows, bags)
+    segments = _segments(indices, rows, always)
     return [scan_bytes(segments, index_bytes) if segments else 0]
 
 
 @rule(parts=1)
 def embedding_count(
-    _: DeviceProperties, indices: int, count_bytes: int, bags: int
+    _: DeviceProperties, indices: int, count_bytes: int, always: int
 ) -> list[int]:
     """Return one count."""
-    return [count_bytes if _sorted(indices, bags) else 0]
+    return [count_bytes if _sorted(indices, always) else 0]
 
 
 @rule(parts=3)
@@ -301,10 +301,11 @@ def embedding_partials(device: DeviceProperties, *arguments: int) -> list[int]:
     second is the segment of each partial, and only there a gradient of 16 bits is
     summed in fp32.
 
-    Arguments: indices, rows, columns, bytes per index, per element, 1 for bags.
+    Arguments: indices, rows, columns, bytes per index, per element, ``always``, 1 for
+    bags.
     """
-    indices, rows, columns, index_bytes, element_bytes, bags = arguments
-    segments = _segments(indices, rows, bags)
+    indices, rows, columns, index_bytes, element_bytes, always, bags = arguments
+    segments = _segments(indices, rows, always)
     if not segments:
         return [0, 0, 0]
     partials = indices // PARTIAL_ROWS + segments

@@ -1,5 +1,6 @@
 """Calls that layers make: normalizations, embeddings, attention."""
 
+import random
 from collections.abc import Iterator
 
 import torch
@@ -54,8 +55,16 @@ def group_norms() -> Iterator[Case]:
 
 def embeddings() -> Iterator[Case]:
     """Backward of an embedding of any number of indices."""
-    rng = seeded(4)
-    for _ in range(60):
+    yield from _embeddings(seeded(4), 60, counted=False)
+
+
+def counted_embeddings() -> Iterator[Case]:
+    """The same with gradients divided by how often a row occurs."""
+    yield from _embeddings(seeded(7), 40, counted=True)
+
+
+def _embeddings(rng: random.Random, number: int, *, counted: bool) -> Iterator[Case]:
+    for _ in range(number):
         count = rng.choice((100, 3072, 3073, 8192, 5000, 100_000))
         rows = rng.choice((2, 512, 5000, 50257))
         columns = rng.choice((64, 768, 1000))
@@ -68,7 +77,7 @@ def embeddings() -> Iterator[Case]:
             grad = tensor([2, count // 2, columns], dtype, [0, columns, 1])
         padding = rng.choice((-1, 0))
         indices = tensor([2, count // 2], index)
-        yield "embedding_dense_backward", [grad, indices, rows, padding, False], {}
+        yield "embedding_dense_backward", [grad, indices, rows, padding, counted], {}
 
 
 def attention() -> Iterator[Case]:

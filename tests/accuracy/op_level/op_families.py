@@ -20,6 +20,7 @@ from tests.accuracy.op_level.op_layouts import Case
 ODD = (
     "bilinear",
     "complex_numbers",
+    "counted_embeddings",
     "embedding_bags",
     "folds",
     "long_rows",
@@ -43,6 +44,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "convolutions": index_cases.convolutions,
     "every_convolution": convolution_cases.every_convolution,
     "embeddings": layer_cases.embeddings,
+    "counted_embeddings": layer_cases.counted_embeddings,
     "group_norms": layer_cases.group_norms,
     "gathers": index_cases.gathers,
     "harvested": harvested_cases.harvested,

@@ -67,7 +67,8 @@ def embedding_backward(call: Call) -> Steps:
     """
     grad, indices, rows = call.args[:3]
     yield from contiguous_copies(grad, indices)
-    yield from _summed_by_row(grad, indices, rows, bags=False, counted=False)
+    counted = bool(call.get(4, False))
+    yield from _summed_by_row(grad, indices, rows, bags=False, counted=counted)
 
 
 def _summed_by_row(
@@ -75,34 +76,34 @@ def _summed_by_row(
 ) -> Steps:
     """Sort indices and sum their gradients in parts.
 
-    ``bags``: of several indices share a gradient; those sort any number of indices.
-    ``counted``: gradients are divided by how often a row occurs.
+    ``bags``: of several indices share a gradient. ``counted``: gradients are divided by
+    how often a row occurs. Both sort any number of indices.
     """
-    count, index = indices.numel(), indices.element_size()
-    [each] = scratch("embedding_indices", count, index, bags)
-    segments = scratch("embedding_segments", count, rows, index, bags)
-    number = scratch("embedding_count", count, INDEX_BYTES, bags)
+    count, index, always = indices.numel(), indices.element_size(), bags or counted
+    [each] = scratch("embedding_indices", count, index, always)
+    segments = scratch("embedding_segments", count, rows, index, always)
+    number = scratch("embedding_count", count, INDEX_BYTES, always)
     yield each  # sorted
     yield each  # original position of each
     yield each  # positions
-    yield from freed_at_once(*scratch("embedding_sort", count, rows, index, bags))
+    yield from freed_at_once(*scratch("embedding_sort", count, rows, index, always))
     yield Free(each)
     if counted:
         yield each
         for _ in range(2):
-            yield from freed_at_once(*scratch("scan_by_key", count, index, bags))
+            yield from freed_at_once(*scratch("scan_by_key", count, index, always))
     yield OUTPUTS
     yield each  # where each segment starts
     yield from number  # of segments
     yield each  # counting
-    yield from freed_at_once(*scratch("embedding_unique", count, index, bags))
+    yield from freed_at_once(*scratch("embedding_unique", count, index, always))
     yield Free(each)
     yield from segments  # partial sums per segment
     yield from segments  # and offset of each segment
-    yield from freed_at_once(*scratch("embedding_scan", count, rows, index, bags))
+    yield from freed_at_once(*scratch("embedding_scan", count, rows, index, always))
     yield from number
     columns, element = grad.shape[-1], grad.element_size()
-    sizes = count, rows, columns, index, element, bags
+    sizes = count, rows, columns, index, element, always, bags
     yield from scratch("embedding_partials", *sizes)
 
 
