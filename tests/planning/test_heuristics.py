@@ -36,6 +36,7 @@ def session(
     request: Request | None = None,
     usable: int = USABLE,
     ops: int = 1000,
+    loss_chunks: int = 1,
 ) -> PlanningSession:
     traces = SimpleNamespace(
         log=[],
@@ -44,7 +45,9 @@ def session(
         smallest_batch=lambda _: 1,
         smallest_searched=lambda _: 1,
     )
-    settings = TrainingSettings(precision="fp32", optimizer="sgd", accumulation=2)
+    settings = TrainingSettings(
+        precision="fp32", optimizer="sgd", accumulation=2, loss_chunks=loss_chunks
+    )
     block_chain: Any = SimpleNamespace(
         traces=traces,
         settings=settings,
@@ -227,7 +230,7 @@ def test_host_memory_is_used_where_it_gains_two_per_cent(
 def test_a_chunked_loss_has_to_gain_one_per_cent(
     *, monkeypatch: pytest.MonkeyPatch, gain: float, taken: bool
 ) -> None:
-    plain, chunked = session(), session()
+    plain, chunked = session(), session(loss_chunks=8)
     step_ms = {id(plain): 100.0, id(chunked): 100 * (1 - gain)}
     monkeypatch.setattr(
         loss_chunking,
@@ -282,12 +285,30 @@ def test_chunks_are_tried_where_the_loss_is_five_per_cent_of_the_budget(
     monkeypatch: pytest.MonkeyPatch, share: float, tried: int
 ) -> None:
     loss = block("loss", option("keep", 0, round(share * USABLE), 0))
-    asked = session(chain_of(loss))
+    asked, chunked = (session(chain_of(loss), loss_chunks=n) for n in (1, 8))
     monkeypatch.setattr(
-        loss_chunking, "with_more_loss_chunks", lambda _: [asked, asked]
+        loss_chunking, "with_more_loss_chunks", lambda _: [asked, chunked]
     )
     worth_trying = loss_chunking._worth_trying  # noqa: SLF001
     assert len(list(worth_trying(asked, None))) == tried
+
+
+@pytest.mark.parametrize(("divided", "most"), [(0.39, 8), (0.41, 64), (3.3, 256)])
+def test_more_chunks_are_tried_while_what_they_divide_is_five_per_cent(
+    monkeypatch: pytest.MonkeyPatch, divided: float, most: int
+) -> None:
+    """A cast of the head's weight, here 30 % of the budget, is in every chunk."""
+
+    def chunked(chunks: int) -> PlanningSession:
+        share = 0.3 + divided / chunks
+        loss = block("loss", option("keep", 0, round(share * USABLE), 0))
+        return session(chain_of(loss), loss_chunks=chunks)
+
+    asked = [chunked(n) for n in (1, 8, 64, 256)]
+    monkeypatch.setattr(loss_chunking, "with_more_loss_chunks", lambda _: asked)
+    worth_trying = loss_chunking._worth_trying  # noqa: SLF001
+    tried = [each.settings.loss_chunks for each in worth_trying(asked[0], None)]
+    assert tried[-1] == most
 
 
 def test_the_certificate_says_how_far_from_the_fastest_a_plan_can_be() -> None:

@@ -93,14 +93,21 @@ def _worth_trying(
 ) -> Iterator[PlanningSession]:
     """Yield sessions with more loss chunks while these may still gain something."""
     size = session.smallest_searched if found is None else found.recipe.batch_size
-    before, *others = with_more_loss_chunks(session)
+    whole, *others = with_more_loss_chunks(session)
+    all_bytes = left_bytes = _bytes_behind_blocks(whole, size)
     for chunked in others:
-        behind = before.block_chain.profile_at(size).blocks[-1].keep
-        most = max(behind.forward_bytes, behind.saved_bytes + behind.backward_bytes)
-        if most < MIN_BUDGET_SHARE * session.budget.usable_bytes:
+        if left_bytes < MIN_BUDGET_SHARE * session.budget.usable_bytes:
             return
         yield chunked
-        before = chunked
+        # What no chunk divides, such as a cast of the head's weight, stays.
+        freed_bytes = all_bytes - _bytes_behind_blocks(chunked, size)
+        left_bytes = freed_bytes / (chunked.settings.loss_chunks - 1)
+
+
+def _bytes_behind_blocks(session: PlanningSession, batch_size: int) -> float:
+    """Return the most that head and loss take at a batch size."""
+    keep = session.block_chain.profile_at(batch_size).blocks[-1].keep
+    return max(keep.forward_bytes, keep.saved_bytes + keep.backward_bytes)
 
 
 def _chunked_best(chain: ChainProfile) -> ChainProfile:
