@@ -430,6 +430,19 @@ def test_what_a_library_has_no_setting_for(
         export.export_text(plan_of(name), "plan.json")
 
 
+def test_lightning_is_given_no_fp16_under_fsdp2_which_it_would_not_scale() -> None:
+    plan = plan_of("fsdp2", precision="fp16-mixed")
+    for make in (
+        plan.to_lightning_arguments,
+        lambda: lightning_export.export_text(plan, "plan.json"),
+    ):
+        with pytest.raises(InputError, match="scales no loss of fp16 there. Use --to"):
+            make()
+    assert "GradScaler" in plan.to_torch_script()
+    of_ddp = plan_of("ddp", precision="fp16-mixed")
+    assert of_ddp.to_lightning_arguments()["precision"] == "16-mixed"
+
+
 def _tiny_bart() -> torch.nn.Module:
     return transformers.BartForConditionalGeneration(
         transformers.BartConfig(
