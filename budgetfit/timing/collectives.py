@@ -84,12 +84,17 @@ def network_time(
 
 
 class _Links(NamedTuple):
-    """The links of all-gathers and reduce-scatters, and of all-reduces, with ranks."""
+    """The links of all-gathers and reduce-scatters, and of all-reduces, with ranks.
+
+    ``together``: all-reduces that share the network adapters of a node: between nodes
+    each rank of it reduces a shard of its own (HSDP).
+    """
 
     sharding: Link
     shards: int
     copying: Link
     copies: int
+    together: int = 1
 
     @classmethod
     def of(cls, parallelism: Parallelism, gpu: Gpu) -> _Links:
@@ -104,6 +109,7 @@ class _Links(NamedTuple):
             shards,
             find_link(gpu, across_nodes=parallelism.gpus > per_node),
             copies,
+            min(shards, per_node) if parallelism.gpus > per_node else 1,
         )
 
     @property
@@ -114,6 +120,7 @@ class _Links(NamedTuple):
     def time_ns(self, name: str, payload_bytes: float) -> float:
         """Return the time of a collective."""
         if name == REDUCES_ALL:
+            payload_bytes *= self.together
             return self.copying.time_ns(payload_bytes, self.copies, reduces_all=True)
         return self.sharding.time_ns(payload_bytes, self.shards, reduces_all=False)
 

@@ -7,9 +7,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import budgetfit
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
 from tests.gloo_ranks import on_ranks
+from tests.integrations.tiny_training import ACCUMULATION, LENGTH, plan_for, tiny_model
 
 SIZES = ((3, 2), (1, 3))  # samples of each rank's micro-batches
 TOKENS = ((10.0, 30.0), (10.0, 10.0))
@@ -102,3 +104,34 @@ def test_ranks_of_an_own_wrapper_take_the_mean_over_all_samples(weighed: str) ->
             own = square(model()(data), data)
         # A rank's own, as of a loop with such a wrapper.
         assert losses[0] == pytest.approx(own.item(), abs=EQUAL)
+
+
+def _longest_first() -> list[tuple[list[int], list[float]]]:
+    """Shapes that run, and losses; the batches of rank 1 are shorter than planned."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    found = []
+    for first in (True, False):
+        planned = tiny_model("llama")
+        settings = {"optimizer": "sgd", "longest_batch_first": first}
+        run = budgetfit.apply(plan_for(planned, (), **settings), planned)
+        seen: list[int] = []
+        planned.register_forward_pre_hook(
+            lambda _, __, given, seen=seen: seen.append(given["input_ids"].shape[1]),
+            with_kwargs=True,
+        )
+        run.model = DistributedDataParallel(planned)
+        ids = torch.arange(3 * (LENGTH - 2 * rank)).view(3, -1)
+        batch = {"input_ids": ids, "labels": ids}
+        losses = [float(run.step(batch)) for _ in range(3 * ACCUMULATION)]
+        found.append((seen, losses))
+    return found
+
+
+def test_ranks_of_an_own_wrapper_begin_with_the_longest_batch_together() -> None:
+    """One that did so alone would wait for the others, or reduce with their steps."""
+    for rank, (first, without) in enumerate(on_ranks(_longest_first, 2)):
+        own = LENGTH - 2 * rank
+        assert without[0] == [own] * 3 * ACCUMULATION
+        assert first[0] == [LENGTH] * ACCUMULATION + without[0]
+        assert first[1] == pytest.approx(without[1], abs=EQUAL)

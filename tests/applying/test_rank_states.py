@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import budgetfit
-from budgetfit import InputError, Parallelism
+from budgetfit import InputError, Parallelism, Recipe
 from budgetfit.applying.run.run import Run
 from tests.applying.test_many_ranks import batches
 from tests.gloo_ranks import Started, on_ranks
@@ -193,6 +194,61 @@ def test_states_of_optimizers_that_keep_none_or_little(tmp_path: Path) -> None:
             run.load_state_dict(whole["run"])
             assert _rates(run) == {RATE}
             assert train(run, 1, 3) == pytest.approx(expected[optimizer], rel=1e-5)
+
+
+class Halves(nn.Module):
+    """Only the first of two layers runs in the first update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.both = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[: 1 + self.both]:
+            x = layer(x)
+        return x.square().mean()
+
+
+def start_halves(ranks: int) -> Run:
+    several = None if ranks == 1 else Parallelism(engine="fsdp2", gpus=ranks)
+    recipe = Recipe(batch_size=2, optimizer="adamw_torch", parallelism=several)
+    return Run(Halves(), recipe, loss=lambda out, _: out, device="cpu")
+
+
+def go_on(run: Run) -> list[float]:
+    run.model.both = True
+    return [float(run.step(torch.ones(2, 4))) for _ in range(3)]
+
+
+def _half_trained(alone: bytes, path: str) -> list[list[float]]:
+    saved = start_halves(2)
+    saved.step(torch.ones(2, 4))
+    dcp.save({"run": saved}, checkpoint_id=path)
+    assert len(saved.optimizer.state) == 2
+    loaded, from_one, back = start_halves(2), start_halves(2), start_halves(2)
+    go_on(back)
+    dcp.load({"run": loaded}, checkpoint_id=path)
+    from_one.load_state_dict(torch.load(io.BytesIO(alone), weights_only=True))
+    dcp.load({"run": back}, checkpoint_id=path)
+    runs = (saved, loaded, from_one, back)
+    assert [len(run.optimizer.state) for run in runs] == [2] * 4
+    return [go_on(run) for run in runs]
+
+
+def test_parameters_without_a_gradient_so_far_have_no_state(tmp_path: Path) -> None:
+    run = start_halves(1)
+    run.step(torch.ones(2, 4))
+    state = _bytes(run.state_dict()).getvalue()
+    expected = go_on(run)
+    for each in on_ranks(_half_trained, 2, state, str(tmp_path / "sharded"))[0]:
+        assert each == pytest.approx(expected, abs=1e-6)
+    dcp_to_torch_save(str(tmp_path / "sharded"), tmp_path / "whole.pt")
+    run = start_halves(1)
+    run.load_state_dict(torch.load(tmp_path / "whole.pt", weights_only=True)["run"])
+    assert len(run.optimizer.state) == 2
+    assert go_on(run) == pytest.approx(expected, abs=1e-6)
 
 
 def test_states_of_one_process_of_no_step_and_of_others() -> None:

@@ -8,7 +8,8 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
 
 import accelerate
 import lightning
@@ -19,6 +20,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import budgetfit
@@ -120,6 +122,54 @@ def test_scripts_of_torch_alone_train_save_and_resume(tmp_path: Path) -> None:
         del SETTINGS["policy"]
     assert "param_dtype=torch.bfloat16, reduce_dtype=torch.float32" in text
     assert "autocast" not in text
+
+
+class _Scaler(torch.amp.GradScaler):
+    """It remembers the scales that it was given."""
+
+    loaded: ClassVar[list[float]] = []
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loaded.append(state_dict["scale"])
+        super().load_state_dict(state_dict)
+
+
+def _script_states(folder: str) -> list[float]:
+    """Scales that a script has loaded; states of parameters without a gradient."""
+    SETTINGS["fp16"] = {"engine": "fsdp2", "param_dtype": "fp16"}
+    script: dict[str, Any] = {"__name__": "script"}
+    exec(plan_of("fp16", precision="fp16-mixed").to_torch_script(), script)  # noqa: S102
+    script["build_model"] = lambda: tiny_model("llama")
+    for option, scale in (("--save", 8.0), ("--resume", 4.0)):
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        words = ["--steps", "1", "--device", "cpu", option, f"{folder}/scale"]
+        made = functools.partial(_Scaler, init_scale=scale)
+        with mock.patch.object(torch.amp, "GradScaler", made):
+            script["main"](words)
+
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    script["join_ranks"]("cpu")
+    found = []
+    for use in (script["save"], script["load"]):
+        torch.manual_seed(0)
+        model: Any = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
+        fully_shard(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        if not found:
+            for item in model[0].parameters():
+                item.grad = torch.ones_like(item)
+            optimizer.step()
+        optimizer.zero_grad()
+        use(model, optimizer, f"{folder}/states")
+        found.append([optimizer.state[each]["step"] for each in model[0].parameters()])
+        assert found[-1] == [1, 1]
+        assert not any(map(optimizer.state.get, model[1].parameters()))
+    return _Scaler.loaded
+
+
+def test_scripts_resume_scale_and_parameters_that_have_no_state(tmp_path: Path) -> None:
+    for loaded in on_ranks(_script_states, RANKS, str(tmp_path)):
+        assert loaded == [8.0]
 
 
 def _libraries(folder: str) -> dict[str, list[float]]:
@@ -428,6 +478,19 @@ def test_what_a_library_has_no_setting_for(
 ) -> None:
     with pytest.raises(InputError, match=said):
         export.export_text(plan_of(name), "plan.json")
+
+
+def test_lightning_is_given_no_fp16_under_fsdp2_which_it_would_not_scale() -> None:
+    plan = plan_of("fsdp2", precision="fp16-mixed")
+    for make in (
+        plan.to_lightning_arguments,
+        lambda: lightning_export.export_text(plan, "plan.json"),
+    ):
+        with pytest.raises(InputError, match=r"no loss of fp16 there\. Use --to torch"):
+            make()
+    assert "GradScaler" in plan.to_torch_script()
+    of_ddp = plan_of("ddp", precision="fp16-mixed")
+    assert of_ddp.to_lightning_arguments()["precision"] == "16-mixed"
 
 
 def _tiny_bart() -> torch.nn.Module:

@@ -169,6 +169,21 @@ def test_more_ranks_and_slower_links_take_longer() -> None:
         assert all(b >= 0.999 * a for a, b in pairwise(series))
 
 
+def test_shards_that_nodes_reduce_at_the_same_time_share_their_adapters() -> None:
+    def reduced(gpus: int, shard: int) -> float:
+        """The wait for an all-reduce of each shard."""
+        many = replace(FSDP2, gpus=gpus, gpus_per_node=8, shard=shard)
+        return waits(many, [], [(REDUCES_ALL, 0.0)])
+
+    nodes = find_link(H100, across_nodes=True)
+    for shard, together in ((8, 8), (4, 4), (16, 8), (1, 1)):
+        alone = nodes.time_ns(together * PAYLOAD, 32 // shard, reduces_all=True)
+        assert reduced(32, shard) == pytest.approx(alone), shard
+    within = find_link(H100, across_nodes=False)  # each GPU has links of its own
+    alone = within.time_ns(PAYLOAD, 2, reduces_all=True)
+    assert reduced(8, 4) == pytest.approx(alone)
+
+
 def test_nccl_is_a_range_that_grows_with_its_communicators() -> None:
     two, many = nccl_memory(2, 1), nccl_memory(8, 1)
     assert two.low_bytes == 544 << 20

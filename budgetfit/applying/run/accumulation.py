@@ -103,7 +103,8 @@ def check_weight(weight: Any) -> float:
         raise InputError(
             f"A micro-batch must weigh something in the mean, got weight={weight}. "
             "Pass the number of items that its loss is the mean of, or leave out a "
-            "micro-batch that has none."
+            "micro-batch that has none: of several ranks on all of them, or pass "
+            "num_items_in_batch instead, which may be 0 on some."
         )
     return number
 

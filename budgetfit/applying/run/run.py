@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from budgetfit.applying.loss.call_model import Loss
+    from budgetfit.applying.ranks import GroupRanks
     from budgetfit.core.plan import Plan
     from budgetfit.core.recipe import Recipe
     from budgetfit.core.sample_dims import SampleDims
@@ -551,8 +552,7 @@ class Run:
         Between them the factor of this rank's loss with which the mean over ranks, of
         gradients and losses, is that of all samples.
         """
-        own = self._own_data_parallel
-        wrapper, ranks = (self._wrapped, self.ranks) if own is None else own
+        wrapper, ranks = self._exchanging
         if ranks is None or wrapper is None:
             return weight, 1.0, count
         if count is None:
@@ -563,6 +563,12 @@ class Run:
             return weight, ranks.size, total
         return weight, ranks.size, round(ranks.total(count))
 
+    @property
+    def _exchanging(self) -> tuple[nn.Module | None, GroupRanks | None]:
+        """What reduces gradients, the run's or a user's own DDP, and its ranks."""
+        own = self._own_data_parallel
+        return (self._wrapped, self.ranks) if own is None else own
+
     def _run_longest(self, batch: Any) -> None:
         """Run forward and backward of the longest batch, and drop their results.
 
@@ -572,8 +578,9 @@ class Run:
         """
         longest = self._monitor.longest_batch(batch)
         is_shorter = longest is not None
-        if self.ranks is not None:
-            is_shorter = self.ranks.total(is_shorter) > 0
+        _, ranks = self._exchanging
+        if ranks is not None:
+            is_shorter = ranks.total(is_shorter) > 0
         if not is_shorter:
             return
         longest = batch if longest is None else longest

@@ -130,8 +130,6 @@ def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
         run.scaler.load_state_dict(state["scaler"])
     steps = state.get("steps", {})
     run.steps_done, run.skipped_steps = steps.get("done", 0), steps.get("skipped", 0)
-    if by_name and not run.steps_done:
-        run.optimizer.state.clear()  # it was made only to be loaded into
     gradients = state.get("gradients")
     if gradients is not None:
         factor = _own_scale(run, state) / _saved_scale(state)

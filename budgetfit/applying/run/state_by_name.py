@@ -8,6 +8,7 @@ the shards of other numbers of ranks.
 from __future__ import annotations
 
 import io
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,19 +21,55 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
+_WITHOUT = "without_state"  # names of the parameters whose states are none
+
 
 def states_by_name(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[State, State]:
     """Return the states of model and optimizer; tensors are references.
 
-    Where the optimizer has no state yet, what would be loaded into is made for it.
+    Both have entries for all parameters, or a checkpoint of shards could not be loaded
+    into a run in which others have a state. Of parameters that have none, as without a
+    gradient so far, states are made for it, and their names kept.
     """
+    new = [
+        each
+        for group in optimizer.param_groups
+        for each in group["params"]
+        if each.requires_grad and not optimizer.state.get(each)
+    ]
     is_new = not optimizer.state
     weights, of_optimizer = _api().get_state_dict(model, optimizer)
     if is_new:
         optimizer.state.clear()  # torch has stepped it, at a learning rate of zero
+    elif new:
+        of_optimizer["state"] |= _new_states(model, optimizer, set(new))
+    names = {item: name for name, item in model.named_parameters()}
+    of_optimizer[_WITHOUT] = [names[each] for each in new]
     return weights, of_optimizer
+
+
+def _new_states(
+    model: nn.Module, optimizer: torch.optim.Optimizer, of: set[nn.Parameter]
+) -> State:
+    """Return states as torch makes them, by names, for parameters that have none.
+
+    It steps the optimizer, at a learning rate of zero: here one of these alone.
+    """
+    kept = optimizer.state, optimizer.param_groups
+    groups = [
+        {**group, "params": [each for each in group["params"] if each in of]}
+        for group in optimizer.param_groups
+    ]
+    try:
+        optimizer.state = defaultdict(dict)
+        optimizer.param_groups = [group for group in groups if group["params"]]
+        made: State = _api().get_optimizer_state_dict(model, optimizer)
+    finally:
+        optimizer.state, optimizer.param_groups = kept
+    states: State = made["state"]
+    return states
 
 
 def is_by_name(state: State) -> bool:
@@ -53,8 +90,8 @@ def load_by_name(
         model: Sharded or not.
         optimizer: Over its parameters.
         weights: State of the model.
-        trained: State of the optimizer, by names or numbers of parameters. Its
-            parameters may all be without state, as those of plain SGD are.
+        trained: State of the optimizer, by names or numbers of parameters. Some may
+            be without state, or all, as those of plain SGD are.
 
     Raises:
         InputError: If the optimizer trains other parameters.
@@ -62,16 +99,23 @@ def load_by_name(
     if not is_by_name(trained):
         trained = _named(model, optimizer, trained)
     _check_names(model, optimizer, trained)
+    without = set(trained.get(_WITHOUT, ()))
+    states = {name: x for name, x in trained["state"].items() if name not in without}
+    trained = {"state": states, "param_groups": trained["param_groups"]}
     is_whole = not any(hasattr(item, "device_mesh") for item in weights.values())
     options = _api().StateDictOptions(full_state_dict=is_whole)
     _api().set_model_state_dict(model, weights, options=options)
-    has_state = any(trained["state"].values())
+    has_state = any(states.values())
     if not has_state or not optimizer.state:
         # Torch refuses whole states without a tensor, and it makes what it loads into
         # by a step, with the settings of the groups: SGD's momentum may be a saved one.
         _load_groups(optimizer, trained)
     if has_state:
+        options = _api().StateDictOptions(full_state_dict=is_whole, strict=False)
         _api().set_optimizer_state_dict(model, optimizer, trained, options=options)
+    for name, item in model.named_parameters():
+        if name not in states:
+            optimizer.state.pop(item, None)  # it was made only to be loaded into
 
 
 def _load_groups(optimizer: torch.optim.Optimizer, trained: State) -> None:

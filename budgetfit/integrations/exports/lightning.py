@@ -42,7 +42,7 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
 
     Raises:
         InputError: If the plan's optimizer steps inside the backward pass, DDP reduces
-            gradients in each micro-batch, or DeepSpeed trains.
+            gradients in each micro-batch, FSDP2 trains in fp16, or DeepSpeed trains.
     """
     refuse_optimizer_in_backward(plan, "Lightning")
     parallelism = plan.recipe.parallelism
@@ -51,6 +51,9 @@ def trainer_arguments(plan: Plan) -> dict[str, Any]:
         reduces_each = parallelism.engine == "ddp" and parallelism.sync_each_batch
         if parallelism.engine == "deepspeed" or reduces_each:
             refuse_several_gpus(plan, "Lightning")
+        scaled = find_precision(plan.recipe.precision).grad_scaler
+        if parallelism.engine == "fsdp2" and scaled:
+            refuse_several_gpus(plan, "Lightning: it scales no loss of fp16 there")
         name, settings = _strategy(parallelism)
         several = {
             "devices": parallelism.gpus // parallelism.nodes,

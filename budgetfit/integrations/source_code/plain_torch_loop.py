@@ -137,6 +137,8 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
         "scaler": "    scaler = torch.amp.GradScaler(device.type)\n",
         "load_scaler": '        scaler.load_state_dict(state["scaler"])\n',
         "save_scaler": '        state["scaler"] = scaler.state_dict()\n',
+        "more": ", scaler=scaler.state_dict()",
+        "loaded": "state = ",
     }
     scaling = scaling if scaled else dict.fromkeys(scaling, "")
     ranks = main_lines(recipe.parallelism)

@@ -142,9 +142,12 @@ _END_DDP = """\
 """
 _FSDP = "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard"
 _MESH = "from torch.distributed.device_mesh import init_device_mesh"
-_STATE = (
-    "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict"
-)
+_STATE = """\
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)"""
 
 JOIN = '''\
 def join_ranks(name):
@@ -159,23 +162,31 @@ def join_ranks(name):
 '''
 
 STATES = '''\
-def save(model, optimizer, folder):
-    """Save each rank's shards; load takes them on any number of ranks."""
+def save(model, optimizer, folder, **more):
+    """Save each rank's shards, and more; load takes them on any number of ranks."""
     weights, states = get_state_dict(model, optimizer)
-    dcp.save({"model": weights, "optimizer": states}, checkpoint_id=folder)
+    dcp.save({"model": weights, "optimizer": states, **more}, checkpoint_id=folder)
 
 
-def load(model, optimizer, folder):
-    """Load what save wrote."""
+def load(model, optimizer, folder, **more):
+    """Load what save wrote, and return it."""
     weights, states = get_state_dict(model, optimizer)
-    saved = {"model": weights, "optimizer": states}
+    there = " ".join(dcp.FileSystemReader(folder).read_metadata().state_dict_metadata)
+    states["state"] = {  # none of parameters that had no gradient before it was saved
+        name: state
+        for name, state in states["state"].items()
+        if f"optimizer.state.{name}." in there
+    }
+    saved = {"model": weights, "optimizer": states, **more}
     dcp.load(saved, checkpoint_id=folder)
     set_state_dict(
         model,
         optimizer,
         model_state_dict=saved["model"],
         optim_state_dict=saved["optimizer"],
+        options=StateDictOptions(strict=False),
     )
+    return saved
 '''
 
 _ONE = {
@@ -221,5 +232,10 @@ _SAVE_ENGINE = "    if options.save:\n        model.save_checkpoint(options.save
 _FIRST_RANK = _ONE["save"].replace(
     "if options.save:", "if options.save and dist.get_rank() == 0:"
 )
-_RESUME = "        load(model, optimizer, options.resume)\n"
-_SAVE = "    if options.save:\n        save(model, optimizer, options.save)\n"
+_RESUME = """\
+        ${loaded}load(model, optimizer, options.resume$more)
+$load_scaler"""
+_SAVE = """\
+    if options.save:
+        save(model, optimizer, options.save$more)
+"""
