@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from budgetfit.planning.session import PlanningSession, Request
     from budgetfit.workload.workload import Workload
 
-_RATE_OF_LARGEST: Final = (
-    "rates, times and costs are those of the largest batch{}. Use plan for a card "
-    "(budgetfit plan MODEL --gpu NAME), which says what to set for all sizes"
+_OVER_ALL_SIZES: Final = (
+    "rates, times and costs are over all sizes of the samples{}. Use plan for a card "
+    "(budgetfit plan MODEL --gpu NAME), which says what to set for them"
 )
 
 
@@ -175,12 +175,12 @@ def _best_on_gpu(
 
 
 def lengths_warning(lengths: VaryingLengths) -> str:
-    """Say of a row that its rate is of the largest batch, and with what others fit."""
+    """Say of a row that its rate is over all sizes, and with what they fit."""
     needs: list[str] = [] if lengths.measure == "none" else [lengths.measure]
     if lengths.pad_to_multiple_of is not None:
         needs.append(f"padding to multiples of {lengths.pad_to_multiple_of}")
-    return _RATE_OF_LARGEST.format(
-        f", and other sizes fit with {' and '.join(needs)}" if needs else ""
+    return _OVER_ALL_SIZES.format(
+        f", which fit with {' and '.join(needs)}" if needs else ""
     )
 
 
