@@ -75,7 +75,7 @@ def find_growth(
     return Growth(
         np.bincount(longer.origin, more).astype(np.int64),
         scratch,
-        np.bincount(longer.op_origin, moved),
+        np.bincount(longer.op_origin, moved).astype(np.float64),
     )
 
 
