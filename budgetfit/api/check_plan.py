@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate, Plan
     from budgetfit.workload.workload import Workload
 
@@ -77,14 +76,11 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
         progress=progress,
     )
     requested_precisions(plan.recipe.precision, parsed.target.gpu)
-    return at_least_planned(
-        plan, estimate_recipe(parsed, plan.recipe), parsed.workload, parsed.budget
-    )
+    found = estimate_recipe(parsed, plan.recipe)
+    return at_least_planned(plan, found, parsed.workload)
 
 
-def at_least_planned(
-    plan: Plan, found: Estimate, workload: Workload, budget: Budget
-) -> Estimate:
+def at_least_planned(plan: Plan, found: Estimate, workload: Workload) -> Estimate:
     """Return an estimate of the largest batch alone with what the sizes reserved.
 
     The plan's own figure is the least where its file does not say the sizes, and so
@@ -95,7 +91,8 @@ def at_least_planned(
         return found
     least = plan.estimate.reserved_bytes
     reserved = max(least, found.reserved_bytes)
-    fits = budget.holds(reserved, found.host_bytes)
+    assert found.usable_bytes is not None  # noqa: S101 - estimated within a budget
+    fits = bool(found.fits) and reserved <= found.usable_bytes
     note = (
         f"only the largest batch was replayed, not other sizes ({over.span}), which "
         f"this plan's file does not say: not less than the {format_bytes(least)} that "

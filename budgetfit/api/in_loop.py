@@ -81,6 +81,8 @@ def plan_in_loop(
 
 def _estimate(plan: Plan, asked: ParsedArguments, loop: Loop) -> Estimate:
     recipe, budget = _without_longest_first(plan)
+    # The plan's is the share of one rank, of which another share would be taken.
+    budget = replace(budget, host_ram_bytes=asked.budget.host_ram_bytes)
     workload = replace(asked.workload, gpu=plan.gpu)
     found = make_estimate(
         workload,
@@ -90,7 +92,7 @@ def _estimate(plan: Plan, asked: ParsedArguments, loop: Loop) -> Estimate:
         progress=asked.given.progress,
         loop=loop,
     )
-    return at_least_planned(plan, found, workload, budget)
+    return at_least_planned(plan, found, workload)
 
 
 def _without_longest_first(plan: Plan) -> tuple[Recipe, Budget]:

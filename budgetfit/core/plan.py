@@ -97,6 +97,8 @@ class Estimate:
         nccl_bytes: Range of NCCL's memory in the process, on several GPUs.
         network_ms: The part of ``step_ms`` in which kernels wait for the network.
         network: What the GPUs are assumed to be connected by.
+        data_samples_per_s: Samples per second over all lengths of the samples, or sizes
+            of images; None where they do not vary, and ``samples_per_s`` is theirs.
     """
 
     recipe: Recipe
@@ -121,6 +123,7 @@ class Estimate:
     nccl_bytes: tuple[int, int] | None = None
     network_ms: float = 0.0
     network: str = ""
+    data_samples_per_s: float | None = None
 
     def __str__(self) -> str:
         reports = lazy_import("budgetfit.reporting.render")
@@ -168,16 +171,22 @@ class Estimate:
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second, estimated."""
+        """Samples per second, estimated; were all samples the longest."""
         return self.recipe.effective_batch_size / (self.step_ms / 1000)
 
+    @property
+    def samples_per_s_of_data(self) -> float:
+        """Samples per second over all lengths or sizes of the samples."""
+        over = self.data_samples_per_s
+        return self.samples_per_s if over is None else over
+
     def hours(self, samples: int) -> float:
-        """Return the estimated hours of one epoch over ``samples`` samples.
+        """Return the estimated hours of one epoch over ``samples`` samples of the data.
 
         Raises:
             InputError: If ``samples`` is not a positive whole number.
         """
-        return _hours(samples, self.samples_per_s)
+        return _hours(samples, self.samples_per_s_of_data)
 
 
 def _hours(samples: int, samples_per_s: float) -> float:
@@ -255,7 +264,8 @@ class GpuComparison:
         """Samples per 1.00 of money; None without a price or where it does not fit."""
         if self.estimate is None or not self.fits or self.price_per_hour is None:
             return None
-        return self.estimate.samples_per_s * SECONDS_PER_HOUR / self.price_per_hour
+        rate = self.estimate.samples_per_s_of_data
+        return rate * SECONDS_PER_HOUR / self.price_per_hour
 
     def cost(self, samples: int) -> float | None:
         """Return the money for ``samples`` samples: estimated hours x price per hour.

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 
-from budgetfit.batches.batch_tree import has_sparse_tensors
 from budgetfit.calibration.known_measurements import times_source
 from budgetfit.core.loop import RUN
 from budgetfit.core.plan import Alternative, Estimate, Layer, LazyAlternatives, Plan
-from budgetfit.errors import InputError, TraceError
+from budgetfit.errors import InputError
 from budgetfit.planning.alternatives.alternatives import (
     deciding_baselines,
     lazy_alternatives,
@@ -30,7 +29,6 @@ from budgetfit.planning.reports.accumulation_warnings import accumulation_warnin
 from budgetfit.planning.reports.block_report import block_table
 from budgetfit.planning.reports.layer_table import layer_table
 from budgetfit.planning.search.accumulation import (
-    planned_accumulation,
     recommend_one_micro_batch,
 )
 from budgetfit.planning.search.compiled_model import search_compiled_model
@@ -50,6 +48,7 @@ from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.policies import policy_segments
 from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.search.solver_choice import optimality_text
+from budgetfit.planning.search.traced_sessions import traced_sessions
 from budgetfit.planning.search.varying_lengths import (
     JudgedLengths,
     budget_for_lengths,
@@ -57,7 +56,7 @@ from budgetfit.planning.search.varying_lengths import (
     judge_all_lengths,
     with_lengths,
 )
-from budgetfit.planning.session import budget_of_rank, open_sessions
+from budgetfit.planning.session import budget_of_rank
 from budgetfit.traces.session import TraceSession
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.garbage_collection import freeze_gc
@@ -91,7 +90,7 @@ def make_plan(
     if settings.get("compile") == "model":
         return _plan_compiled_model(workload, budget, request, **settings)
     started = time.perf_counter()
-    sessions = _traced(workload, budget, request, **settings)
+    sessions = traced_sessions(workload, budget, request, **settings)
     found = _best_found(sessions)
     session = found.session
     session.traces.tracer.progress("judging the usual practices")
@@ -134,7 +133,7 @@ def _plan_compiled_model(
     """
     started = time.perf_counter()
     plain: SessionSettings = {**settings, "compile": "none"}
-    sessions = _traced(workload, budget, request, **plain)
+    sessions = traced_sessions(workload, budget, request, **plain)
     found = [search_compiled_model(each.changed(compile="model")) for each in sessions]
     best = min(found, key=lambda row: (not _judged(row).fits, _rank(row)))
     session, judged = best.session, _judged(best)
@@ -150,44 +149,6 @@ def _plan_compiled_model(
         "seconds": round(time.perf_counter() - started, 2),
     }
     return plan.changed(provenance=provenance)
-
-
-def _traced(
-    workload: Workload,
-    budget: Budget,
-    request: Request,
-    **settings: Unpack[SessionSettings],
-) -> list[PlanningSession]:
-    """Return a session in each precision, after the first trace.
-
-    With accumulation, except where that cannot be traced: that of sparse gradients. For
-    all batch sizes, except where a model does not run at the first two.
-    """
-    whole = settings.get("effective_batch_size")
-    accumulation = planned_accumulation(
-        whole, optimizer_in_backward=settings.get("optimizer_in_backward", False)
-    )
-    ways: list[tuple[int | None, SessionSettings]] = [(accumulation, settings)]
-    if accumulation is not None or (whole is not None and whole == request.batch_size):
-        ways.append((None, {**settings, "effective_batch_size": None}))
-    failed: TraceError | None = None
-    # Of sparse batches and on several GPUs, other sizes say nothing.
-    fixed = settings.get("parallelisms") or has_sparse_tensors(workload.batch)
-    for at_one_size in (False,) if fixed else (False, True):
-        for micro_batches, asked in ways:
-            try:
-                return open_sessions(
-                    workload,
-                    budget,
-                    request,
-                    accumulation=micro_batches,
-                    failed=failed if at_one_size else None,
-                    **asked,
-                )
-            except TraceError as error:
-                failed = failed or error
-    assert failed is not None  # noqa: S101 - every way has failed
-    raise failed
 
 
 def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:

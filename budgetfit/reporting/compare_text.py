@@ -159,7 +159,7 @@ def _or_dash(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def _speed(row: GpuComparison) -> float:
-    return row.estimate.samples_per_s if row.estimate is not None else 0.0
+    return row.estimate.samples_per_s_of_data if row.estimate is not None else 0.0
 
 
 def _line(row: GpuComparison, slowest: float) -> tuple[str, ...]:

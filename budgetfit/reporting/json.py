@@ -35,7 +35,10 @@ def plan_json(plan: Plan, samples: int | None = None) -> str:
 
 
 def estimate_json(estimate: Estimate, samples: int | None = None) -> str:
-    """The estimate's fields, ``samples_per_s``, and ``hours`` for ``samples``."""
+    """The estimate's fields, ``samples_per_s``, and ``hours`` for ``samples``.
+
+    Where lengths vary ``samples_per_s`` is the rate of the longest.
+    """
     fields = dataclasses.asdict(estimate)
     rate = {"samples_per_s": estimate.samples_per_s}
     return _document({**fields, **rate, **_hours(estimate, samples)})
@@ -51,7 +54,9 @@ def compare_json(rows: Sequence[GpuComparison], samples: int | None = None) -> s
         {
             **dataclasses.asdict(row),
             "fits": row.fits,
-            "samples_per_s": row.estimate.samples_per_s if row.estimate else None,
+            "samples_per_s": (
+                row.estimate.samples_per_s_of_data if row.estimate else None
+            ),
             "samples_per_money": row.samples_per_money,
             **_hours(row.estimate, samples),
             **({} if samples is None else {"cost": row.cost(samples)}),

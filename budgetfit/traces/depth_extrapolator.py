@@ -21,6 +21,7 @@ from budgetfit.tracing.blocks.repeated_runs import (
     find_runs,
 )
 from budgetfit.tracing.depth_extrapolation.extrapolate import extrapolate
+from budgetfit.tracing.depth_extrapolation.growth import grown
 from budgetfit.tracing.depth_extrapolation.owned_trace import owned_trace
 from budgetfit.tracing.depth_extrapolation.run_layout import run_layout
 from budgetfit.tracing.depth_extrapolation.validate import (
@@ -60,6 +61,7 @@ class DepthExtrapolator:
         """``compared``: those of another workload of this model, which are shared."""
         self._blocks: dict[str, PlacedBlock] | None = None
         self._validated: set[Kind] = set()
+        self._grow: set[Kind] = set()
         self._failed: dict[Kind, str] = {}
         self.compared = set() if compared is None else compared
 
@@ -101,7 +103,8 @@ class DepthExtrapolator:
             if not self.is_validated(program):  # else only this program fails
                 self._failed[kind] = str(error)
             raise
-        self._validated.add(kind)
+        if kind not in self._grow:  # else each is validated, which says by how much
+            self._validated.add(kind)
         return trace
 
     def shortening(self, workload: Workload, program: Program) -> Shortening | None:
@@ -157,10 +160,21 @@ class DepthExtrapolator:
             else:
                 return extrapolate(fitted, layouts, extra).trace
         others = [trace_at(size, short) for size in batch_sizes[1:]]
+        growth = None
         if not self.is_validated(program):
             deeper = trace_at(first.batch_size, longer)
-            validate(owned_trace(short, first), owned_trace(longer, deeper), layouts)
-        return extrapolate(owned_trace(short, first, *others), layouts, extra).trace
+            growth = validate(
+                owned_trace(short, first), owned_trace(longer, deeper), layouts
+            )
+        made = extrapolate(owned_trace(short, first, *others), layouts, extra)
+        if growth is None:
+            return made.trace
+        if others or len(set(extra)) > 1:
+            raise NotRepeatedError(
+                "what its optimizer makes of all blocks grows with their number"
+            )
+        self._grow.add(_kind(program))
+        return grown(made, growth, extra[0]).trace
 
     def _compare_forward(
         self, program: Program, trace: StepTrace, batch_size: int, tracer: Tracer

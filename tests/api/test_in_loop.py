@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import budgetfit
 from budgetfit.api.in_loop import plan_in_loop
 from budgetfit.core.loop import RUN
 from budgetfit.core.plan import Plan
+from budgetfit.core.recipe import Segment
 from tests.api.planned import plan_of_config
 
 if TYPE_CHECKING:
@@ -59,6 +62,22 @@ def test_lengths_are_replayed_in_the_loop_with_expandable_segments(
     older = plan_in_loop(Plan.from_json(json.dumps(document)), "trainer").estimate
     assert older.loop.kind == "trainer"
     assert older.reserved_bytes >= plan.estimate.reserved_bytes
+
+
+def test_a_rank_keeps_its_share_of_host_memory(config: Path) -> None:
+    given: dict[str, Any] = {**QUICK, "effective_batch_size": 8}
+    plan = saved(config, gpus=2, engine="ddp", lengths={8: 5, 32: 1}, **given)
+    assert plan.recipe.longest_batch_first
+    moved = Segment(plan.model.blocks[:1], mode="offload")
+    recipe = replace(plan.recipe, segments=(moved,))
+    pinned = budgetfit.estimate(
+        str(config), recipe, gpu="rtx-4090", max_length=32
+    ).host_bytes
+    for share, fits in ((pinned * 3 // 2, True), (pinned // 2, False)):
+        budget = replace(plan.budget, host_ram_bytes=share)
+        estimate = replace(plan.estimate, recipe=recipe)
+        asked = plan.changed(budget=budget, recipe=recipe, estimate=estimate)
+        assert plan_in_loop(asked, "run").estimate.fits == fits
 
 
 def test_a_model_that_is_gone_is_told(config: Path) -> None:

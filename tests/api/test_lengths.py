@@ -91,11 +91,13 @@ def test_a_comparison_judges_all_lengths_as_a_plan(
     needs = replace(
         planned.varying_lengths, measure="longest first", pad_to_multiple_of=64
     )
-    text = "other sizes fit with longest first and padding to multiples of 64. Use"
+    text = "which fit with longest first and padding to multiples of 64. Use"
     assert text in lengths_warning(needs)
     (equal,), _ = compare(str(config), ["t4"], lengths={32: 5}, **given)
     assert equal.estimate is not None
     assert varying.estimate.reserved_bytes > equal.estimate.reserved_bytes
-    said = "are those of the largest batch"
+    rate = planned.varying_lengths.samples_per_s
+    assert varying.estimate.data_samples_per_s == pytest.approx(rate)
+    said = "are over all sizes of the samples"
     assert [said in text for text in varying.warnings].count(True) == 1
     assert not any(said in text for text in equal.warnings)

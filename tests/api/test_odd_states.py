@@ -164,15 +164,25 @@ def test_a_plan_is_the_same_in_any_state_and_leaves_it(
     assert found == plain
 
 
-def test_deterministic_algorithms_are_said_to_be_left_out_of_the_prediction() -> None:
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (deterministic, ABOUT_STATE),
+        (torch.autograd.detect_anomaly, "detect_anomaly is on"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_checks_are_said_to_be_left_out_of_the_prediction(
+    state: Callable[[], AbstractContextManager[Any]], said: str
+) -> None:
     recipe = budgetfit.Recipe(batch_size=2)
-    with deterministic():
+    with state():
         plan = budgetfit.plan(config(), gpu="t4", batch_size=2)
         estimate = budgetfit.estimate(config(), recipe, gpu="t4")
     plain = budgetfit.estimate(config(), recipe, gpu="t4")
     for notes in (plan.warnings, estimate.notes):
-        assert sum(ABOUT_STATE in note for note in notes) == 1
-    assert not any(ABOUT_STATE in note for note in plain.notes)
+        assert sum(said in note for note in notes) == 1
+    assert not any(said in note for note in plain.notes)
 
 
 @pytest.mark.parametrize("name", ["inference mode", "autocast", "default device meta"])

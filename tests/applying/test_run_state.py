@@ -171,6 +171,21 @@ def test_states_of_older_versions_are_read() -> None:
     assert resumed.steps_done == 0
 
 
+def test_an_error_in_a_group_that_was_loaded_restores_what_was_loaded() -> None:
+    first = start(recipe(4, 3))
+    losses(first, batches(1))
+    state = through_a_file(first.state_dict())
+    run = start(recipe(4, 3))
+    torch.manual_seed(7)
+    losses(run, batches(1))  # and so before another group
+    run.load_state_dict(state)
+    before = torch.get_rng_state()
+    wrong = torch.zeros(4, 1, device="meta")
+    with pytest.raises(Exception, match=r"meta|Expected"):
+        run.step((wrong, wrong))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_random_generators_stay_where_they_are_if_asked() -> None:
     run = start()
     state = run.state_dict()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
+from budgetfit.core.loop import Loop
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
@@ -223,6 +224,51 @@ def test_one_proof_is_enough_for_a_kind_of_program() -> None:
     traces.exact(two)
     traces.exact(replace(two, gradient_accumulation_steps=1))
     assert [line.rpartition(" ")[2] for line in traces.log[-3:]] == ["4", "5", "4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "segments"),
+    [("row", keep), ("t5", keep), ("llama", checkpoint_every_block)],
+    ids=["row", "t5", "llama"],
+)
+def test_norms_of_all_gradients_are_as_many_as_the_whole_models(
+    name: str, segments: Callable[[tuple[str, ...]], tuple[Segment, ...]]
+) -> None:
+    make, batch = MODELS[name]
+    workload = Workload(model=make(), batch=batch, gpu=ADA).with_found_blocks()
+    traces, whole = TraceSession(workload), TraceSession(workload, full_depth=True)
+    recipe = Recipe(batch_size=2, segments=segments(workload.blocks))
+    loop = Loop(max_grad_norm=1.0)
+    assert_same(traces.exact(recipe, loop=loop), whole.exact(recipe, loop=loop))
+    assert "in a shortened model with" in traces.log[-1]
+    larger = replace(recipe, batch_size=3)  # and proven again
+    assert_same(traces.exact(larger, loop=loop), whole.exact(larger, loop=loop))
+    assert "in a shortened model with" in traces.log[-1]
+
+
+class PairsOfNorms(torch.optim.SGD):
+    """Makes a number for each pair of parameters."""
+
+    def step(self, closure: Any = None) -> Any:  # noqa: ANN401
+        (group,) = self.param_groups
+        norms = torch.stack([each.grad.norm() for each in group["params"]])
+        norms.outer(norms)
+        return super().step(closure)
+
+
+def pairs_of_norms(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+    return PairsOfNorms(parameters, lr=0.1)
+
+
+def test_what_grows_with_the_square_of_the_blocks_is_traced_whole() -> None:
+    def recipe_of(blocks: tuple[str, ...]) -> tuple[Recipe, Any]:
+        del blocks
+        name = qualified_name(pairs_of_norms)
+        return Recipe(batch_size=2, optimizer=name), pairs_of_norms
+
+    made, whole, traces = both(row(), ROW, recipe_of)
+    assert "different storages' fixed" in traces.log[-2]
+    assert_same(made, whole)
 
 
 class Odd(Mebi):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import budgetfit
 from budgetfit import DoesNotFitError, Plan, TraceError
+from budgetfit.api.compare import compare
 
 LENGTH, WIDTH = 2048, 256  # a sample has 2 MiB
 
@@ -109,6 +110,20 @@ def test_without_a_size_the_examples_is_planned_for_and_a_warning_says_so() -> N
     found = plan(Fours(), samples=8)
     assert found.recipe.batch_size == 8
     assert any("8 samples" in text for text in found.warnings)
+
+
+def test_a_comparison_plans_for_the_examples_size_too() -> None:
+    rows, _ = compare(
+        Fours(),
+        ["rtx-4090", "t4"],
+        batch=torch.zeros(8, LENGTH, WIDTH),
+        loss=lambda out, _: out.sum(),
+        precision="fp32",
+    )
+    for row in rows:
+        assert row.estimate is not None
+        assert row.estimate.recipe.batch_size == 8
+        assert any("8 samples" in text for text in row.warnings)
 
 
 def test_what_runs_at_no_size_is_still_refused_with_its_own_error() -> None:

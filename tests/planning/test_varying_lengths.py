@@ -244,6 +244,8 @@ def test_an_estimate_of_a_recipe_is_over_its_lengths() -> None:
     )
     assert plain.reserved_bytes > first.reserved_bytes >= longest.reserved_bytes
     assert any("(samples of 40 to 200 tokens)" in note for note in plain.notes)
+    assert longest.data_samples_per_s is None
+    assert plain.samples_per_s_of_data == plain.data_samples_per_s
     assert any("some orders reserve twice as much" in note for note in plain.notes)
     assert not any("some orders" in note for note in first.notes)
 

@@ -56,6 +56,22 @@ def test_groups_of_cards_say_how_many_and_by_which_engine() -> None:
     assert "engine" not in text_of(0, 1, 2)
 
 
+def test_rates_times_and_costs_are_those_of_the_data() -> None:
+    # The longest alone: 10 samples/s.
+    estimate = ROWS[2].estimate
+    assert estimate is not None
+    over = replace(estimate, data_samples_per_s=40.0)
+    row = replace(ROWS[2], estimate=over, price_per_hour=2.0)
+    assert row.samples_per_money == 72_000
+    assert row.cost(144_000) == 2.0
+    assert over.hours(144_000) == 1.0
+    (card,) = json.loads(compare_json([row], 144_000))["cards"]
+    assert (card["samples_per_s"], card["hours"]) == (40, 1)
+    text = render(compare_text([ROWS[1], row], sample_model(), 144_000), width=WIDE)
+    rows = [line.split() for line in text.splitlines() if line.startswith("rtx-4090")]
+    assert ["5x", "1.0", "h"] in [row[-3:] for row in rows]
+
+
 def test_a_comparison_is_plain_text_within_80_columns() -> None:
     text = text_of(0, 1, 2, 3)
     assert text.isascii()

@@ -367,6 +367,7 @@ class Run:
         """
         self._step_lock.check()
         load_state(self, state, random=random)
+        self._monitor.save_rng_states()  # an error would restore those before loading
 
     @property
     def engine(self) -> Any:

@@ -76,7 +76,7 @@ class StepMonitor:
             self._has_seen_batch = True
             self._warn_if_smaller(batch)
         if is_first:
-            self._rng_states = get_rng_states(self._device)
+            self.save_rng_states()
 
     def longest_batch(self, batch: Any) -> Any | None:
         """Return a batch in the planned shapes, of the values of another.
@@ -138,8 +138,12 @@ class StepMonitor:
         modules = dict(self._model.named_modules())
         return {name: modules[name] for name in names if name in modules}
 
+    def save_rng_states(self) -> None:
+        """Save the RNG states, to be restored after an error in this update."""
+        self._rng_states = get_rng_states(self._device)
+
     def restore_rng_states(self) -> None:
-        """Restore the RNG states from before this update."""
+        """Restore the RNG states from before this update, or where it was loaded."""
         if self._rng_states is not None:
             set_rng_states(self._rng_states, self._device)
 

@@ -9,19 +9,16 @@ from budgetfit.core.plan import GpuComparison
 from budgetfit.core.precision import requested_precisions
 from budgetfit.errors import InputError
 from budgetfit.planning.profiling.first_trace import fallback_for
-from budgetfit.planning.search.accumulation import (
-    planned_accumulation,
-    recommend_one_micro_batch,
-)
+from budgetfit.planning.search.accumulation import recommend_one_micro_batch
 from budgetfit.planning.search.baselines import best_with_policy
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.lowest_peak import lowest_judged
+from budgetfit.planning.search.traced_sessions import traced_sessions
 from budgetfit.planning.search.varying_lengths import (
     budget_for_lengths,
     judge_all_lengths,
     with_lengths,
 )
-from budgetfit.planning.session import open_sessions
 from budgetfit.utils.garbage_collection import freeze_gc
 
 if TYPE_CHECKING:
@@ -35,9 +32,9 @@ if TYPE_CHECKING:
     from budgetfit.planning.session import PlanningSession, Request
     from budgetfit.workload.workload import Workload
 
-_RATE_OF_LARGEST: Final = (
-    "rates, times and costs are those of the largest batch{}. Use plan for a card "
-    "(budgetfit plan MODEL --gpu NAME), which says what to set for all sizes"
+_OVER_ALL_SIZES: Final = (
+    "rates, times and costs are over all sizes of the samples{}. Use plan for a card "
+    "(budgetfit plan MODEL --gpu NAME), which says what to set for them"
 )
 
 
@@ -90,13 +87,10 @@ def compare_gpus(  # noqa: PLR0913 - one value each, all needed
         there = replace(workload, gpu=card.gpu)
         sessions = _on_card(opened, there, card)
         if not sessions:
-            sessions = open_sessions(
+            sessions = traced_sessions(
                 there,
                 card.budget,
                 request,
-                accumulation=planned_accumulation(
-                    card.effective_batch_size, optimizer_in_backward=False
-                ),
                 precisions=requested_precisions(precision, card.gpu),
                 optimizer=optimizer,
                 effective_batch_size=card.effective_batch_size,
@@ -142,6 +136,7 @@ def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison
         blocks=len(traces.workload.blocks),
         warnings=(
             *traces.workload.notes[known_notes:],
+            *session.notes,
             *warnings,
             *traces.cache_notes,
         ),
@@ -175,12 +170,12 @@ def _best_on_gpu(
 
 
 def lengths_warning(lengths: VaryingLengths) -> str:
-    """Say of a row that its rate is of the largest batch, and with what others fit."""
+    """Say of a row that its rate is over all sizes, and with what they fit."""
     needs: list[str] = [] if lengths.measure == "none" else [lengths.measure]
     if lengths.pad_to_multiple_of is not None:
         needs.append(f"padding to multiples of {lengths.pad_to_multiple_of}")
-    return _RATE_OF_LARGEST.format(
-        f", and other sizes fit with {' and '.join(needs)}" if needs else ""
+    return _OVER_ALL_SIZES.format(
+        f", which fit with {' and '.join(needs)}" if needs else ""
     )
 
 

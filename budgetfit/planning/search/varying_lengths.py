@@ -22,6 +22,7 @@ from budgetfit.planning.search.rate_over_lengths import RateOverLengths
 from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,7 +125,8 @@ def estimate_all_lengths(
     note = (
         f"{format_bytes(judged.reserved_bytes)} are reserved in {judged.updates} "
         f"updates of random sizes ({judged.span}), with room for other orders; "
-        f"{format_bytes(estimate.reserved_bytes)} with the largest alone"
+        f"{format_bytes(estimate.reserved_bytes)} with the largest alone; "
+        f"{rate_text(judged.samples_per_s)} samples/s over these sizes"
     )
     if not first and not budget.allocator.expandable_segments:
         note += ". Unless the largest comes first, some orders reserve twice as much"
@@ -132,7 +134,7 @@ def estimate_all_lengths(
 
 
 def with_lengths(estimate: Estimate, lengths: VaryingLengths) -> Estimate:
-    """Return an estimate with what is reserved over the lengths, and the measure."""
+    """Return an estimate with what the lengths take, their rate, and the measure."""
     beyond = max(lengths.reserved_bytes - estimate.reserved_bytes, 0)
     span = estimate.process_range_bytes
     first = lengths.measure == "longest first"
@@ -143,6 +145,7 @@ def with_lengths(estimate: Estimate, lengths: VaryingLengths) -> Estimate:
         process_bytes=estimate.process_bytes + beyond,
         process_range_bytes=span and (span[0] + beyond, span[1] + beyond),
         fits=lengths.fits,
+        data_samples_per_s=lengths.samples_per_s,
     )
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from budgetfit.core.step_trace import Affine, KernelScratch, StepTrace
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.depth_extrapolation.extrapolate import extrapolate
+from budgetfit.tracing.depth_extrapolation.growth import find_growth, grown
 from budgetfit.tracing.depth_extrapolation.owned_trace import first_difference
 from budgetfit.tracing.recording.batch_scaling import fit_affine
 
@@ -25,33 +26,44 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from budgetfit.tracing.depth_extrapolation.growth import Growth
     from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
     from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 
 
 def validate(
-    one: OwnedTrace,
-    other: OwnedTrace,
-    layouts: Sequence[RunLayout],
-    *,
-    sizes: bool = True,
-) -> OwnedTrace:
-    """Return ``one`` extrapolated by one period, which must equal ``other``.
+    one: OwnedTrace, other: OwnedTrace, layouts: Sequence[RunLayout]
+) -> Growth | None:
+    """Check that ``one`` extrapolated by one period equals ``other``.
 
     Args:
         one: A shortened model's trace.
-        other: That of a model one period deeper.
+        other: That of a model one period deeper, at the same batch size.
         layouts: Of the runs in the models.
-        sizes: Whether both are of one batch size, and so their sizes are compared.
+
+    Returns:
+        What grows with the periods outside of them; None: nothing.
 
     Raises:
         NotRepeatedError: If they differ, or ``one`` cannot be extrapolated.
     """
-    longer = extrapolate(one, layouts, [1] * len(layouts))
+    longer = _one_longer(one, layouts)
+    growth = find_growth(longer, other, layouts)
+    if growth is not None:
+        longer = grown(longer, growth, 1)
+    _check_same(longer, other, sizes=True)
+    return growth
+
+
+def _one_longer(one: OwnedTrace, layouts: Sequence[RunLayout]) -> OwnedTrace:
+    return extrapolate(one, layouts, [1] * len(layouts))
+
+
+def _check_same(longer: OwnedTrace, other: OwnedTrace, *, sizes: bool) -> None:
+    """Raise an error if two traces of one depth differ."""
     found = first_difference(longer.trace, other.trace, sizes=sizes)
     if found:
         raise NotRepeatedError(f"one block more makes a difference: {found}")
-    return longer
 
 
 def fit_and_validate(
@@ -65,7 +77,8 @@ def fit_and_validate(
         NotRepeatedError: If ``one`` extrapolated is not ``other``.
         NotAffineError: If sizes are not affine in the batch size.
     """
-    longer = validate(one, other, layouts, sizes=False)
+    longer = _one_longer(one, layouts)
+    _check_same(longer, other, sizes=False)
     trace, deeper = longer.trace, other.trace
     sizes = trace.batch_sizes[0], deeper.batch_sizes[0]
     fixed, slope = fit_affine(trace.fixed_bytes, deeper.fixed_bytes, sizes)

@@ -38,6 +38,11 @@ _DETERMINISTIC: Final = (
     "other kernels on CUDA, most of them in backward, which may take several times the "
     "memory of their tensors. Leave room for them, or switch it off"
 )
+_ANOMALY: Final = (
+    "torch.autograd.detect_anomaly is on, and memory is predicted with it off: its "
+    "check for nan makes a bool for each number of a gradient, a quarter of the "
+    "largest one in fp32 and half in 16 bits. Leave room for it, or switch it off"
+)
 _unpredicted: list[str] = []  # notes on settings of the user's that are off meanwhile
 
 
@@ -145,6 +150,8 @@ def _no_checks() -> Iterator[None]:
         _unpredicted.append(_DETERMINISTIC)
     if anomaly:
         torch.set_anomaly_enabled(False)
+    if anomaly and check_nan:
+        _unpredicted.append(_ANOMALY)
     try:
         yield
     finally:
@@ -153,6 +160,8 @@ def _no_checks() -> Iterator[None]:
             _unpredicted.remove(_DETERMINISTIC)
         if anomaly:
             torch.set_anomaly_enabled(True, check_nan)
+        if anomaly and check_nan:
+            _unpredicted.remove(_ANOMALY)
 
 
 @contextlib.contextmanager
