@@ -319,7 +319,7 @@ def check(*, plan_file: Path, as_json: bool, **given: Any) -> None:
     if as_json:
         typer.echo(json_writer().estimate_json(found))
     else:
-        card = asked["gpu"] or asked["vram"] or made.gpu.name
+        card = asked["gpu"] or asked["vram"]
         text = text_writer().check_text(made, found, card, versions)
         text_writer().show(text)
     exit_unless_fits(fits=found.fits is not False)
