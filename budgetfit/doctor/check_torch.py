@@ -18,8 +18,10 @@ _SMI_FAILURES: Final = (
     ),
     (
         "no devices",
-        "The driver is loaded and sees no card: the kernel's log says why, or this is "
-        "a container that was given none.",
+        (
+            "The driver is loaded and sees no card: the kernel's log says why, or this "
+            "is a container that was given none."
+        ),
         "sudo dmesg | grep NVRM",
     ),
     (
@@ -34,8 +36,10 @@ _SMI_FAILURES: Final = (
     ),
     (
         "unknown error",
-        "In a container that worked before: its cards were taken away, as happens when "
-        "the host reloads systemd. Start the container anew.",
+        (
+            "In a container that worked before: its cards were taken away, as happens "
+            "when the host reloads systemd. Start the container anew."
+        ),
         "docker restart CONTAINER",
     ),
     (
