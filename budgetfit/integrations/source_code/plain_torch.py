@@ -81,7 +81,7 @@ def torch_script(plan: Plan) -> str:
         *compile_parts(plan.recipe),
         *recompute_parts(plan.recipe),
         *ranks_parts(plan.recipe),
-        *data_parts(plan.model.batch, plan.model.batch_dims),
+        *data_parts(plan.model.batch, plan.model.batch_dims, plan.model.class_name),
         loss_part(
             plan.model.batch,
             _planned_loss(plan),
