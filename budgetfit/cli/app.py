@@ -18,6 +18,11 @@ import typer
 from budgetfit.cli import cache
 from budgetfit.cli.answer_key import answers_are_kept
 from budgetfit.cli.command import command
+from budgetfit.cli.error_wording import (
+    estimate_with_option_names,
+    plan_with_option_names,
+    rows_with_option_names,
+)
 from budgetfit.cli.explain import explain
 from budgetfit.cli.options import (
     ADAPTERS,
@@ -182,7 +187,7 @@ def plan(
     else:
         saved_as = str(save) if save and not lost else None
         text_writer().print_plan(
-            made,
+            plan_with_option_names(made, app),
             saved_as=saved_as,
             samples=samples,
             details=details,
@@ -219,7 +224,7 @@ def estimate(
         typer.echo(json_writer().estimate_json(found, samples))
     else:
         text = text_writer().estimate_text(
-            found,
+            estimate_with_option_names(found, app),
             model=summary,
             vram=asked["vram"],
             gpu=asked["gpu"],
@@ -258,7 +263,8 @@ def compare(
         several = any(row.gpus > 1 for row in rows)
         is_wide = asked["methods"] or samples or several
         wide = writer.WIDE if is_wide else writer.WIDTH
-        writer.show(writer.compare_text(rows, summary, samples), width=wide)
+        shown = rows_with_option_names(rows, app)
+        writer.show(writer.compare_text(shown, summary, samples), width=wide)
     exit_if_not_saved(write_report(report, "comparison_page", rows, summary))
     exit_unless_fits(fits=any(row.fits for row in rows))
 
@@ -319,9 +325,9 @@ def check(*, plan_file: Path, as_json: bool, **given: Any) -> None:
     if as_json:
         typer.echo(json_writer().estimate_json(found))
     else:
-        card = asked["gpu"] or asked["vram"] or made.gpu.name
-        text = text_writer().check_text(made, found, card, versions)
-        text_writer().show(text)
+        card = asked["gpu"] or asked["vram"]
+        shown = estimate_with_option_names(found, app)
+        text_writer().show(text_writer().check_text(made, shown, card, versions))
     exit_unless_fits(fits=found.fits is not False)
 
 
@@ -342,7 +348,10 @@ def show(
         typer.echo(json_writer().plan_json(made, samples))
     else:
         text_writer().print_plan(
-            made, saved_as=str(plan_file), samples=samples, details=details
+            plan_with_option_names(made, app),
+            saved_as=str(plan_file),
+            samples=samples,
+            details=details,
         )
     exit_if_not_saved(write_report(report, "plan_page", made))
 

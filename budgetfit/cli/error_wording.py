@@ -1,10 +1,19 @@
-"""Rewrite error messages for the command line: options instead of Python arguments."""
+"""Rewrite messages for the command line: options instead of Python arguments."""
 
+from __future__ import annotations
+
+import functools
 import re
 import shlex
-from typing import Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from budgetfit.core.plan import Estimate, GpuComparison, Plan
 
 _STRING = r"""(?:"[^"]*"|'[^']*')"""
 # Arguments inside a call are Python and stay.
@@ -35,6 +44,34 @@ def with_option_names(text: str, app: typer.Typer) -> str:
     return _ARGUMENT.sub(option, text)
 
 
+def plan_with_option_names(plan: Plan, app: typer.Typer) -> Plan:
+    """Return a plan to print, whose warnings name options."""
+    warnings = tuple(with_option_names(text, app) for text in plan.warnings)
+    estimate = estimate_with_option_names(plan.estimate, app)
+    return plan.changed(warnings=warnings, estimate=estimate)
+
+
+def estimate_with_option_names(estimate: Estimate, app: typer.Typer) -> Estimate:
+    """Return an estimate to print, whose notes name options."""
+    notes = tuple(with_option_names(text, app) for text in estimate.notes)
+    return replace(estimate, notes=notes)
+
+
+def rows_with_option_names(
+    rows: Sequence[GpuComparison], app: typer.Typer
+) -> tuple[GpuComparison, ...]:
+    """Return a comparison to print, whose warnings name options."""
+    return tuple(
+        replace(
+            row,
+            problem=with_option_names(row.problem, app),
+            warnings=tuple(with_option_names(text, app) for text in row.warnings),
+        )
+        for row in rows
+    )
+
+
+@functools.cache
 def _options(app: typer.Typer) -> dict[str, tuple[str, str]]:
     """Map each argument to its option and its ``--no-`` option."""
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]

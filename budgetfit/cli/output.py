@@ -69,7 +69,8 @@ def report_errors(
         if isinstance(error, InputError) and os.environ.get("LOCAL_RANK", "0") != "0":
             raise typer.Exit(_exit_code(error)) from None
         if as_json:
-            typer.echo(json_writer().error_json(error))
+            with contextlib.suppress(OSError):  # stdout itself: told on stderr
+                typer.echo(json_writer().error_json(error))
         # DoesNotFitError is a result, for stdout; anything else is an error.
         answer = isinstance(error, DoesNotFitError) and not as_json
         if answer and vram is not None:

@@ -325,6 +325,11 @@ class ModelSummary:
     block_types: tuple[str, ...] = ()
     dequantizer: str = ""
 
+    @property
+    def nested_tensor(self) -> str:
+        """Path of a tensor that is inside of a container of ``batch``; or empty."""
+        return next((path for path in self.batch if "." in path), "")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(PlanExports):

@@ -71,8 +71,12 @@ class LengthSummary:
 
     @property
     def multiples(self) -> tuple[int, ...]:
-        """Numbers of tokens to pad to multiples of."""
-        return tuple(n for n in (64, 128, 256, 512) if n < self.planned)
+        """Numbers of tokens to pad to multiples of.
+
+        Collators know no longest length, and would pad it beyond what was planned.
+        """
+        fitting = (n for n in (64, 128, 256, 512) if self.planned % n == 0)
+        return tuple(n for n in fitting if n < self.planned)
 
     @property
     def kept(self) -> list[tuple[int, int]]:

@@ -59,12 +59,18 @@ def _visible(machine: Machine) -> Iterator[Finding]:
     count = len(machine.gpus)
     first = text.split(",")[0].strip()
     number = int(first) if first.isdecimal() else None
+    named = first.startswith("GPU-")
     if text.strip() in {"", "-1"}:
         what = f"CUDA_VISIBLE_DEVICES={text!r} hides every card of this machine."
     elif number is not None and number >= count:
         what = (
             f"CUDA_VISIBLE_DEVICES={text} begins with a card that is not there: this "
             f"machine has {count}, counted from 0."
+        )
+    elif named and not any(gpu.uuid.startswith(first) for gpu in machine.gpus):
+        what = (
+            f"CUDA_VISIBLE_DEVICES={text} begins with a card that is not there: "
+            "nvidia-smi -L lists those of this machine."
         )
     else:
         yield ok("card", f"CUDA_VISIBLE_DEVICES={text}.")
@@ -98,7 +104,7 @@ def _memory(machine: Machine, gpu: GpuFacts) -> Finding:
             "chips that share the computer's: name a limit.",
             "budgetfit plan MODEL --vram 64GiB",
         )
-    free = format_bytes(gpu.total_bytes - gpu.used_bytes)
+    free = format_bytes(gpu.free_bytes)
     total = format_bytes(gpu.total_bytes)
     if gpu.used_bytes < _NOTABLE_BYTES:
         return ok("card", f"{gpu.name}: {free} of {total} are free.")
@@ -111,7 +117,7 @@ def _memory(machine: Machine, gpu: GpuFacts) -> Finding:
     )
     more = f" and {len(mine) - _LISTED} more" if len(mine) > _LISTED else ""
     who = f" by {names}{more}" if names else ", by processes that are not listed"
-    size_gib = (gpu.total_bytes - gpu.used_bytes) / 2**30
+    size_gib = gpu.free_bytes / 2**30
     enough = size_gib >= 1  # too little to plan with
     return note(
         "card",

@@ -9,6 +9,50 @@ from budgetfit.gpus.table import CUDA_13_LOWEST_CAPABILITY
 # CUDA major versions and the first Linux driver of each; minor versions run on all
 # drivers of their major (CUDA Compatibility, "Minor Version Compatibility").
 _FIRST_DRIVER: Final = {11: 450, 12: 525, 13: 580}
+# What nvidia-smi says where it fails, why, and what to do; the last is of all others.
+_SMI_FAILURES: Final = (
+    (
+        "mismatch",
+        "The driver was updated: the machine must be started anew.",
+        "sudo reboot",
+    ),
+    (
+        "no devices",
+        (
+            "The driver is loaded and sees no card: the kernel's log says why, or this "
+            "is a container that was given none."
+        ),
+        "sudo dmesg | grep NVRM",
+    ),
+    (
+        "is lost",
+        "The card no longer answers: the machine must be started anew.",
+        "sudo reboot",
+    ),
+    (
+        "permission",
+        "This user, or this container, may not open the card's devices.",
+        "ls -l /dev/nvidia*",
+    ),
+    (
+        "unknown error",
+        (
+            "In a container that worked before: its cards were taken away, as happens "
+            "when the host reloads systemd. Start the container anew."
+        ),
+        "docker restart CONTAINER",
+    ),
+    (
+        "no answer within",
+        "The driver hangs: the kernel's log says why.",
+        "sudo dmesg | grep NVRM",
+    ),
+    (
+        "",
+        "The driver is not loaded, or is no longer the kernel's.",
+        "sudo modprobe nvidia",
+    ),
+)
 _WHEELS: Final = {12: "cu126", 13: "cu130"}
 _OLDEST_TORCH: Final = (2, 11)
 # Versions of the recorded measurements: tests/accuracy/recordings.
@@ -125,14 +169,8 @@ def _cuda_for(machine: Machine) -> int:
 def _driver(machine: Machine) -> Iterator[Finding]:
     torch, driver = machine.torch, machine.driver
     if driver.error:
-        why, command = (
-            ("The driver was updated: the machine must be started anew.", "sudo reboot")
-            if "mismatch" in driver.error
-            else (
-                "The driver is not loaded, or is no longer the kernel's.",
-                "sudo modprobe nvidia",
-            )
-        )
+        said = driver.error.lower()
+        why, command = next(rest for sign, *rest in _SMI_FAILURES if sign in said)
         failed = f"nvidia-smi fails: {driver.error.rstrip('.')}."
         yield problem("driver", f"{failed} {why}", command)
         return

@@ -55,6 +55,7 @@ class GpuFacts:
         name: As the driver reports it.
         capability: Compute capability; None if unknown.
         total_bytes, used_bytes: Of its memory.
+        reserved_bytes: Neither used nor free: the driver's and the firmware's.
         sold_as_gb: Nominal memory; None for a GPU that is not in the table.
         ecc, mig: Whether these modes are on.
         uuid: To find its processes.
@@ -64,10 +65,16 @@ class GpuFacts:
     capability: tuple[int, int] | None
     total_bytes: int
     used_bytes: int = 0
+    reserved_bytes: int = 0
     sold_as_gb: int | None = None
     ecc: bool = False
     mig: bool = False
     uuid: str = ""
+
+    @property
+    def free_bytes(self) -> int:
+        """What a process can have of its memory."""
+        return self.total_bytes - self.used_bytes - self.reserved_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from budgetfit.gpus.table import Gpu, find_gpu
 
 _MIB: Final = 2**20
 _FIELDS: Final = (
-    "name,driver_version,memory.total,memory.used,uuid,"
+    "name,driver_version,memory.total,memory.used,memory.free,uuid,"
     "ecc.mode.current,mig.mode.current,compute_cap"
 )
-_OLD_FIELDS: Final = "name,driver_version,memory.total,memory.used,uuid"
+_OLD_FIELDS: Final = "name,driver_version,memory.total,memory.used,memory.free,uuid"
 _CSV: Final = "--format=csv,noheader,nounits"
 _WSL_PATH: Final = "/usr/lib/wsl/lib"
 _NVIDIA: Final = "0x10de"
@@ -57,19 +57,21 @@ def gather_gpus() -> NvidiaSmiFacts:
 
 def parse_gpu(row: list[str]) -> GpuFacts:
     """Parse a CSV row of ``--query-gpu``."""
-    ecc, mig, capability = [*row[5:8], "", "", ""][:3]
+    ecc, mig, capability = [*row[6:9], "", "", ""][:3]
+    total, used, free = (_mib(word) or 0 for word in row[2:5])
     parts = re.fullmatch(r"(\d+)\.(\d+)", capability)
     known = known_gpu(row[0])
     reported = (int(parts[1]), int(parts[2])) if parts else None
     return GpuFacts(
         name=row[0],
         capability=reported or (known.compute_capability if known else None),
-        total_bytes=_mib(row[2]) or 0,
-        used_bytes=_mib(row[3]) or 0,
+        total_bytes=total,
+        used_bytes=used,
+        reserved_bytes=max(total - used - free, 0) if row[4].isdecimal() else 0,
         sold_as_gb=known.memory_class_gb if known else None,
         ecc=ecc == "Enabled",
         mig=mig == "Enabled",
-        uuid=row[4],
+        uuid=row[5],
     )
 
 

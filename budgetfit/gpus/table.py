@@ -119,7 +119,7 @@ def find_gpu(text: str) -> Gpu:
         )
     raise InputError(
         f"{text!r:.80} is not in the card table. Nearest: {', '.join(_nearest(text))}. "
-        "`budgetfit gpus` lists all cards; --vram (vram=) takes a size instead."
+        "`budgetfit gpus` lists all cards; vram= takes a size instead."
     )
 
 

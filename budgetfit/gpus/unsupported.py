@@ -34,7 +34,7 @@ _REASONS: Final = (
         re.compile(r"dgxspark|gb10$|jetson|orin|agx|thor$"),
         (
             "shares the computer's memory, and how much of it is free differs from one "
-            "to the next. Name a limit instead, --vram 64GiB (vram=)"
+            'to the next. Name a limit instead, vram="64GiB"'
         ),
     ),
 )

@@ -48,7 +48,7 @@ def find_allocator_settings(
     if not is_here:
         note = (
             f"{name} is set in this process, but the card is not this machine's: "
-            "predicted without; allocator= (--allocator) predicts with settings"
+            "predicted without; allocator= predicts with settings"
         )
         return DEFAULT_SETTINGS, (note,)
     settings = AllocatorSettings.parse(os.environ[name])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -264,10 +265,7 @@ def _live_model(
         if model is None and plan.source.materialize is not None:
             model = plan.source.materialize(device)
     if model is None:
-        raise InputError(
-            "The plan has no model to verify: hand it in, verify(plan, model) or "
-            "--model module:factory."
-        )
+        raise _no_model(plan, "verify")
     live: nn.Module = as_torch_module(model)
     return live
 
@@ -373,10 +371,7 @@ def planned_arguments(
     elif model is None:
         model = _planned_text(asked.get("model"))
     if model is None:
-        raise InputError(
-            "The plan does not say which model it is for. Hand it in: model= "
-            "(--model module:factory)."
-        )
+        raise _no_model(plan, "check")
     loss, optimizer = loss_and_optimizer(
         plan,
         loss,
@@ -418,6 +413,21 @@ def check_plan(plan: Plan) -> None:
             f"A Plan is expected, not a {type(plan).__name__}: what plan() returned, "
             'or budgetfit.Plan.load("plan.json").'
         )
+
+
+def _no_model(plan: Plan, call: str) -> InputError:
+    """Return the error for a plan whose model has to be handed in."""
+    planned = _asked(plan).get("model")
+    if isinstance(planned, str):
+        return InputError(
+            f"The plan's model is built by {planned}, and code that a plan file names "
+            f"is not run unasked. Hand it in: {call}(plan, model), or --model "
+            f"{shlex.quote(planned)}."
+        )
+    return InputError(
+        "The plan does not say which model it is for, as it was made from one in "
+        f"memory. Hand it in: {call}(plan, model), or --model module:factory."
+    )
 
 
 def _device(device: torch.device | str | None) -> torch.device | None:

@@ -131,7 +131,7 @@ def _gpu_and_limit(
             'example vram="24GB" or gpu="rtx-4090" (--vram 24GB, --gpu rtx-4090).'
         )
     found = generic_gpu(limit)
-    note = f"no card named: planned for {found.title}; name yours with gpu= (--gpu)"
+    note = f"no card named: planned for {found.title}; name yours with gpu="
     return found, limit, (note,)
 
 

@@ -415,7 +415,7 @@ def _too_much_host_memory(made: Estimate, budget: Budget | None) -> list[str]:
     text = (
         f"does not fit in host memory: {format_bytes(used)} are pinned{each}, of "
         f"{format_bytes(limit)} {budget.host_ram_source}. Say what the machine has "
-        "with host_ram= (--host-ram), or plan again"
+        "with host_ram=, or plan again"
     )
     return [text]
 

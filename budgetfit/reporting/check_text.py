@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from budgetfit.reporting.estimate_text import limit_text, recipe_lines
-from budgetfit.reporting.header import model_lines
+from budgetfit.reporting.header import gpu_text, model_lines
 from budgetfit.reporting.layout import bullets, lines, section
 from budgetfit.reporting.plan_text import versions_text
 from budgetfit.utils.format_bytes import format_bytes
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 
 
 def check_text(
-    plan: Plan, found: Estimate, card: str, versions: Mapping[str, object]
+    plan: Plan, found: Estimate, card: str | None, versions: Mapping[str, object]
 ) -> RenderableType:
     """Render whether a plan still fits.
 
     Args:
         plan: As it was made.
         found: Its estimate now.
-        card: The card or the limit that it was checked for.
+        card: The card or the limit that it was checked for; None: the plan's.
         versions: Of the libraries now.
     """
     planned = plan.estimate
     was = format_bytes(planned.reserved_bytes)
     now = format_bytes(found.reserved_bytes)
+    own = gpu_text(plan.gpu, plan.budget.total_bytes)
     body = [
         *recipe_lines(plan.recipe, plan.model.blocks),
-        f"planned: reserved {was}, {plan.gpu.name}, {versions_text(plan.provenance)}",
-        f"now:     reserved {now}, {card}, {versions_text(versions)}",
+        f"planned: reserved {was}, {own}, {versions_text(plan.provenance)}",
+        f"now:     reserved {now}, {card or own}, {versions_text(versions)}",
     ]
     parts = [lines([*model_lines(plan.model), ""])]
     parts.append(section("CHECK", lines(body), limit_text(found)))

@@ -27,10 +27,12 @@ def plan_header(plan: Plan) -> list[str]:
         f"the CUDA context takes {cuda_context_text(budget)}, "
         f"{format_bytes(budget.headroom_bytes)} stay free (headroom)"
     )
+    nccl = budget.nccl.high_bytes if budget.nccl is not None else 0
     return [
         *model_lines(plan.model),
         f"{gpu_text(plan.gpu, budget.total_bytes)}: {usable}",
         f"  {aside}",
+        *([f"  NCCL takes at most {format_bytes(nccl)}"] if nccl else []),
         *([f"  {VARIABLE}={budget.allocator.text}"] if budget.allocator.text else []),
         *gpu_notes(plan.gpu, budget.total_bytes),
         origin_line(plan.model),

@@ -307,7 +307,8 @@ def _script(plan: Plan) -> str:
     recipe = plan.recipe
     on_host = any(e.mode == "offload" or e.input_on_host for e in recipe.segments)
     more = recipe.loss_chunks > 1 or recipe.optimizer_in_backward
-    return "trainer" if plan.adapter or on_host or more else "torch"
+    needs_more = plan.adapter or plan.model.nested_tensor or on_host or more
+    return "trainer" if needs_more else "torch"
 
 
 def _origin(plan: Plan) -> str:

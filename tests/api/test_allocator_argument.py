@@ -146,7 +146,7 @@ def test_another_card_gets_defaults_and_a_note(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv(VARIABLE, "anything")
     settings, notes = find_allocator_settings(None, is_here=False)
     assert settings.is_default
-    assert "predicted without; allocator= (--allocator)" in notes[0]
+    assert "predicted without; allocator= predicts" in notes[0]
     monkeypatch.delenv(VARIABLE)
     assert find_allocator_settings(None, is_here=False) == (AllocatorSettings(), ())
 

@@ -20,6 +20,7 @@ from budgetfit.inputs.plan_source import planned_arguments
 from budgetfit.inputs.planned_again import parse_again
 from tests.api.planned import plan_of_config
 from tests.models import LLAMA, llama
+from tests.reporting.sample_plans import sample_plan
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,12 @@ def test_a_plan_of_a_model_in_memory_needs_it_again(tmp_path: Path) -> None:
         budgetfit.check(loaded, model)
     found = budgetfit.check(loaded, model, batch=batch)
     assert found.reserved_bytes == made.estimate.reserved_bytes
+
+
+def test_a_plan_of_code_says_how_to_hand_that_code_in() -> None:
+    plan = sample_plan(provenance={"asked": {"model": "my model.py:build"}})
+    with pytest.raises(InputError, match=r"built by .*--model 'my model\.py:build'"):
+        planned_arguments(plan)
 
 
 LENGTHS = {8: 5, 24: 2, 32: 1}

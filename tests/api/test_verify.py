@@ -380,7 +380,7 @@ def test_a_plan_file_runs_no_code_that_it_names(saved: Path, tmp_path: Path) -> 
     document["provenance"]["asked"]["model"] = f"{harm}:build"
     evil = tmp_path / "plan.json"
     evil.write_text(json.dumps(document))
-    with pytest.raises(InputError, match="no model to verify"):
+    with pytest.raises(InputError, match="does not say which model"):
         budgetfit.verify(Plan.load(evil), loss=mean, device="cpu")
     assert not (tmp_path / "ran").exists()
 

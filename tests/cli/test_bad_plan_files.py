@@ -65,7 +65,7 @@ Change = dict[str, Any]
             "28,032 parameters, not 7. Plan again for this model",
         ),
         ({"provenance": {"asked": [1]}}, "damaged at 'provenance.asked'"),
-        ({"provenance": {}}, "The plan has no model to verify: hand it in"),
+        ({"provenance": {}}, "The plan does not say which model it is for"),
     ],
 )
 def test_plans_that_verify_refuses(

@@ -135,6 +135,23 @@ def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [["gpus"], ["gpus", "--json"]])
+def test_a_full_disk_is_told_in_a_line(words: list[str]) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        ended = subprocess.run(  # noqa: S603 - fixed words
+            [sys.executable, "-m", "budgetfit", *words],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert "No space left on device" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_an_ascii_terminal_can_show_every_table() -> None:
     result = python(
         "-c",

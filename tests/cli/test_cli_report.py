@@ -17,7 +17,8 @@ def test_a_plan_is_printed_and_its_report_written(run: Run, tmp_path: Path) -> N
     path = tmp_path / "plan.html"
     result = run("plan", "gpt2", "--vram", "24GB", "--report", path)
     assert result.exit_code == 0
-    assert result.stdout == str(sample_plan()) + "\n"
+    printed = str(sample_plan()).replace("pass batch= for", "pass --batch for")
+    assert result.stdout == printed + "\n"
     assert parsed(path.read_text(encoding="utf-8")).one("h1").text == "SmolLM2-1.7B"
 
 

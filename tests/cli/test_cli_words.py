@@ -1,6 +1,9 @@
 """Errors are told in the options of the command line, where there are any."""
 
+import dataclasses
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import Result
@@ -9,6 +12,12 @@ from budgetfit.cli.app import app
 from budgetfit.cli.error_wording import with_option_names
 from budgetfit.errors import DoesNotFitError, InputError, Suggestion
 from tests.cli.fake_api import FakeApi
+from tests.reporting.sample_plans import (
+    sample_cards,
+    sample_estimate,
+    sample_model,
+    sample_plan,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +82,25 @@ def test_an_error_is_told_so(
 ) -> None:
     api.error = error
     assert told in run("plan", "gpt2").output
+
+
+def test_remarks_are_told_in_options_too(
+    run: Callable[..., Result], api: FakeApi, tmp_path: Path
+) -> None:
+    note = "text rows of 8 tokens; max_length= changes it"
+    rows = (dataclasses.replace(sample_cards()[0], warnings=(note,)),)
+    found = sample_estimate(notes=(note,))
+    api.answers["plan"] = sample_plan(warnings=(note,))
+    api.answers["estimate_settings"] = (found, sample_model())
+    api.answers["compare"] = (rows, sample_model())
+    api.answers["check"] = found
+    saved = tmp_path / "plan.json"
+    for words in (
+        ("plan", "gpt2", "--vram", "24GB", "--save", saved),
+        ("show", saved),
+        ("check", saved),
+        ("estimate", "gpt2"),
+        ("compare", "gpt2", "--gpus", "t4"),
+    ):
+        assert "tokens; --max-length changes it" in run(*words).stdout
+    assert note in json.loads(run("show", saved, "--json").stdout)["warnings"]

@@ -192,7 +192,7 @@ def test_an_unknown_name_is_refused_with_the_three_nearest() -> None:
         find_gpu("rtx 4095")
     assert str(caught.value) == (
         "'rtx 4095' is not in the card table. Nearest: rtx-4090, rtx-3050, rtx-3090. "
-        "`budgetfit gpus` lists all cards; --vram (vram=) takes a size instead."
+        "`budgetfit gpus` lists all cards; vram= takes a size instead."
     )
 
 

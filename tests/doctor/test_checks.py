@@ -57,6 +57,16 @@ def test_a_driver_that_fails_or_is_missing_is_a_problem() -> None:
     dead = replace(GOOD.torch, available=False)
     finding = only(GOOD, driver=mismatch, torch=dead, gpus=())
     assert finding.commands == ("sudo reboot",)
+    for error, words in (
+        ("No devices were found", "sees no card"),
+        ("GPU is lost.  Reboot the system", "no longer answers"),
+        ("Failed to initialize NVML: Insufficient Permissions", "may not open"),
+        ("Failed to initialize NVML: Unknown Error", "Start the container anew"),
+        ("no answer within 20 s", "hangs"),
+        ("NVIDIA-SMI has failed because it couldn't communicate", "is not loaded"),
+    ):
+        driver = DriverFacts(error=error)
+        assert words in only(GOOD, driver=driver, torch=dead, gpus=()).meaning
     missing = only(GOOD, driver=DriverFacts(), torch=dead, gpus=())
     assert "no driver" in missing.meaning
 
@@ -232,6 +242,10 @@ def test_who_holds_the_card_is_told_with_a_plan_for_the_rest() -> None:
     assert "7 python3" not in finding.meaning
     # 24564 MiB less 6 GiB are 17.99 GiB.
     assert finding.commands == ("kill 42", "budgetfit plan MODEL --vram 17.9GiB")
+    # The driver keeps half a GiB, which is no part of what is free.
+    kept = replace(card, reserved_bytes=GIB // 2)
+    (_, plan) = only(GOOD, gpus=(kept,), processes=(mine, other)).commands
+    assert plan == "budgetfit plan MODEL --vram 17.4GiB"
     hidden = only(GOOD, gpus=(card,))
     assert "not listed" in hidden.meaning
     full = only(GOOD, gpus=(replace(card, used_bytes=card.total_bytes - 2**20),))
@@ -249,7 +263,7 @@ def test_slices_sharing_and_paging_are_told() -> None:
     assert bad(NO_CARD, system="Windows") == []
 
 
-@pytest.mark.parametrize("hidden", ["", "-1", "3", "3,0"])
+@pytest.mark.parametrize("hidden", ["", "-1", "3", "3,0", "GPU-7"])
 def test_cards_that_are_hidden_are_a_problem(hidden: str) -> None:
     environment = {"CUDA_VISIBLE_DEVICES": hidden}
     torch = replace(GOOD.torch, available=False)

@@ -25,7 +25,7 @@ elif "compute_cap" in words and {old}:
     sys.exit(2)
 elif "query-gpu" in words:
     end = "" if {old} else ", Enabled, [N/A], 7.5"
-    print("Tesla T4, 550.54.14, 15360, 100, GPU-1" + end)
+    print("Tesla T4, 550.54.14, 15360, 100, 14992, GPU-1" + end)
 else:
     print("| NVIDIA-SMI 550.54.14   Driver Version: 550.54.14   CUDA Version: 12.4 |")
 """
@@ -55,6 +55,7 @@ def test_cards_driver_and_processes_are_read_from_nvidia_smi(
             capability=(7, 5),  # an old driver does not tell: from the card table
             total_bytes=15360 * MIB,
             used_bytes=100 * MIB,
+            reserved_bytes=268 * MIB,
             sold_as_gb=16,
             ecc=not old,
             uuid="GPU-1",

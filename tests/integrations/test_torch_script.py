@@ -655,6 +655,19 @@ def test_masks_and_class_labels_have_values_that_a_model_takes(tmp_path: Path) -
     assert made["token_type_ids"].eq(0).all()
     assert made["labels"].max() < 3
 
+    # Classes of each position look like the next tokens of a language model.
+    batch = dict.fromkeys(("input_ids", "labels"), ((4, 8), "int64"))
+    for class_name, classes in (
+        ("BertForTokenClassification", True),
+        ("SegformerForSemanticSegmentation", True),
+        ("GPT2LMHeadModel", False),
+    ):
+        named = sample_model(batch=batch, class_name=class_name)
+        loop = opened(sample_plan(estimate=plan.estimate, model=named))
+        made = next(loop.batches(model))
+        assert (made["labels"].max() < 3) == classes
+        assert torch.equal(made["labels"], made["input_ids"]) != classes
+
 
 def test_it_runs_alone_and_prints_its_losses(tmp_path: Path) -> None:
     path = tmp_path / "train.py"

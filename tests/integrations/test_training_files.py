@@ -10,6 +10,7 @@ from budgetfit.core.adapter import Adapter
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Alternative, Plan
 from budgetfit.core.recipe import Segment
+from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports import axolotl, llamafactory
 from budgetfit.utils.format_bytes import format_bytes
@@ -370,6 +371,33 @@ def test_a_loss_in_parts_is_said_to_be_missing(program: ModuleType) -> None:
     assert "output head and loss in 8 parts" in comments
     assert "Near to a loss in parts" in comments
     assert ("Nothing was predicted" in comments) != ("--use-liger-kernel" in comments)
+
+
+def test_batches_are_padded_as_planned_or_the_difference_is_told() -> None:
+    plan = plan_of()  # samples of 2048 tokens
+    assert read(axolotl, plan)[0]["pad_to_sequence_len"] is False
+    assert "multiple of 8" not in read(llamafactory, plan)[1]
+
+    odd = {"input_ids": ((2, 1001), "int64"), "labels": ((2, 1001), "int64")}
+    plan = replace(plan, model=replace(plan.model, batch=odd))
+    assert "1008 for 1001: it may need more" in read(llamafactory, plan)[1]
+
+    over = VaryingLengths(
+        span="samples of 64 to 2048 tokens",
+        shortest=64,
+        longest=2048,
+        measure="none",
+        reserved_bytes=GIB,
+        updates=1,
+        samples_per_s=100.0,
+        plain_samples_per_s=100.0,
+        grouped_samples_per_s=120.0,
+        fits=True,
+        pad_to_multiple_of=128,
+    )
+    values, _ = read(axolotl, plan.changed(varying_lengths=over))
+    assert values["pad_to_multiple_of"] == 128
+    assert "pad_to_sequence_len" not in values
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

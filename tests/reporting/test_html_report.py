@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 
 from budgetfit.core.block_report import BlockRow
+from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import TimelinePoint
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import ACCUMULATING, Alternative, Plan
 from budgetfit.core.plan_curves import LazyCurves
 from budgetfit.errors import InputError
+from budgetfit.gpus.nccl_memory import NcclMemory
+from budgetfit.reporting.header import plan_header
 from budgetfit.reporting.html.colors import COLORS
 from budgetfit.reporting.html.report import comparison_page, figure_file, plan_page
 from budgetfit.reporting.html.summary import answers
+from budgetfit.reporting.html.table import Number
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 from tests.reporting.parsed_page import Element, parsed
@@ -54,8 +58,9 @@ def with_curves(plan: Plan) -> Plan:
 def test_the_report_says_how_many_gpus() -> None:
     several = Parallelism(engine="ddp", gpus=2)
     recipe = dataclasses.replace(sample_plan().recipe, parallelism=several)
-    found = sample_plan(recipe=recipe, estimate=sample_estimate(recipe))
-    assert ("GPUs", several.describe()) in answers(found)[0].facts
+    found = answers(sample_plan(recipe=recipe, estimate=sample_estimate(recipe)))[0]
+    assert ("GPUs", "2, ddp") in found.facts
+    assert found.answer == Number("batch size 6 on each GPU", 6)
     assert all(name != "GPUs" for name, _ in answers(sample_plan())[0].facts)
 
 
@@ -202,6 +207,27 @@ def test_the_process_and_its_peak_have_the_numbers_of_the_plan(
     }
 
 
+def test_nccl_is_no_part_of_the_cuda_context() -> None:
+    """24 GiB = 21 usable + 0.5 context + 2 NCCL + 0.5 headroom; 20 reserved of 21."""
+    nccl = NcclMemory(1, GIB, 2 * GIB)
+    aside = GIB // 2
+    estimate = sample_estimate(
+        reserved_bytes=20 * GIB,
+        process_bytes=20 * GIB + aside + nccl.high_bytes,
+        nccl_bytes=(nccl.low_bytes, nccl.high_bytes),
+    )
+    budget = Budget(24 * GIB, aside, aside, nccl=nccl)
+    plan = sample_plan(estimate=estimate, budget=budget)
+    page = parsed(plan_page(plan))
+    shown = said(page, TITLES[1])
+    assert "CUDA context and kernels: 512 MiB" in shown
+    assert "NCCL, at most: 2.00 GiB" in shown
+    text = figure(page, TITLES[1]).text
+    assert "1.00 GiB below the limit (the line), which leaves 512 MiB free" in text
+    assert ["set aside for NCCL", 2 * GIB] in rows(page, TITLES[1])
+    assert "  NCCL takes at most 2.00 GiB" in plan_header(plan)
+
+
 def test_each_block_has_its_treatment_and_cost(root: Element, plan: Plan) -> None:
     found = {name: cells for name, *cells in rows(root, TITLES[3])}
     assert list(found) == list(BLOCKS)
@@ -302,9 +328,16 @@ def test_a_plan_that_does_not_fit_says_by_how_much() -> None:
 
 
 def test_a_comparison_has_a_page_of_its_own() -> None:
-    root = parsed(comparison_page(sample_cards(), sample_model()))
+    reason = "qlora: its linear layers cannot be stored in 4 bits"
+    cards = [
+        dataclasses.replace(row, problem=row.problem and reason)
+        for row in sample_cards()
+    ]
+    root = parsed(comparison_page(cards, sample_model()))
+    marks = said(root, TITLES[7])
+    assert any("cannot run what was asked for" in each for each in marks)
     assert [each.text for each in root.all("h2")] == [TITLES[7], "Watch out"]
-    assert sample_cards()[3].problem in root.text
+    assert reason in root.text
 
 
 def test_a_notebook_shows_a_part_without_scripts(plan: Plan) -> None:

@@ -72,6 +72,21 @@ def test_next_names_an_export_that_can_be_written(
             torch_script(plan)
 
 
+def test_next_of_a_nested_batch_is_no_script_of_torch_alone() -> None:
+    """Its loop moves a dictionary or tuple of tensors to the card."""
+    batch = {
+        "pixel_values": ((2, 3, 64, 64), "float32"),
+        "labels.0.boxes": ((7, 4), "float32"),
+        "labels.1.boxes": ((7, 4), "float32"),
+    }
+    plan = sample_plan(model=sample_model(batch=batch))
+    text = render(plan_text(plan, saved_as="plan.json"))
+    assert "budgetfit export plan.json --to trainer > train.py" in text
+    assert trainer_text(plan, plan_file="")
+    with pytest.raises(InputError, match=r"inside, such as labels\.0\.boxes"):
+        torch_script(plan)
+
+
 def test_next_quotes_paths_and_asks_for_the_loss_that_is_missing() -> None:
     plan = sample_plan()
     text = render(plan_text(plan, saved_as="out dir/p.json"))

@@ -3,8 +3,9 @@
 Names and semantics are from 0.18.0 (axolotl-ai-cloud/axolotl, 067b021 of
 2026-07-24): src/axolotl/utils/schemas/{config,model,peft,training}.py,
 utils/config/__init__.py (one dtype to load and compute in), loaders/model.py
-(quantization, preparation), docs/gradient_checkpointing.qmd. It requires
-transformers 5.14, which lacks ``every_n_layers``.
+(quantization, preparation), core/builders/causal.py (padding),
+docs/gradient_checkpointing.qmd. It requires transformers 5.14, which lacks
+``every_n_layers``.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Setting
             "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
             "sequence_len": planned_length(plan),
             "sample_packing": False,
+            **_padding(plan),
         },
         "training": {
             "output_dir": "out",
@@ -73,6 +75,14 @@ def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Setting
             **yaml_settings(plan, "axolotl"),
         },
     }
+
+
+def _padding(plan: Plan) -> Settings:
+    """Return what pads batches as planned: left out, to a multiple of 64 tokens."""
+    over = plan.varying_lengths
+    if over is not None and over.pad_to_multiple_of:
+        return {"pad_to_multiple_of": over.pad_to_multiple_of}
+    return {"pad_to_sequence_len": False}  # to their longest sample
 
 
 def _checkpointing(recipe: Recipe, blocks: tuple[str, ...]) -> Settings | None:

@@ -3,8 +3,8 @@
 Names and semantics are from 0.9.6.dev0 (hiyouga/LLaMA-Factory, ff6d4d1 of
 2026-08-18): src/llamafactory/hparams/{model,finetuning,data}_args.py, hparams/parser.py
 (dtypes), model/adapter.py (trained weights are fp32 unless ``pure_bf16``),
-model/model_utils/{checkpointing,quantization}.py. The rest are transformers'
-``TrainingArguments``.
+model/model_utils/{checkpointing,quantization}.py, train/sft/workflow.py (padding). The
+rest are transformers' ``TrainingArguments``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from budgetfit.integrations.exports.yaml_file import Settings
 
 _BITS: Final = {"nf4": 4, "int8": 8}
+_PADDED_TO: Final = 8  # tokens: batches are padded to a multiple, without a setting
 
 
 def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
@@ -154,6 +155,14 @@ def _remarks(plan: Plan) -> Iterator[str]:
     adapter, policy = plan.adapter, find_precision(plan.recipe.precision)
     if plan.recipe.parallelism is not None:
         yield _launch(plan.recipe.parallelism)
+    length = planned_length(plan) or 0
+    padded = -(-length // _PADDED_TO) * _PADDED_TO
+    if padded > length:
+        yield (
+            f"Batches are padded to a multiple of {_PADDED_TO} tokens here, {padded} "
+            f"for {length}: it may need more than predicted. --max-length {padded} "
+            "plans that."
+        )
     if plan.recipe.loss_chunks > 1:
         yield (
             "Near to a loss in parts: enable_liger_kernel: true (package "

@@ -66,13 +66,21 @@ def torch_script(plan: Plan) -> str:
             function.
 
     Raises:
-        InputError: If the plan offloads, chunks the loss, or trains adapters.
+        InputError: If the plan offloads, chunks the loss, trains adapters, or has a
+            batch of containers in containers.
     """
     if plan.adapter is not None:
         other = "--to trainer" + ("" if plan.recipe.parallelism else " or --to sft")
         raise InputError(
             f"A script of torch alone cannot train {plan.adapter.describe()}: peft "
             f"makes it. Export {other}, or train with budgetfit.apply(plan, model)."
+        )
+    nested = plan.model.nested_tensor
+    if nested:
+        raise InputError(
+            "A script of torch alone takes a batch that is one dictionary or tuple of "
+            f"tensors, and this plan's has others inside, such as {nested}. Train with "
+            "budgetfit.apply(plan, model), or export --to trainer or --to accelerate."
         )
     model = _model(plan)
     sections = [
@@ -81,7 +89,7 @@ def torch_script(plan: Plan) -> str:
         *compile_parts(plan.recipe),
         *recompute_parts(plan.recipe),
         *ranks_parts(plan.recipe),
-        *data_parts(plan.model.batch, plan.model.batch_dims),
+        *data_parts(plan.model.batch, plan.model.batch_dims, plan.model.class_name),
         loss_part(
             plan.model.batch,
             _planned_loss(plan),

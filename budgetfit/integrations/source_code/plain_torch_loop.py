@@ -26,20 +26,26 @@ if TYPE_CHECKING:
     # Name -> shape and dtype, as in ModelSummary.
     Batch = dict[str, tuple[tuple[int, ...], str]]
 
+# Classes of transformers whose labels are classes of each position.
+_CLASSES_OF_POSITIONS: Final = ("ForTokenClassification", "ForSemanticSegmentation")
 _FLOATS: Final = ("float", "bfloat", "half", "double")
 
 
-def data_parts(batch: Batch, dims: SampleDims | None = None) -> list[Part]:
+def data_parts(
+    batch: Batch, dims: SampleDims | None = None, class_name: str = ""
+) -> list[Part]:
     """Return source of random batches of the planned shape, one line per tensor.
 
     Args:
         batch: The planned batch.
         dims: Its sample dimensions; the first, if unknown.
+        class_name: The model's class in transformers, which says what its labels are.
 
     Raises:
         InputError: For an unknown dtype.
     """
     counted = sample_dimensions(batch_from_shapes(batch), dims or FIRST_DIM)
+    of_positions = class_name.endswith(_CLASSES_OF_POSITIONS)
     lines, needs_tokens = [], False
     made: dict[tuple[tuple[int, ...], str], str] = {}
     for number, (name, (shape, dtype)) in enumerate(batch.items()):
@@ -51,10 +57,12 @@ def data_parts(batch: Batch, dims: SampleDims | None = None) -> list[Part]:
             )
         alike = made.get((shape, kind))
         variable = f"tensor_{number}"
-        if name == "labels" and alike is not None:  # language modelling
-            value = f"{alike}.clone()"
+        if name == "labels" and alike is not None and not of_positions:
+            value = f"{alike}.clone()"  # language modelling
         else:
-            value = _random(name, _shape(shape, counted.get(name)), kind)
+            classes = name == "labels" and (of_positions or len(shape) == 1)
+            size = _shape(shape, counted.get(name))
+            value = _random(name, size, kind, classes=classes)
             made.setdefault((shape, kind), variable)
         needs_tokens |= "tokens" in value
         lines.append(f"        {variable} = {value}")
@@ -76,17 +84,14 @@ def _shape(shape: tuple[int, ...], dim: int | None) -> str:
     return f"({', '.join(words)}{',' if len(words) == 1 else ''})"
 
 
-def _random(name: str, shape: str, dtype: str) -> str:
+def _random(name: str, shape: str, dtype: str, *, classes: bool) -> str:
     if dtype.startswith(_FLOATS):
         return f"torch.randn({shape}, dtype=torch.{dtype})"
     if dtype == "bool" or "mask" in name:
         return f"torch.ones({shape}, dtype=torch.{dtype})"
     if "type_ids" in name:
         return f"torch.zeros({shape}, dtype=torch.{dtype})"
-    if name == "labels" and shape.count(",") == 1 and shape.endswith(",)"):
-        limit = "getattr(model.config, 'num_labels', 2)"
-    else:
-        limit = "tokens"
+    limit = "getattr(model.config, 'num_labels', 2)" if classes else "tokens"
     return f"torch.randint({limit}, {shape}, dtype=torch.{dtype})"
 
 

@@ -337,7 +337,7 @@ class LengthsJudge:
         text = (
             f"batches of several lengths may pin up to {format_bytes(most)} of host "
             f"memory, of {format_bytes(limit)}: buffers of one size are not used for "
-            "another. Pad all to the largest, or say host_ram= (--host-ram) half as "
+            "another. Pad all to the largest, or say host_ram= half as "
             "large"
         )
         return (text,)

@@ -47,17 +47,22 @@ def _settings(plan: Plan) -> Answer:
         ("optimizer", recipe.optimizer),
         ("checkpointing", blocks_text(recipe, plan.model.blocks)),
     ]
-    if recipe.parallelism is not None:
-        facts.insert(0, ("GPUs", recipe.parallelism.describe()))
-    if recipe.compile == "blocks":
-        facts.append(("torch.compile", "the forward of each block"))
+    several = recipe.parallelism
+    if several is not None:
+        nodes = f" on {several.nodes} nodes" if several.nodes > 1 else ""
+        facts.insert(0, ("GPUs", f"{several.gpus}{nodes}, {several.describe()}"))
+    if recipe.compile != "none":
+        what = "each block" if recipe.compile == "blocks" else "the model"
+        facts.append(("torch.compile", f"the forward of {what}"))
     if recipe.loss_chunks > 1:
         facts.append(("output head and loss", f"in {recipe.loss_chunks} parts"))
     if recipe.optimizer_in_backward:
         facts.append(("optimizer steps", "in the backward pass"))
     if plan.longest_length is not None:
         facts.append(("longest context", f"{plan.longest_length:,} tokens"))
-    return Answer("What to set", Number(f"batch size {size}", size), tuple(facts))
+    each = " on each GPU" if several is not None else ""
+    answer = Number(f"batch size {size}{each}", size)
+    return Answer("What to set", answer, tuple(facts))
 
 
 def _memory(plan: Plan) -> Answer:

@@ -22,19 +22,19 @@ def section(plan: Plan) -> Section:
     """Return the process as nvidia-smi shows it, against the GPU and the limit."""
     estimate, budget = plan.estimate, plan.budget
     total = max(budget.total_bytes, plan.gpu.total_bytes)
-    parts = (
+    others = estimate.process_bytes - estimate.reserved_bytes
+    nccl = _nccl_bytes(plan)
+    parts = [
         ("allocated by tensors", estimate.allocated_bytes, "activations"),
         (
             "cached by the allocator",
             estimate.reserved_bytes - estimate.allocated_bytes,
             "cached",
         ),
-        (
-            "CUDA context and kernels",
-            estimate.process_bytes - estimate.reserved_bytes,
-            "context",
-        ),
-    )
+        ("CUDA context and kernels", others - nccl, "context"),
+    ]
+    if nccl:
+        parts.append(("NCCL, at most", nccl, "buffers"))
 
     def paint(drawing: Drawing) -> None:
         axes, start = drawing.axes, 0
@@ -55,7 +55,7 @@ def section(plan: Plan) -> Section:
         drawing.memory_axis("x", total)
         axes.grid(visible=False)
 
-    limit = budget.usable_bytes + budget.context_bytes
+    limit = budget.usable_bytes + others
     span = estimate.process_range_bytes
     left = budget.usable_bytes - estimate.reserved_bytes
     fits = f"{format_bytes(left)} below" if left >= 0 else f"{format_bytes(-left)} over"
@@ -76,6 +76,7 @@ def section(plan: Plan) -> Section:
 def _rows(plan: Plan) -> tuple[tuple[Cell, ...], ...]:
     estimate, budget = plan.estimate, plan.budget
     span = estimate.process_range_bytes or ()
+    nccl = _nccl_bytes(plan)
     sizes = (
         ("allocated (torch.cuda.max_memory_allocated)", estimate.allocated_bytes),
         ("reserved (torch.cuda.max_memory_reserved)", estimate.reserved_bytes),
@@ -83,8 +84,14 @@ def _rows(plan: Plan) -> tuple[tuple[Cell, ...], ...]:
         *zip(("process, at least", "process, at most"), span, strict=False),
         ("limit on reserved", budget.usable_bytes),
         ("set aside for the CUDA context", budget.context_bytes),
+        *([("set aside for NCCL", nccl)] if nccl else []),
         ("headroom", budget.headroom_bytes),
         ("planned for", budget.total_bytes),
         (f"memory of {plan.gpu.name}", plan.gpu.total_bytes),
     )
     return tuple((name, memory(size)) for name, size in sizes)
+
+
+def _nccl_bytes(plan: Plan) -> int:
+    """The upper end of NCCL's memory, which is what the process is counted with."""
+    return plan.estimate.nccl_bytes[1] if plan.estimate.nccl_bytes is not None else 0

@@ -54,7 +54,7 @@ def section(comparison: Sequence[GpuComparison]) -> Section | None:
 
 def _beside(row: GpuComparison) -> str:
     if row.estimate is None:
-        return "cannot run this precision"
+        return "cannot run what was asked for"
     if not row.fits:
         return f"too much: {format_bytes(row.estimate.reserved_bytes)}"
     return (
