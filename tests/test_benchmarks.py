@@ -3,6 +3,7 @@ import importlib
 import pytest
 
 from benchmarks.kernel_times import ratios, times
+from benchmarks.recorded_steps import kernels_ms
 from benchmarks.run import (
     BENCHMARKS,
     PAGE,
@@ -95,3 +96,14 @@ def test_the_h100s_shares_are_what_its_recorded_ops_ask_for() -> None:
     for library, ratio in ON_HOPPER.items():
         asked = found[f"{library} attention in bf16, of cuDNN's rate"]
         assert asked == pytest.approx(ratio, abs=0.07)
+
+
+def test_the_kernels_of_a_step_are_counted_once() -> None:
+    kernels = {
+        "Memcpy HtoD (Pageable -> Device)": [2, 500.0],
+        "Optimizer.step#AdamW.step": [1, 1100.0],
+        "multi_tensor_apply_kernel": [7, 1000.0],
+        "sm90_gemm": [9, 3000.0],
+    }
+    row = {"kernel_us": 5600.0, "kernels": kernels}
+    assert kernels_ms(row) == pytest.approx(4.0)
