@@ -228,6 +228,27 @@ def test_one_thread_block_sums_up_a_channel_of_a_batch_norm() -> None:
     assert blocks(x.contiguous(memory_format=torch.channels_last)) == 0
     assert blocks(empty(64, 24)) == 0  # channels are last
     assert blocks(empty(2, 256, 8, 8)) == 0  # more than any GPU's multiprocessors
+    # PyTorch's own kernels have more channels than fill a GPU.
+    assert blocks(empty(2, 256, 8, 8, dtype=torch.bfloat16)) == 256
+
+
+@pytest.mark.parametrize(
+    ("images", "weights", "expected"),
+    [
+        ("float32", "float32", "batch_norm"),
+        ("float16", "float32", "batch_norm"),
+        ("float16", "float16", "plain_batch_norm"),
+        ("bfloat16", "float32", "plain_batch_norm"),
+    ],
+)
+def test_cudnn_has_no_batch_norm_in_bf16(
+    images: str, weights: str, expected: str
+) -> None:
+    x = empty(2, 24, 8, 8, dtype=getattr(torch, images))
+    one = empty(24, dtype=getattr(torch, weights))
+    args = (x, one, one, empty(24), empty(24), True, 0.1, 1e-5)
+    found = op_cost(aten.native_batch_norm.default, args, {}, (x, one, one))
+    assert OP_KINDS[found.kind] == expected
 
 
 def test_products_with_rows_of_even_length_are_faster_than_with_odd_ones() -> None:
