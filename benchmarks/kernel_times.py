@@ -11,6 +11,7 @@ they are recorded, nothing of budgetfit is needed.
 import argparse
 import itertools
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -239,6 +240,8 @@ CONVOLUTIONS: Final = (
     *(Convolution(192, 3, 224, 768, 16, 16), Convolution(16, 320, 64, 320, 3)),
     Convolution(128, 256, 14, 256, 3, 1, 32),
 )
+BATCH_NORMS: Final = ((128, 64, 56, 56), (128, 256, 56, 56), (128, 1024, 14, 14))
+FEW: Final = 256  # channels whose thread blocks all run at once
 LAYOUTS: Final = {"": torch.contiguous_format, " channels_last": torch.channels_last}
 
 
@@ -255,7 +258,7 @@ def convolutions() -> Iterator[Case]:
                     dtype=dtype,
                     layout=layout,
                 )
-            for shape in ((128, 64, 56, 56), (128, 256, 56, 56), (128, 1024, 14, 14)):
+            for shape in BATCH_NORMS:
                 yield from passes(
                     f"batch_norm{last}",
                     lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True),
@@ -471,6 +474,7 @@ def ratios(recorded: dict[str, float]) -> dict[str, float]:
         recorded: Microseconds, by the name of the op.
     """
     from benchmarks.product_share import H100, product_share  # noqa: PLC0415 - not there
+    from budgetfit.gpus.kernel_shares import find_shares  # noqa: PLC0415
     from budgetfit.timing.kernel_times import ISSUE_NS  # noqa: PLC0415
 
     found: dict[str, float] = {}
@@ -511,6 +515,23 @@ def ratios(recorded: dict[str, float]) -> dict[str, float]:
             for dtype, size in (("bf16", 2), ("fp32", 4))
         )
         / H100.memory_gb_per_s
+    )
+    # PyTorch's own batch norm, by its channels: three passes forward, five backward.
+    first, last = (
+        [
+            (shape[1], passes * math.prod(shape) * 2 / recorded[op] / 1e3)
+            for shape in BATCH_NORMS
+            for name, passes in (("batch_norm", 3), ("batch_norm backward", 5))
+            if (op := f"{name}{layout} bf16 {'x'.join(map(str, shape))}")
+        ]
+        for layout in LAYOUTS
+    )
+    reached = H100.memory_gb_per_s * find_shares(H100).bandwidth
+    found["batch norm in bf16, channels last, of the bandwidth reached"] = (
+        statistics.median(rate for _, rate in last) / reached
+    )
+    found["the same, channels first, bytes per nanosecond and channel"] = (
+        statistics.median(rate / blocks for blocks, rate in first if blocks <= FEW)
     )
     # Three kernels forward in three modules; a Linear has three backward, a LayerNorm
     # two, a GELU one.

@@ -3,6 +3,7 @@ import importlib
 import pytest
 
 from benchmarks.kernel_times import ratios, times
+from benchmarks.recorded_steps import kernels_ms
 from benchmarks.run import (
     BENCHMARKS,
     PAGE,
@@ -17,7 +18,8 @@ from benchmarks.shared import ROOT, config, table
 from budgetfit.gpus.kernel_shares import find_shares
 from budgetfit.gpus.table import find_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model
-from budgetfit.timing.kernel_times import ON_HOPPER
+from budgetfit.timing.kernel_times import ON_HOPPER, PLAIN_BLOCK
+from budgetfit.timing.kind_shares import KIND_SHARES
 
 # Published counts; tied embeddings are counted once.
 PARAMETERS = {
@@ -92,6 +94,21 @@ def test_the_h100s_shares_are_what_its_recorded_ops_ask_for() -> None:
     ):
         (asked,) = [v for what, v in found.items() if f"products, {dtype}," in what]
         assert asked == pytest.approx(share, abs=0.05)
+    plain = found["batch norm in bf16, channels last, of the bandwidth reached"]
+    assert plain == pytest.approx(KIND_SHARES["plain_batch_norm"].bandwidth, abs=0.02)
+    of_block = found["the same, channels first, bytes per nanosecond and channel"]
+    assert of_block == pytest.approx(PLAIN_BLOCK, abs=0.1)
     for library, ratio in ON_HOPPER.items():
         asked = found[f"{library} attention in bf16, of cuDNN's rate"]
         assert asked == pytest.approx(ratio, abs=0.07)
+
+
+def test_the_kernels_of_a_step_are_counted_once() -> None:
+    kernels = {
+        "Memcpy HtoD (Pageable -> Device)": [2, 500.0],
+        "Optimizer.step#AdamW.step": [1, 1100.0],
+        "multi_tensor_apply_kernel": [7, 1000.0],
+        "sm90_gemm": [9, 3000.0],
+    }
+    row = {"kernel_us": 5600.0, "kernels": kernels}
+    assert kernels_ms(row) == pytest.approx(4.0)

@@ -51,6 +51,7 @@ OpKind = Literal[
     "norm",
     "norm_backward",
     "batch_norm",
+    "plain_batch_norm",
     "pooling",
     "optimizer",
     "matmul",

@@ -71,8 +71,13 @@ FP32_ATTENTION_BACKWARD: Final = (
     KIND_SHARES["efficient_attention"].rate
     / KIND_SHARES["efficient_attention_backward"].rate
 )
+# Of PyTorch's own batch norm each thread waits for one value at a time, 512 of them in
+# a block: 2 KiB in flight at half a microsecond. So many bytes per nanosecond and block
+# are moved on an H100 (the same); cuDNN's vector loads fill a multiprocessor.
+PLAIN_BLOCK: Final = 4.5
 _TRACES: Final = 16  # of which it is remembered where their ops are
 _COPY: Final = OP_KINDS.index("host")
+_PLAIN_BATCH_NORM: Final = OP_KINDS.index("plain_batch_norm")
 PHASES: Final[tuple[PhaseName, ...]] = ("forward", "backward", "optimizer")
 
 
@@ -195,10 +200,12 @@ def kernel_times_ns(
         rates = _usual_rates(gpu, tf32, together)
     else:
         rates = _Rates.of(gpu, tf32=tf32, kinds=kinds, together=together)
+    bytes_per_ns = rates.bytes_per_ns[work.kind]
     times_ns: Nanoseconds = (
         rates.launch_ns[work.kind] * work.kernels
         + work.flops / rates.flops_per_ns[work.kind, work.rate]
-        + work.moved_bytes * _idle(work, gpu) / rates.bytes_per_ns[work.kind]
+        + work.moved_bytes
+        / np.minimum(bytes_per_ns, _of_blocks(work, gpu, bytes_per_ns))
     )
     return times_ns
 
@@ -258,14 +265,19 @@ def collectives(trace: StepTrace) -> NDArray[np.bool_]:
     return named[trace.ops.name] if named.any() else np.zeros(len(trace.ops.name), bool)
 
 
-def _idle(work: OpWork, gpu: Gpu) -> NDArray[np.float64]:
-    """Return how many times longer memory takes with idle multiprocessors.
+def _of_blocks(
+    work: OpWork, gpu: Gpu, bytes_per_ns: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the bytes per nanosecond that the thread blocks of kernels can move.
 
-    Of a kernel with fewer thread blocks than the GPU has multiprocessors, each moves
-    bytes at the rate of one multiprocessor.
+    Of a kernel with fewer of them than the GPU has multiprocessors, each moves bytes at
+    the rate of one multiprocessor; those of PyTorch's batch norm at their own.
     """
-    blocks = np.where(work.blocks, work.blocks, gpu.sm_count)
-    return np.maximum(1.0, gpu.sm_count / blocks)
+    blocks = np.where(work.blocks, work.blocks, np.inf)
+    of_one = np.where(
+        work.kind == _PLAIN_BATCH_NORM, PLAIN_BLOCK, bytes_per_ns / gpu.sm_count
+    )
+    return blocks * of_one
 
 
 def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:

@@ -16,8 +16,9 @@ class KindShares(NamedTuple):
 
 
 # Fitted on whole steps of single GPUs (``benchmarks/published_steps/fit.py``), but for
-# the bandwidth of products, which comes from fits of measured matrix products, and
-# copies to the host.
+# the bandwidth of products, which comes from fits of measured matrix products, of
+# PyTorch's own batch norm (``python -m benchmarks.kernel_times``), and copies to the
+# host.
 KIND_SHARES: Final[dict[OpKind, KindShares]] = {
     "elementwise": KindShares(0, 0.86),
     "copy": KindShares(0, 0.89),
@@ -26,6 +27,7 @@ KIND_SHARES: Final[dict[OpKind, KindShares]] = {
     "norm": KindShares(0, 0.74),
     "norm_backward": KindShares(0, 0.70),
     "batch_norm": KindShares(0, 1.04),
+    "plain_batch_norm": KindShares(0, 0.50),
     "pooling": KindShares(0, 0.66),
     "optimizer": KindShares(0, 0.55),
     "matmul": KindShares(0.96, 1.1),

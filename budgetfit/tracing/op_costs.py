@@ -59,6 +59,7 @@ FULL_CHANNELS: Final = 64
 NARROWEST: Final = 0.35  # least share of the rate that narrow convolutions keep
 GROUP_CHANNELS: Final = 32
 MANY_BLOCKS: Final = 256  # more than any GPU has multiprocessors
+MOST_BLOCKS: Final = 2**15 - 1  # that a trace can hold
 
 
 class OpCost(NamedTuple):
@@ -71,8 +72,8 @@ class OpCost(NamedTuple):
         moved_bytes: Bytes read and written.
         kernels: Kernels that are launched.
         efficiency: Share of its kind's rate that the shape of its tensors reaches.
-        blocks: Thread blocks of each kernel, where they may be fewer than a GPU has
-            multiprocessors; else 0.
+        blocks: Thread blocks of each kernel, where there may be too few of them to use
+            the whole GPU; else 0.
     """
 
     kind: int
@@ -109,22 +110,30 @@ def op_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
     formula = flop_registry.get(func.overloadpacket)
     flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
     rate = _rate_of(tensors_in(args)) if formula else _NONE
-    blocks = _channel_blocks(func, args, kwargs) if kind == "batch_norm" else 0
+    blocks = 0
+    if kind == "batch_norm":
+        kind, blocks = _batch_norm(_by_name(func, args, kwargs))
     return OpCost(_KIND[kind], rate, flops, moved_bytes, kernels, blocks=blocks)
 
 
-def _channel_blocks(func: OpOverload, args: Args, kwargs: Kwargs) -> int:
-    """Return a batch norm's thread blocks: one per channel.
+def _batch_norm(call: Kwargs) -> tuple[OpKind, int]:
+    """Return a batch norm's kind and its thread blocks: one per channel.
 
     Both cuDNN's kernels and PyTorch's own have one block sum up a channel. Where
-    channels are the last dimension, or with statistics given, any number works.
+    channels are the last dimension, or with statistics given, any number works. cuDNN's
+    do not run in bf16, nor in fp16 with weights in fp16.
     """
-    call = _by_name(func, args, kwargs)
-    inputs = _first(call, "input")
+    inputs, weight = _first(call, "input"), call.get("weight")
+    plain = inputs.dtype == torch.bfloat16 or (
+        inputs.dtype == torch.float16
+        and (weight is None or weight.dtype != torch.float32)
+    )
     channels = int(inputs.shape[1])
     sums_up = call.get("training", call.get("train", True))
     is_last = inputs.stride()[1] == 1
-    return channels if sums_up and not is_last and channels < MANY_BLOCKS else 0
+    if not sums_up or is_last or not (plain or channels < MANY_BLOCKS):
+        channels = 0
+    return "plain_batch_norm" if plain else "batch_norm", min(channels, MOST_BLOCKS)
 
 
 def _rate_of(tensors: Sequence[Tensor]) -> int:
@@ -188,7 +197,7 @@ _NAMES: Final[dict[OpKind, str]] = {
 # Passes over the inputs, and kernels: batch norm computes statistics, then normalises;
 # backward passes of norms compute the gradients of inputs and of parameters.
 _PASSES: Final[dict[OpKind, tuple[int, int]]] = {
-    "batch_norm": (2, 2),
+    "batch_norm": (2, 2),  # of either kind
     "norm_backward": (2, 2),
 }
 
@@ -215,6 +224,8 @@ def _memory_bound(name: str, read: int, written: int) -> tuple[OpKind, int, int]
     passes, kernels = _PASSES.get(kind, (1, 1))
     if op == "embedding_dense_backward":  # zeroed, then read and added to
         passes, kernels = 2, 2
+    if op == "native_group_norm":  # statistics, factors of each channel, the output
+        passes, kernels = 2, 3
     return kind, passes * read + written, kernels
 
 
@@ -244,9 +255,10 @@ def argument_passes(func: OpOverload) -> tuple[tuple[int, int], ...]:
             written = False  # but with a loss scale
         if name == _TRITON_KERNEL:
             written = False
-        overwritten = position == 0 and name in _OVERWRITE
-        read = not (overwritten or argument.name.startswith("out"))
-        passes.append((int(read), int(written)))
+        overwritten = written and (
+            argument.name.startswith("out") or (position == 0 and name in _OVERWRITE)
+        )
+        passes.append((int(not overwritten), int(written)))
     return tuple(passes)
 
 

@@ -150,6 +150,21 @@ def test_idle_multiprocessors_move_no_bytes(thread_blocks: int, longer: float) -
     assert other / one == pytest.approx(longer, rel=1e-3)
 
 
+def test_each_thread_block_of_pytorchs_batch_norm_moves_as_much() -> None:
+    def time(card: str, thread_blocks: int) -> float:
+        return time_of(
+            card,
+            "none",
+            moved=1e12,
+            kind="plain_batch_norm",
+            thread_blocks=thread_blocks,
+        )
+
+    assert time("rtx-4090", 32) / time("rtx-4090", 64) == pytest.approx(2, rel=1e-3)
+    assert time("rtx-4090", 64) == pytest.approx(time("h100-80gb", 64), rel=1e-3)
+    assert time("rtx-4090", 4096) == time("rtx-4090", 0)  # enough of them
+
+
 def test_flash_attention_2_is_slower_than_cudnn_on_hopper_alone() -> None:
     for card, ratio in (("h100-80gb", 1 / 0.54), ("rtx-4090", 1.0)):
         flash, cudnn = (

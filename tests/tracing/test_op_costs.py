@@ -30,6 +30,8 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 SQUARE = empty(512, 512)  # 1 MiB
+IMAGE = empty(4, 64, 32, 32)  # 1 MiB
+FLOAT = torch.float32
 
 
 def test_a_product_is_two_operations_for_each_pair() -> None:
@@ -138,6 +140,11 @@ def test_grouped_heads_of_keys_are_as_much_work_as_heads_of_their_own() -> None:
         (aten.add.Tensor, (SQUARE, empty(512, 1).expand(512, 512)), 2),
         # Softmax and norms pass over their input once.
         (aten._softmax.default, (SQUARE, -1, False), 2),  # noqa: SLF001
+        # What a backward pass calls output was saved for it: read, not written.
+        (aten._softmax_backward_data.default, (SQUARE, SQUARE, -1, FLOAT), 3),  # noqa: SLF001
+        (aten.tanh_backward.default, (SQUARE, SQUARE), 3),
+        # Group norm: statistics first, then the output.
+        (aten.native_group_norm.default, (IMAGE, *(None,) * 2, 4, 64, 1024, 2, 0.1), 3),
     ],
 )
 def test_what_an_op_reads_and_writes(op: Any, args: Any, moved: int) -> None:
@@ -221,6 +228,27 @@ def test_one_thread_block_sums_up_a_channel_of_a_batch_norm() -> None:
     assert blocks(x.contiguous(memory_format=torch.channels_last)) == 0
     assert blocks(empty(64, 24)) == 0  # channels are last
     assert blocks(empty(2, 256, 8, 8)) == 0  # more than any GPU's multiprocessors
+    # PyTorch's own kernels have more channels than fill a GPU.
+    assert blocks(empty(2, 256, 8, 8, dtype=torch.bfloat16)) == 256
+
+
+@pytest.mark.parametrize(
+    ("images", "weights", "expected"),
+    [
+        ("float32", "float32", "batch_norm"),
+        ("float16", "float32", "batch_norm"),
+        ("float16", "float16", "plain_batch_norm"),
+        ("bfloat16", "float32", "plain_batch_norm"),
+    ],
+)
+def test_cudnn_has_no_batch_norm_in_bf16(
+    images: str, weights: str, expected: str
+) -> None:
+    x = empty(2, 24, 8, 8, dtype=getattr(torch, images))
+    one = empty(24, dtype=getattr(torch, weights))
+    args = (x, one, one, empty(24), empty(24), True, 0.1, 1e-5)
+    found = op_cost(aten.native_batch_norm.default, args, {}, (x, one, one))
+    assert OP_KINDS[found.kind] == expected
 
 
 def test_products_with_rows_of_even_length_are_faster_than_with_odd_ones() -> None:
