@@ -319,6 +319,13 @@ def test_torch_is_as_before_after_an_error() -> None:
 
 
 @supported
+def test_training_compiles_in_the_process_of_a_plan() -> None:
+    session(Tower()).exact(recipe())
+    # Makes tables of patterns, and refuses to make them twice.
+    importlib.import_module("torch._inductor.fx_passes.post_grad").lazy_init()
+
+
+@supported
 def test_a_block_that_cannot_be_compiled_is_an_error() -> None:
     class Eager(Pointwise):
         @torch.compiler.disable

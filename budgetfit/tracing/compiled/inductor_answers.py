@@ -154,10 +154,10 @@ def _change_settings(
     import torch._functorch.config as autograd_config
     import torch._inductor.compile_fx as inductor
     from torch._inductor import config
-    from torch._inductor.fx_passes import joint_graph, post_grad
+    from torch._inductor.fx_passes import joint_graph
 
-    for module in (joint_graph, post_grad):
-        patch(module, "lazy_init", functools.partial(_tables_on_cpu, module.lazy_init))
+    tables = functools.partial(_tables_on_cpu, joint_graph.lazy_init)
+    patch(joint_graph, "lazy_init", tables)
     patch(inductor, "get_input_idxs_to_check", lambda *_, **__: ())
     stack.enter_context(
         config.patch(force_disable_caches=True, compile_threads=1, shape_padding=False)
@@ -172,7 +172,10 @@ def _change_settings(
 
 
 def _tables_on_cpu(lazy_init: Callable[..., None], *_: Any) -> None:
-    """Make inductor's tables of patterns, once, from traces on the CPU."""
+    """Make inductor's tables of patterns, once, from traces on the CPU.
+
+    Only those that training makes for each device: of the others a second is refused.
+    """
     lazy_init(torch.device("cpu"))
 
 
