@@ -70,7 +70,7 @@ def answers_for_inductor(
         def patch(owner: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(owner, name, value))
 
-        # Neither another plan's GPU is here, nor this one in what the process does next.
+        # Neither another plan's GPU is here, nor this one in what follows.
         for function in itertools.chain.from_iterable(map(cached_functions, _CACHES)):
             function.cache_clear()
             stack.callback(function.cache_clear)
