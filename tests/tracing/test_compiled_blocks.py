@@ -319,6 +319,28 @@ def test_torch_is_as_before_after_an_error() -> None:
 
 
 @supported
+def test_inductor_sees_the_gpu_of_each_plan_and_of_none_afterwards() -> None:
+    properties = importlib.import_module("torch._inductor.runtime.hints")
+    known = properties.DeviceProperties.create
+    for sm_count in (128, 40):
+        with answers_for_inductor(
+            replace(TARGET, sm_count=sm_count),
+            uniform=False,
+            partition=lambda *_: None,
+            module=lambda _: None,
+        ):
+            assert known(torch.device("cuda", 0)).multi_processor_count == sm_count
+    assert known.cache_info().currsize == 0
+
+
+@supported
+def test_training_compiles_in_the_process_of_a_plan() -> None:
+    session(Tower()).exact(recipe())
+    # Makes tables of patterns, and refuses to make them twice.
+    importlib.import_module("torch._inductor.fx_passes.post_grad").lazy_init()
+
+
+@supported
 def test_a_block_that_cannot_be_compiled_is_an_error() -> None:
     class Eager(Pointwise):
         @torch.compiler.disable

@@ -138,6 +138,26 @@ def test_nothing_is_left_behind_not_even_by_an_error() -> None:
     assert dispatcher() == before or threading.active_count() > 1
 
 
+class Monitor(threading.Thread):
+    """Of tqdm's bars, which inductor shows."""
+
+    __module__ = "tqdm._monitor"
+
+
+def test_the_thread_of_progress_bars_keeps_nothing_registered() -> None:
+    thread_kernels.unregister_unused()
+    before, alone = dispatcher(), threading.active_count() == 1
+    end = threading.Event()
+    monitor = Monitor(target=end.wait, daemon=True)
+    monitor.start()
+    with cuda_composite_ops(ADA):
+        pass
+    after = dispatcher()
+    end.set()
+    monitor.join()
+    assert after == before or not alone
+
+
 def softmax_is_fused() -> bool:
     """Whether a softmax of fp16 into fp32 is one op, as on CUDA."""
     with fake_mode(), Ops() as ops:

@@ -166,6 +166,16 @@ def test_kernels_are_sized_for_the_gpu_of_the_plan() -> None:
     assert large.allocated_bytes - small.allocated_bytes == (128 - 58) * (4 << 16)
 
 
+def test_torch_itself_asks_whether_a_device_is_its_context() -> None:
+    index_of: Any = vars(torch.cuda)["_get_device_index"]
+
+    def asking(x: torch.Tensor) -> torch.Tensor:
+        assert index_of(torch.device("cuda", 1)) == 1
+        return Doubled.apply(x)  # type: ignore[no-any-return]
+
+    estimate(asking)
+
+
 def test_other_code_and_other_threads_see_the_device_of_the_trace() -> None:
     seen: queue.SimpleQueue[Any] = queue.SimpleQueue()  # a list would be put back
     names: dict[str, Any] = {"torch": torch, "seen": seen}
@@ -220,6 +230,7 @@ def test_everything_is_put_back() -> None:
     places = {
         "torch": torch,
         "torch.cuda": torch.cuda,
+        "torch.cuda.device": torch.cuda.device,
         "torch._subclasses.fake_tensor.FakeTensor": FakeTensor,
         "triton.runtime.jit.JITFunction": JITFunction,
         "triton.runtime.autotuner.Autotuner": Autotuner,

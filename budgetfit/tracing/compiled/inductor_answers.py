@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import sys
 import types
 from pathlib import Path
@@ -15,6 +16,8 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from budgetfit.tracing.isolation.lru_caches import cached_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,6 +31,12 @@ CUDA: Final = torch.device("cuda", 0)
 _GUARDS: Final = "_ZN3c104impl26device_guard_impl_registryE"
 _DEVICE_TYPES, _CUDA, _META = 21, 1, 14
 _TRITON: Final = "3.7.1"  # that of torch 2.13
+# Their functions keep what they were told about the device.
+_CACHES: Final = (
+    "torch._inductor.runtime.hints",
+    "torch._inductor.utils",
+    "torch.utils._triton",
+)
 UNIFORM: Final = {"split_reductions": False, "triton.mix_order_reduction": False}
 
 
@@ -61,6 +70,10 @@ def answers_for_inductor(
         def patch(owner: Any, name: str, value: Any) -> None:
             stack.enter_context(mock.patch.object(owner, name, value))
 
+        # Neither another plan's GPU is here, nor this one in what follows.
+        for function in itertools.chain.from_iterable(map(cached_functions, _CACHES)):
+            function.cache_clear()
+            stack.callback(function.cache_clear)
         if torch.version.cuda is None:
             stack.enter_context(_guard_for_cuda())
             _folded_constants_on_host(stack)
@@ -153,12 +166,13 @@ def _change_settings(
     """Generate code in this process, at once, as training with a plan does."""
     import torch._functorch.config as autograd_config
     import torch._inductor.compile_fx as inductor
-    from torch._inductor import config
-    from torch._inductor.fx_passes import joint_graph, post_grad
+    from torch._inductor import config, utils
+    from torch._inductor.fx_passes import joint_graph
 
-    for module in (joint_graph, post_grad):
-        patch(module, "lazy_init", functools.partial(_tables_on_cpu, module.lazy_init))
+    tables = functools.partial(_tables_on_cpu, joint_graph.lazy_init)
+    patch(joint_graph, "lazy_init", tables)
     patch(inductor, "get_input_idxs_to_check", lambda *_, **__: ())
+    patch(utils.log, "warning", lambda *_, **__: None)  # of few SMs, for each graph
     stack.enter_context(
         config.patch(force_disable_caches=True, compile_threads=1, shape_padding=False)
     )
@@ -172,7 +186,10 @@ def _change_settings(
 
 
 def _tables_on_cpu(lazy_init: Callable[..., None], *_: Any) -> None:
-    """Make inductor's tables of patterns, once, from traces on the CPU."""
+    """Make inductor's tables of patterns, once, from traces on the CPU.
+
+    Only those that training makes for each device: of the others a second is refused.
+    """
     lazy_init(torch.device("cpu"))
 
 

@@ -29,7 +29,7 @@ def lru_caches_cleared(modules: Collection[nn.Module]) -> Iterator[None]:
     entries are computed again when they are needed.
     """
     names = {kind.__module__ for kind in set(map(type, modules))}
-    functions = [each for name in sorted(names) for each in _cached_functions(name)]
+    functions = [each for name in sorted(names) for each in cached_functions(name)]
     for module in modules:
         own = vars(module).values()
         functions += [each for each in own if type(each) is LruCache]
@@ -43,8 +43,8 @@ def lru_caches_cleared(modules: Collection[nn.Module]) -> Iterator[None]:
 
 
 @functools.cache
-def _cached_functions(module: str) -> tuple[Any, ...]:
-    """Return the cached functions of a Python module and its classes."""
+def cached_functions(module: str) -> tuple[Any, ...]:
+    """Return the ``lru_cache``s of a Python module and its classes."""
     found = []
     for value in list(vars(sys.modules.get(module, object)).values()):
         own = vars(value).values() if isinstance(value, type) else [value]

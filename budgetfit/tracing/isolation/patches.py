@@ -134,8 +134,10 @@ PATCHES: Final = (
         "kernels on real tensors are launched as ever",
     ),
     Patch(
-        "torch.cuda.is_available, torch.cuda.current_device, torch.cuda.device, "
-        "torch.cuda.get_device_capability, torch.cuda.get_device_properties",
+        "torch.cuda.is_available, torch.cuda.current_device, "
+        "torch.cuda.get_device_capability, torch.cuda.get_device_properties, "
+        "torch.cuda.device.__init__, torch.cuda.device.__enter__, "
+        "torch.cuda.device.__exit__",
         _KERNELS,
         "code with Triton kernels allocates what the GPU of the plan asks for; where "
         "Triton is loaded",

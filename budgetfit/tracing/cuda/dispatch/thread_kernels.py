@@ -66,10 +66,23 @@ def kernels_in_this_thread(
 def unregister_unused() -> None:
     """Put back torch's own kernels, unless a trace or another thread may run ours."""
     with _LOCK:
-        if not _users and threading.active_count() == 1:
+        if not _users and not _others_run_ops():
             for library, _ in _LIBRARIES.values():
                 library._destroy()
             _LIBRARIES.clear()
+
+
+def _others_run_ops() -> bool:
+    """Whether another thread may call ops; that of tqdm's bars, which stays, does not.
+
+    Inductor starts it, too. Kernels that stayed would hide decompositions in Python
+    from code that is compiled for the CPU.
+    """
+    return any(
+        each is not threading.current_thread()
+        and type(each).__module__ != "tqdm._monitor"
+        for each in threading.enumerate()
+    )
 
 
 def _skipping(dispatch_key: str, name: str) -> Callable[..., Any]:

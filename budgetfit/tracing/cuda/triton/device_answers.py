@@ -62,11 +62,9 @@ def answers_for_kernels(target: CudaTarget) -> Iterator[None]:
         )
 
     with contextlib.ExitStack() as stack:
-        for module, name, answer in _answers(target):
+        for owner, name, answer in _answers(target):
             stack.enter_context(
-                mock.patch.object(
-                    module, name, answering(answer, getattr(module, name))
-                )
+                mock.patch.object(owner, name, answering(answer, getattr(owner, name)))
             )
         for name, value in (("device", _CUDA), ("is_cuda", True)):
             stack.enter_context(
@@ -86,7 +84,7 @@ def _has_kernels(module: str, names: dict[str, Any]) -> bool:
 
 def _answers(
     target: CudaTarget,
-) -> tuple[tuple[types.ModuleType, str, Callable[..., Any]], ...]:
+) -> tuple[tuple[Any, str, Callable[..., Any]], ...]:
     """Return functions of PyTorch, and what they return for the GPU of the plan."""
     major, minor = target.compute_capability
     properties = types.SimpleNamespace(
@@ -98,5 +96,9 @@ def _answers(
         (cuda, "current_device", lambda: 0),
         (cuda, "get_device_capability", lambda *_, **__: (major, minor)),
         (cuda, "get_device_properties", lambda *_, **__: properties),
-        (cuda, "device", lambda *_: contextlib.nullcontext()),
+        # Not the class, by which torch's own functions ask ``isinstance``.
+        *(
+            (cuda.device, name, lambda *_: None)
+            for name in ("__init__", "__enter__", "__exit__")
+        ),
     )
