@@ -195,7 +195,7 @@ def test_a_limit_alone_stands_for_a_card_that_is_named_in_a_note() -> None:
     assert card.total_bytes == 24 * 10**9
     (note,) = card.notes
     assert card.gpu.title in note
-    assert "--gpu" in note
+    assert "gpu=" in note
 
 
 def test_a_card_alone_brings_its_own_memory() -> None:

@@ -108,7 +108,7 @@ def test_host_memory_is_what_was_planned_or_is_given(config: Path) -> None:
     assert least.fits is False
     (note,) = (text for text in least.notes if "host memory" in text)
     assert "are pinned, of" in note
-    assert "--host-ram" in note
+    assert "host_ram=" in note
 
 
 def test_a_card_that_cannot_run_the_precision_is_refused(config: Path) -> None:

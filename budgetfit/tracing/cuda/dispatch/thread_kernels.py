@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final
@@ -73,16 +74,26 @@ def unregister_unused() -> None:
 
 
 def _others_run_ops() -> bool:
-    """Whether another thread may call ops; that of tqdm's bars, which stays, does not.
+    """Whether another thread may call ops.
 
-    Inductor starts it, too. Kernels that stayed would hide decompositions in Python
-    from code that is compiled for the CPU.
+    Those of tqdm's bars and of inductor's compilers, which stay, do not. Kernels that
+    stayed with them would hide decompositions in Python from code that is compiled for
+    the CPU.
     """
+    quiet = {threading.current_thread(), *_inductor_threads()}
     return any(
-        each is not threading.current_thread()
-        and type(each).__module__ != "tqdm._monitor"
+        each not in quiet and type(each).__module__ != "tqdm._monitor"
         for each in threading.enumerate()
     )
+
+
+def _inductor_threads() -> set[threading.Thread]:
+    """Return the threads that wait for compilers."""
+    module = sys.modules.get("torch._inductor.async_compile")
+    if module is None or not module.AsyncCompile.pool.cache_info().currsize:
+        return set()
+    threads: set[threading.Thread] = module.AsyncCompile.pool()._threads
+    return threads
 
 
 def _skipping(dispatch_key: str, name: str) -> Callable[..., Any]:
