@@ -143,7 +143,9 @@ def compiled_modules(model: nn.Module) -> list[str]:
     ]
 
 
-def disable_compile(model: nn.Module, undo: Undo, *, warn: bool) -> None:
+def disable_compile(
+    model: nn.Module, undo: Undo, warn_of: Recipe | None = None
+) -> None:
     """Run every compiled module in ``model`` eagerly until undone.
 
     Covers ``module.compile()``, ``torch.compile(module)`` as a submodule and
@@ -153,16 +155,21 @@ def disable_compile(model: nn.Module, undo: Undo, *, warn: bool) -> None:
     Args:
         model: Modified in place; instance attributes only.
         undo: Receives the inverse changes.
-        warn: Whether to warn if a module was compiled.
+        warn_of: What is applied, to warn if a module was compiled; None: no warning.
     """
     names = compiled_modules(model)
     if not names:
         return
-    if warn:
+    if warn_of is not None:
+        why = (
+            "compiled code chooses for itself what it saves and recomputes, and the "
+            f"plan {_WHY}"
+            if warn_of.compile == "none"
+            else f'the plan (compile="{warn_of.compile}") compiles in its own way.'
+        )
         warnings.warn(
             f"torch.compile is switched off for {_names(names)} until run.undo(): "
-            "compiled code chooses for itself what it saves and recomputes, and the "
-            f"plan {_WHY}",
+            f"{why}",
             stacklevel=4,
         )
     modules = dict(model.named_modules())

@@ -149,7 +149,7 @@ def _eager(plan: Plan, setup: TrainingSetup, notes: list[str]) -> Iterator[Plan]
     if plan.recipe.compile != "none" or compiled_modules(setup.model):
         notes.append(WITHOUT_COMPILE)
     with Undo() as undo:
-        disable_compile(setup.model, undo, warn=False)
+        disable_compile(setup.model, undo)
         yield plan.changed(recipe=replace(plan.recipe, compile="none"))
     undo()
 

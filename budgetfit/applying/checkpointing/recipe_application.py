@@ -137,7 +137,7 @@ class RecipeApplication:
             or recipe.loss_chunks > 1
             or recipe.compile != "none"
         ):
-            disable_compile(self._model, undo, warn=not is_trace)
+            disable_compile(self._model, undo, None if is_trace else recipe)
         else:
             warn_compiled_unverified(self._model)
 
