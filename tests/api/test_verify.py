@@ -356,7 +356,7 @@ def test_a_loaded_plan_is_not_verified_with_another_batch(saved: Path) -> None:
 
 
 def test_a_loaded_plan_needs_its_model(saved: Path) -> None:
-    with pytest.raises(InputError, match=r"hand it in, verify\(plan, model\)"):
+    with pytest.raises(InputError, match=r"Hand it in: verify\(plan, model\)"):
         budgetfit.verify(Plan.load(saved), loss=mean, device="cpu")
 
 
@@ -380,7 +380,7 @@ def test_a_plan_file_runs_no_code_that_it_names(saved: Path, tmp_path: Path) -> 
     document["provenance"]["asked"]["model"] = f"{harm}:build"
     evil = tmp_path / "plan.json"
     evil.write_text(json.dumps(document))
-    with pytest.raises(InputError, match="does not say which model"):
+    with pytest.raises(InputError, match="is not run unasked"):
         budgetfit.verify(Plan.load(evil), loss=mean, device="cpu")
     assert not (tmp_path / "ran").exists()
 

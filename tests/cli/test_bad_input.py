@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from budgetfit.cli.app import app
+from budgetfit.cli.error_wording import with_option_names
 from tests.cli.real_cli import (
     assert_one_line,
     run,
@@ -168,7 +170,7 @@ def test_with_json_an_error_is_one_document(
     assert result.exit_code == 2
     error = json.loads(result.stdout)["error"]
     assert error["type"] == "InputError"
-    assert error["message"] in result.stderr
+    assert with_option_names(error["message"], app) in result.stderr
 
 
 @pytest.mark.parametrize(
