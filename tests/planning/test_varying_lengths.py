@@ -13,6 +13,7 @@ from torch import nn
 import budgetfit
 from budgetfit import Parallelism
 from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.loop import Loop
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.sample_lengths import LengthSummary, summarize_lengths
 from budgetfit.core.step_trace import StepTrace
@@ -248,6 +249,23 @@ def test_an_estimate_of_a_recipe_is_over_its_lengths() -> None:
     assert plain.samples_per_s_of_data == plain.data_samples_per_s
     assert any("some orders reserve twice as much" in note for note in plain.notes)
     assert not any("some orders" in note for note in first.notes)
+
+
+def test_what_lengths_add_comes_on_top_of_what_evaluations_take() -> None:
+    """An upper bound: their replay has no evaluations between its steps."""
+
+    def reserved(loop: Loop, **batch: Any) -> int:
+        recipe = replace(RECIPE, longest_batch_first="lengths" in batch)
+        made = budgetfit.estimate(_config(), recipe, gpu="rtx-4090", loop=loop, **batch)
+        return made.reserved_bytes
+
+    one: dict[str, Any] = {"max_length": LENGTHS.planned}
+    many: dict[str, Any] = {"lengths": dict(LENGTHS.counts)}
+    evaluating = Loop(evaluation_batch_size=64)
+    added = reserved(Loop(), **many) - reserved(Loop(), **one)
+    assert added > 0
+    assert reserved(evaluating, **one) > reserved(Loop(), **many)
+    assert reserved(evaluating, **many) == reserved(evaluating, **one) + added
 
 
 def test_a_given_batch_is_shortened_where_it_is_as_long_as_the_longest() -> None:

@@ -16,7 +16,7 @@ from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.plan import Estimate
 from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError, TraceError
-from budgetfit.memory.replay import UNLIMITED_BYTES
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.memory.replay_sequence import StepSequence
 from budgetfit.planning.search.rate_over_lengths import RateOverLengths
 from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
@@ -241,6 +241,18 @@ class LengthsJudge:
         ]
         drawn = {size for draw in self._draws for row in draw for size in row}
         self._traces = LengthTraces(trace_at, recipe.batch_size, lengths, drawn)
+        # The steps that are replayed have no evaluations between them.
+        self._alone_bytes = estimate.reserved_bytes
+        if loop.evaluation_batch_size:
+            self._alone_bytes = replay(
+                trace_at(lengths.planned),
+                recipe.batch_size,
+                workload.gpu,
+                limit_bytes=UNLIMITED_BYTES,
+                settings=budget.allocator,
+                micro_steps=steps,
+                breakdown=False,
+            ).reserved_bytes
         self._replays = {
             settings: StepSequence(
                 self._traces.program_at,
@@ -296,7 +308,7 @@ class LengthsJudge:
         estimate, budget = self._estimate, self._budget
         most = budget.usable_bytes if most is None else most
         reserved, updates = self._reserved(measure, most, padded_to, self._draws)
-        growth = max(reserved - estimate.reserved_bytes, 0)
+        growth = max(reserved - self._alone_bytes, 0)
         others = round(growth * OTHER_ORDERS)
         replays, expandable = self._replay(measure)
         if not expandable:
