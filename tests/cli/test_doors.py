@@ -193,6 +193,6 @@ def test_a_plan_file_cannot_name_a_factory_to_run(tmp_path: Path) -> None:
     model.write_text(RUNS + FACTORIES)
     verified = run("verify", plan, "--device", "cpu")
     exported = run("export", plan, "--to", "torch")
-    assert_one_line(verified, 2, "hand it in")
+    assert_one_line(verified, 2, "is not run unasked")
     assert exported.exit_code == 0, exported.output
     assert not (tmp_path / "ran").exists()
