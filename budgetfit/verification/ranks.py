@@ -156,7 +156,7 @@ def _compare(
     size = single.batch_size
     if setup.device.type == "cuda":
         size = min(size, COMPARED_ON_CUDA)
-    plain = replace(single, segments=())
+    plain = replace(single, segments=(), compile="none")
     as_one = not _has_policy(recipe)
     if as_one:
         plain = replace(plain, parallelism=None)

@@ -1,16 +1,23 @@
 """``verify`` of a plan for several GPUs: real steps of two processes with gloo."""
 
 import os
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
+from torch import nn
 
 import budgetfit
 from budgetfit import Parallelism
 from budgetfit.core.parallelism import ZeroStage
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.sample_dims import FIRST_DIM
 from budgetfit.core.verification import Verification
 from budgetfit.reporting.verification_text import verdict_text
+from budgetfit.verification import ranks
 from budgetfit.verification.verify_plan import WITHOUT_COMPILE
+from budgetfit.workload.training_setup import TrainingSetup
 from tests.gloo_ranks import on_ranks
 from tests.integrations.tiny_training import mixed_segments, plan_for, tiny_model
 from tests.zero_ranks import deepspeed_of_its_own
@@ -103,3 +110,31 @@ def test_deepspeeds_gradients_are_those_of_one_process() -> None:
         assert check.max_gradient_error <= 1e-6
         assert check.recomputed_blocks == check.expected_recomputed_blocks > 0
         assert any("Live bytes were not compared" in each for each in check.notes)
+
+
+def test_compiled_blocks_are_compared_with_eager_ones() -> None:
+    setup = TrainingSetup(
+        model=nn.Linear(2, 2),
+        batch=torch.ones(2, 2),
+        batch_dims=FIRST_DIM,
+        loss=None,
+        optimizer=None,
+        device=torch.device("cpu"),
+    )
+    parallelism = Parallelism(engine="fsdp2", gpus=2, reduce_dtype="fp32")
+    recipe = Recipe(batch_size=2, compile="blocks", parallelism=parallelism)
+    plan: Any = SimpleNamespace(recipe=recipe, model=SimpleNamespace(blocks=("0",)))
+
+    def run_both(_: nn.Module, *made: Any, **_settings: object) -> None:
+        for make in made[:2]:
+            make(lambda _: None)
+
+    with (
+        mock.patch.object(ranks, "check_gradients", run_both),
+        mock.patch.object(TrainingSetup, "run_factory") as factory,
+    ):
+        rank: Any = SimpleNamespace(rank=0, mean=None)
+        ranks._compare(plan, setup, rank, [])  # noqa: SLF001 - several GPUs at work
+    compared = [call.args[0] for call in factory.call_args_list]
+    assert [each.compile for each in compared] == ["blocks", "none"]
+    assert [each.engine for each in compared] == ["fsdp2", "fsdp2"]
