@@ -8,6 +8,7 @@ from budgetfit.errors import InputError
 
 # Beyond these sizes no GPU helps, and bytes would overflow 64 bits.
 MAX_SAMPLES: Final = 2**24
+MAX_TRACED_SAMPLES: Final = 2**16  # integers of a batch are real, in host memory
 MAX_BATCH_SIZE: Final = 2**40
 MAX_PIXELS: Final = 2**14  # along each side
 OBJECTIVES: Final = ("throughput", "batch_size", "memory", "length")

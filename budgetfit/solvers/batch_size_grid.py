@@ -4,12 +4,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import Final
 
-from budgetfit.core.validation import MAX_SAMPLES
+from budgetfit.core.validation import MAX_SAMPLES, MAX_TRACED_SAMPLES
 
 # Upper end of the grid: of small models the time per sample falls until there.
 LARGEST_BATCH_SIZE: Final = MAX_SAMPLES
-# The same where each size is traced for itself, with real integers of its samples.
-LARGEST_TRACED_SIZE: Final = 65_536
+# The same where each size is traced for itself.
+LARGEST_TRACED_SIZE: Final = MAX_TRACED_SAMPLES
 # Multiples of 8 are tried up to here, then multiples of 16 up to twice as much, and so
 # on: eight between a power of two and the next.
 _EVERY_EIGHT_UP_TO: Final = 128

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from budgetfit.batches.batch_tree import batch_size_of
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.precision import find_precision
+from budgetfit.core.validation import MAX_TRACED_SAMPLES
 from budgetfit.errors import TraceError
 from budgetfit.traces.cache.cache import TraceCache
 from budgetfit.traces.cache.key import (
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 # Four views of each sample, a number of 8 bytes for each pair of views.
 MAX_BYTES_PER_PAIR = 4 * 4 * 8
-MAX_TRACED_BATCH_SIZE = 2**16  # its integers are real tensors in host memory
 
 
 def smallest_sizes(workload: Workload) -> list[int]:
@@ -364,7 +364,7 @@ class TraceSession:
         Integer values of a batch are propagated up to a limit only; control flow that
         depends on more of them cannot be traced.
         """
-        if batch_size > MAX_TRACED_BATCH_SIZE and program.compile == "none":
+        if batch_size > MAX_TRACED_SAMPLES and program.compile == "none":
             with contextlib.suppress(TraceError):  # it may take this size only
                 affine = self._trace_affine(program)
                 if affine is not None:
