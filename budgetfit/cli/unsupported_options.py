@@ -27,8 +27,8 @@ _SHARDED: Final = (
     "planned"
 )
 _COMPILED: Final = (
-    "use --compile blocks (torch.compile for each block) or --compile model; plan "
-    "--compile auto takes the better of none and blocks"
+    "use plan with --compile blocks (torch.compile for each block), --compile model, or "
+    "--compile auto, which takes the better of none and blocks"
 )
 
 # Options of other tools that users try, and what to do instead.

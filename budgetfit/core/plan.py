@@ -92,7 +92,8 @@ class Estimate:
         usable_bytes: Limit on ``reserved_bytes``; None without a budget.
         as_is: The dtypes of the weights, where the recipe does not cast them.
         eval_batch_size: Largest evaluation batch between training steps, without
-            gradients and labels; None where not requested or unknown.
+            gradients, with labels and the loss; 0 if not even one sample fits; None in
+            an estimate, on several GPUs, and where it is unknown.
         loop: The training loop around the steps.
         nccl_bytes: Range of NCCL's memory in the process, on several GPUs.
         network_ms: The part of ``step_ms`` in which kernels wait for the network.

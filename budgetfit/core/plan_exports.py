@@ -110,7 +110,7 @@ class PlanExports:
 
         Raises:
             InputError: If the plan offloads or chunks the loss, which takes more than a
-                page of code.
+                page of code, trains adapters, or has a batch with containers inside.
         """
         text: str = _call("source_code.plain_torch", "torch_script", self)
         return text
