@@ -270,6 +270,10 @@ prediction never sees the recording.
 *Under* is the share of cases that were predicted too small by any amount.
 """
 
+NOT_ON_A_GPU = """
+No recording of a real GPU has been made with this release of torch. Those of an H100
+are of torch 2.11: `python -m tests.accuracy.on_card` compares them."""
+
 
 def page_of(installed: str) -> Path:
     """The page of a release: accuracy.md for the main one."""
@@ -314,8 +318,7 @@ def main() -> int:
         sys.stdout.write(f"{summary}\n\n")
         text += [summary, tables]
     if "gpu" not in by_origin:
-        none = "\nNo recording of a real GPU has been made with this release yet"
-        text += [f"{none}; what others measured on one is below."]
+        text += [NOT_ON_A_GPU]
     if compiled:
         text.append(f"\n{compiled_section(compiled)}")
     if installed == MAIN_RELEASE:
