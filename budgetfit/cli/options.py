@@ -115,7 +115,7 @@ RESERVED = _panel(
     ),
     host_ram=_option(
         "Most pinned host memory for offloading, for example 32GiB; 0 for none.",
-        shown="what is free where this machine has the card, else 16GiB",
+        shown="what is free where this machine has the card, else 16GiB (T4: 8GiB)",
     ),
     allocator=_option(
         "What PYTORCH_ALLOC_CONF will say where training runs: "
@@ -171,7 +171,9 @@ REMOTE_CODE = _panel(
 )
 OTHER_MODEL = _panel(
     "Model",
-    model=_option("The model, where the plan was made from one in memory."),
+    model=_option(
+        "The model, where the plan was made from one in memory or from a factory."
+    ),
 )
 SETTINGS = _panel(
     "Settings",
@@ -201,8 +203,9 @@ SEVERAL_GPUS = _panel(
         default="1",
     ),
     engine=_option(
-        "On several cards: ddp, fsdp2, or auto for the better one (plan); deepspeed "
-        "for the best stage of ZeRO, or one of them: zero1, zero2, zero3.",
+        "On several cards: ddp, fsdp2, zero1, zero2 or zero3; where there is a choice "
+        "(plan, compare) also auto, the better of ddp and fsdp2, and deepspeed, its "
+        "best stage of ZeRO.",
         default="auto",
     ),
     link=_option(

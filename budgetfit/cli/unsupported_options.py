@@ -27,7 +27,7 @@ _SHARDED: Final = (
     "planned"
 )
 _COMPILED: Final = (
-    "use plan with --compile blocks (torch.compile for each block), --compile model, or "
+    "use plan --compile blocks (torch.compile for each block), --compile model, or "
     "--compile auto, which takes the better of none and blocks"
 )
 

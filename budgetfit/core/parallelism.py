@@ -90,7 +90,7 @@ class Parallelism:
     overlap_comm: bool | None = None
 
     def __post_init__(self) -> None:
-        """Check names, counts, and that no setting of the other engine is set."""
+        """Check names, counts, and that no setting of another engine is set."""
         check_engine(self.engine)
         check_positive_int("gpus", self.gpus, most=MOST_GPUS)
         if self.gpus == 1:
@@ -126,7 +126,7 @@ class Parallelism:
             )
 
     def _check_engine_settings(self) -> None:
-        """Check that settings of the other engine have their defaults."""
+        """Check that settings of other engines have their defaults."""
         stage = self.zero_stage
         if self.engine == "deepspeed" and stage not in get_args(ZeroStage):
             raise InputError(
