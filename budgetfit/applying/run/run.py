@@ -118,8 +118,8 @@ class Run:
         on_phase: Called with ``"forward"``, ``"backward"`` or ``"optimizer"`` as each
             begins.
         learning_rate: For an optimizer given by name.
-        determinism_check: See ``checkpoint.apply_segments``.
-        keep_own_checkpointing: See ``checkpoint.apply_segments``.
+        determinism_check: See ``apply_segments``.
+        keep_own_checkpointing: See ``apply_segments``.
         plan: The plan of the recipe, for warnings and errors.
         dims: The sample dimension of a batch's tensors.
         on_missing_loss: For tracing without a loss (``call_model.compute_loss``).
