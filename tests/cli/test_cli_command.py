@@ -91,8 +91,12 @@ def test_any_other_option_is_unknown(run: Callable[..., Result]) -> None:
 
 
 def test_what_is_advised_exists() -> None:
-    plan = dict(commands())["plan"]
-    own = {word for param in plan.params for word in param.opts}
-    assert not own & set(UNSUPPORTED_OPTIONS)
+    of_plan, of_estimate = (
+        {word for param in dict(commands())[name].params for word in param.opts}
+        for name in ("plan", "estimate")
+    )
+    assert not of_plan & set(UNSUPPORTED_OPTIONS)
     for text in UNSUPPORTED_OPTIONS.values():
-        assert set(re.findall(r"--[a-z0-9-]+", text)) <= own, text
+        advised = set(re.findall(r"--[a-z0-9-]+", text))
+        assert advised <= of_plan, text
+        assert advised <= of_estimate or text.startswith("use plan "), text
