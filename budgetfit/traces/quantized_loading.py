@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _FP32_BYTES: Final = 4
 _HALF_BYTES: Final = 2
 _PEFT_THAT_EMPTIES: Final = Version("0.20")
+# Earlier ones copy weights in threads, ahead of their turn (decision 0042).
+TRANSFORMERS_IN_ORDER: Final = Version("5.4")
 
 
 def with_loading(
