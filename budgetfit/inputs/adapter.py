@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import torch
+from packaging.version import Version
 from torch import nn
 
 from budgetfit.core.adapter import ALL_LINEAR, Adapter, ComputeDtype, parse_adapter
@@ -23,7 +25,10 @@ from budgetfit.integrations.quantization.traceable_layers import (
 )
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
 from budgetfit.integrations.source_code.python_source import DTYPES
-from budgetfit.traces.quantized_loading import has_quantized_layers
+from budgetfit.traces.quantized_loading import (
+    TRANSFORMERS_IN_ORDER,
+    has_quantized_layers,
+)
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
@@ -117,18 +122,26 @@ def model_to_trace(
 
 
 def loading_notes(model: nn.Module, estimate: Estimate) -> tuple[str, ...]:
-    """Return a note where loading a quantized model takes more memory than training."""
+    """Return notes on loading a quantized model: what takes more than the plan says."""
+    if not has_quantized_layers(model):
+        return ()
+    notes = []
     peak_bytes = estimate.allocated_bytes
     training_bytes = max(estimate.phase_peaks_bytes.values())
-    if peak_bytes <= training_bytes or not has_quantized_layers(model):
-        return ()
-    return (
-        (
+    if peak_bytes > training_bytes:
+        notes.append(
             f"loading takes more than training: {format_bytes(peak_bytes)}, as weights "
             "are on the card in two forms while they are quantised and cast; training "
             f"takes {format_bytes(training_bytes)}"
-        ),
-    )
+        )
+    installed = metadata.version("transformers")
+    if Version(installed) < TRANSFORMERS_IN_ORDER:
+        notes.append(
+            f"transformers {installed} copies weights onto the card before it is their "
+            "turn to be quantised, which can leave much more reserved than predicted: "
+            "install 5.4 or later, or set HF_DEACTIVATE_ASYNC_LOAD=1 where you load"
+        )
+    return tuple(notes)
 
 
 def attach_planned_adapter(plan: Plan, model: Any, undo: Undo) -> Any:  # noqa: ANN401

@@ -9,8 +9,8 @@ Sources:
     transformers 5.23, ``modeling_utils.py``: ``caching_allocator_warmup`` (one block
     of the size of the model, freed at once); ``core_model_loading.py``:
     ``convert_and_load_state_dict_in_model`` (weights by name; with quantisation
-    without threads); ``integrations/bitsandbytes.py``: ``Bnb4bitQuantize`` and
-    ``Bnb8bitQuantize``.
+    without threads, from 5.4 on); ``integrations/bitsandbytes.py``:
+    ``Bnb4bitQuantize`` and ``Bnb8bitQuantize``.
     bitsandbytes 0.50, ``functional.py``: ``quantize_4bit``, ``get_4bit_type``,
     ``quantize_blockwise``; ``nn/modules.py``: ``Int8Params._quantize``.
     peft 0.21, ``utils/other.py``: ``prepare_model_for_kbit_training`` (to fp32 one
@@ -46,21 +46,34 @@ if TYPE_CHECKING:
 _FP32_BYTES: Final = 4
 _HALF_BYTES: Final = 2
 _PEFT_THAT_EMPTIES: Final = Version("0.20")
+# Earlier ones copy weights in threads, ahead of their turn (decision 0042).
+TRANSFORMERS_IN_ORDER: Final = Version("5.4")
 
 
-def with_loading(trace: StepTrace, model: nn.Module) -> StepTrace:
+def with_loading(
+    trace: StepTrace,
+    model: nn.Module,
+    *,
+    ahead: int = 0,
+    empties: bool | None = None,
+) -> StepTrace:
     """Return the trace of a model with its loading; as it is without quantised layers.
 
     Args:
         trace: Its events begin with the model's parameters and buffers.
         model: The traced one, at full depth.
+        ahead: Entries of the checkpoint that are on the card before their turn. Up to
+            transformers 5.3 threads copy them, as far as the host gets: no run is
+            like another.
+        empties: Whether the cache is emptied after casts to fp32; None is what the
+            installed peft does.
     """
     storages = _storages_of(trace, model)
     if not storages or not has_quantized_layers(model):
         return trace
     log = _LoadingLog(storages, trace.fixed_bytes.size)
-    _load_base(model, log)
-    _cast_for_training(model, log)
+    _load_base(model, log, ahead)
+    _cast_for_training(model, log, empties=empties)
     _make_adapters(model, log)
     for tensor in tensors_in_apply_order(model):
         log.keep(tensor)
@@ -133,10 +146,23 @@ class _Loaded(NamedTuple):
     tensor: torch.Tensor | None
 
 
-def _load_base(model: nn.Module, log: _LoadingLog) -> None:
+def _load_base(model: nn.Module, log: _LoadingLog, ahead: int) -> None:
     """Log ``from_pretrained``: the warm-up, then each weight in the order of names."""
     base = list(_checkpoint_entries(model))
     in_half = _loads_in_half(model)
+    _warm_up(base, log, in_half=in_half)
+    copied: list[int] = []
+    for turn, (_, module, tensor) in enumerate(base):
+        due = base[len(copied) : turn + ahead + 1]
+        copied += [_copy(entry, log, in_half=in_half) for entry in due]
+        if isinstance(module, Nf4Linear) and tensor is None:
+            _quantize_nf4(module, log, copied[turn])
+        elif tensor is None:
+            _quantize_int8(module, log, copied[turn])
+
+
+def _warm_up(base: list[_Loaded], log: _LoadingLog, *, in_half: bool) -> None:
+    """Log a block of the size of the stored model, which is freed at once."""
     total, seen = 0.0, set()
     for _, module, tensor in base:
         owner = module.weight if tensor is None else tensor
@@ -150,21 +176,25 @@ def _load_base(model: nn.Module, log: _LoadingLog) -> None:
             halved = in_half and tensor.dtype == torch.float32
             total += tensor.nbytes / 2 if halved else tensor.nbytes
     log.free(log.temporary(int(total // 2) * 2))
-    for _, module, tensor in base:
-        if isinstance(module, Nf4Linear) and tensor is None:
-            _quantize_nf4(module, log)
-        elif tensor is None:
-            _quantize_int8(module, log)
-        elif in_half and tensor.dtype == torch.float32:
-            log.half(tensor)
-        else:
-            log.keep(tensor)
 
 
-def _quantize_nf4(layer: Nf4Linear, log: _LoadingLog) -> None:
-    """Log one ``Params4bit`` on its way from the host."""
+def _copy(entry: _Loaded, log: _LoadingLog, *, in_half: bool) -> int:
+    """Log an entry that comes from the host; return what is quantised of it, or 0."""
+    _, module, tensor = entry
+    if tensor is None:
+        nf4 = isinstance(module, Nf4Linear)
+        itemsize = module.packing.weight.itemsize if nf4 else _HALF_BYTES
+        return log.temporary(module.in_features * module.out_features * itemsize)
+    if in_half and tensor.dtype == torch.float32:
+        log.half(tensor)
+    else:
+        log.keep(tensor)
+    return 0
+
+
+def _quantize_nf4(layer: Nf4Linear, log: _LoadingLog, weight: int) -> None:
+    """Log one ``Params4bit`` made of a weight on the card, which is freed."""
     count = layer.in_features * layer.out_features
-    weight = log.temporary(count * layer.packing.weight.itemsize)
     scales_bytes = -(-count // layer.packing.block) * _FP32_BYTES
     if layer.packing.nested:
         scales = log.temporary(scales_bytes)
@@ -186,17 +216,17 @@ def _quantize_nf4(layer: Nf4Linear, log: _LoadingLog) -> None:
     log.free(weight)
 
 
-def _quantize_int8(layer: Int8Linear, log: _LoadingLog) -> None:
+def _quantize_int8(layer: Int8Linear, log: _LoadingLog, weight: int) -> None:
     """Log one ``Int8Params``: its 16 bits go back to the host, and come again."""
-    count = layer.in_features * layer.out_features
-    weight = log.temporary(count * _HALF_BYTES)
-    again = log.temporary(count * _HALF_BYTES)
+    again = log.temporary(layer.in_features * layer.out_features * _HALF_BYTES)
     log.keep(layer.SCB)
     log.keep(layer.weight)
     log.free(again, weight)
 
 
-def _cast_for_training(model: nn.Module, log: _LoadingLog) -> None:
+def _cast_for_training(
+    model: nn.Module, log: _LoadingLog, *, empties: bool | None
+) -> None:
     """Log ``prepare_model_for_kbit_training``, where it was called."""
     if not log.halves:
         return
@@ -204,7 +234,9 @@ def _cast_for_training(model: nn.Module, log: _LoadingLog) -> None:
         log.cast(parameter)
     for tensor in tensors_in_apply_order(model):
         log.cast(tensor)
-    if Version(metadata.version("peft")) >= _PEFT_THAT_EMPTIES:
+    if empties is None:
+        empties = Version(metadata.version("peft")) >= _PEFT_THAT_EMPTIES
+    if empties:
         log.events.append(EMPTY_CACHE)
 
 

@@ -1,3 +1,4 @@
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -214,6 +215,23 @@ def test_a_note_says_where_loading_takes_more_than_training() -> None:
     assert note.startswith("loading takes more than training: 3.00 GiB")
     peaks.phase_peaks_bytes["backward"] = 3 << 30
     assert loading_notes(model, peaks) == ()
+
+
+@pytest.mark.parametrize(("installed", "told"), [("5.3.0", True), ("5.4.0", False)])
+def test_a_note_says_that_threads_load_ahead(
+    installed: str, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: installed)
+    with torch.device("meta"):
+        model = One(512, 1024, torch.bfloat16)
+    peaks: Any = SimpleNamespace(
+        allocated_bytes=1 << 30, phase_peaks_bytes={"forward": 1 << 30}
+    )
+    assert loading_notes(model, peaks) == ()
+    quantize(model, FLAT)
+    notes = loading_notes(with_traceable_layers(model), peaks)
+    assert len(notes) == told
+    assert all("HF_DEACTIVATE_ASYNC_LOAD=1" in note for note in notes)
 
 
 def test_layers_that_quantise_in_every_step_are_refused() -> None:

@@ -129,13 +129,18 @@ class LoopTracer(Tracer):
 
 def trace_run(run: CardRun) -> StepTrace:
     """Trace the run's program at its batch size."""
+    return with_loading(*trace_steps(run))
+
+
+def trace_steps(run: CardRun) -> tuple[StepTrace, nn.Module]:
+    """Trace the run's steps alone; also return the model, whose loading is missing."""
     tracer = LoopTracer(workload_of(run), lambda _: None)
     program = Program("as-is", own_checkpointing=True)
     with _attention_of(run):
         trace = DepthExtrapolator().trace(program, (run.batch_size,), tracer)
     if trace is None:
         raise RuntimeError(f"{run.model} has no equal blocks")
-    return with_loading(trace, tracer.workload.model)
+    return trace, tracer.workload.model
 
 
 @contextmanager

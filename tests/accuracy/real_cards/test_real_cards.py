@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.accuracy.real_cards.predict import Compared, compare
+from tests.accuracy.real_cards.predict import (
+    Compared,
+    compare,
+    reserved_with_threads,
+)
 from tests.accuracy.real_cards.program import workload_of
 from tests.accuracy.real_cards.report import kept_section, section
 from tests.accuracy.real_cards.runs import CardRun, runs
@@ -12,6 +16,7 @@ from tests.accuracy.real_cards.segments import below_earlier
 
 MOST_ALLOCATED = 0.0025
 MOST_UNDER, MOST_OVER = 0.03, 0.06
+FEWEST_AND_MOST = (0, 10_000)  # entries that are copied ahead of their turn
 
 
 def find(*setting: object) -> CardRun:
@@ -71,6 +76,26 @@ def test_a_run_on_a_card_is_predicted(setting: tuple[object, ...]) -> None:
         assert abs(found.reserved_error) <= 0.01
 
 
+@pytest.mark.parametrize("length", [512, 4096])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_threads_and_a_kept_cache_explain_the_smallest_model(
+    attention: str, length: int
+) -> None:
+    # Every weight of it is small: with an emptied cache nothing that threads do counts.
+    run = find("SmolLM2-135M", attention, 1024 // length or 1, length, "nf4")
+    kept = reserved_with_threads(run, FEWEST_AND_MOST)
+    assert min(kept) <= run.reserved_mib <= max(kept)
+    emptied = reserved_with_threads(run, FEWEST_AND_MOST, empties=True)
+    assert max(emptied) - min(emptied) <= 4
+    assert max(emptied) < run.reserved_mib
+
+
+def test_weights_that_are_not_copied_ahead_are_loaded_as_predicted() -> None:
+    run = find("SmolLM2-135M", "sdpa", 2, 512, "nf4")
+    expected = (compare(run).reserved_mib,)
+    assert reserved_with_threads(run, (0,), empties=True) == expected
+
+
 def test_drivers_put_a_new_segment_below_the_earlier_ones() -> None:
     found = below_earlier()
     assert len(found) == 4
@@ -85,10 +110,16 @@ def test_the_page_begins_with_the_worst_run() -> None:
         run.reserved_mib,
         (run.forward_mib, run.backward_mib, run.optimizer_mib),
     )
-    bad = replace(exact, run=runs()[2], reserved_mib=0.9 * runs()[2].reserved_mib)
+    bad = replace(
+        exact,
+        run=runs()[2],
+        reserved_mib=0.9 * runs()[2].reserved_mib,
+        threads_mib=(7000.0, 8000.0),
+    )
     text = section([exact, bad])
     rows = [line for line in text.splitlines() if line.startswith("| Qwen2.5")]
-    assert "-10.00 %" in rows[0]
+    assert "-10.00 % | 7,000 to 8,000 |" in rows[0]
+    assert "1 of 1 rows" in text
     assert "+0.00 %" in rows[1]
     assert "| all: reserved | 2 | 5.000 % | -10.00 % | +0.00 % | 1 |" in text
     assert kept_section(f"# A\n\n{text}\n\n## Next\n") == text
