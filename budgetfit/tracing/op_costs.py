@@ -224,8 +224,6 @@ def _memory_bound(name: str, read: int, written: int) -> tuple[OpKind, int, int]
     passes, kernels = _PASSES.get(kind, (1, 1))
     if op == "embedding_dense_backward":  # zeroed, then read and added to
         passes, kernels = 2, 2
-    if op == "native_group_norm":  # statistics, factors of each channel, the output
-        passes, kernels = 2, 3
     return kind, passes * read + written, kernels
 
 
@@ -255,10 +253,9 @@ def argument_passes(func: OpOverload) -> tuple[tuple[int, int], ...]:
             written = False  # but with a loss scale
         if name == _TRITON_KERNEL:
             written = False
-        overwritten = written and (
-            argument.name.startswith("out") or (position == 0 and name in _OVERWRITE)
-        )
-        passes.append((int(not overwritten), int(written)))
+        overwritten = position == 0 and name in _OVERWRITE
+        read = not (overwritten or argument.name.startswith("out"))
+        passes.append((int(read), int(written)))
     return tuple(passes)
 
 

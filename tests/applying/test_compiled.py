@@ -117,7 +117,7 @@ def test_a_model_without_compiled_parts_is_left_alone() -> None:
     undo = Undo()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        disable_compile(model, undo, warn=True)
+        disable_compile(model, undo, recipe())
     assert all("forward" not in vars(module) for module in model.modules())
 
 
