@@ -4,12 +4,9 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from unittest import mock
 
 import pytest
 import torch
-from torch._inductor import config as inductor_config
-from torch._inductor.async_compile import AsyncCompile
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -139,37 +136,6 @@ def test_nothing_is_left_behind_not_even_by_an_error() -> None:
     assert not softmax_is_fused()
     # What is registered stays while other threads are alive, and does nothing.
     assert dispatcher() == before or threading.active_count() > 1
-
-
-class Monitor(threading.Thread):
-    """Of tqdm's bars, which inductor shows."""
-
-    __module__ = "tqdm._monitor"
-
-
-def test_the_thread_of_progress_bars_keeps_nothing_registered() -> None:
-    thread_kernels.unregister_unused()
-    before, alone = dispatcher(), threading.active_count() == 1
-    end = threading.Event()
-    monitor = Monitor(target=end.wait, daemon=True)
-    monitor.start()
-    with cuda_composite_ops(ADA):
-        pass
-    after = dispatcher()
-    end.set()
-    monitor.join()
-    assert after == before or not alone
-
-
-def test_threads_that_wait_for_inductors_compilers_run_no_ops() -> None:
-    with inductor_config.patch(compile_threads=2):
-        pool = AsyncCompile.pool()
-    pool.submit(int).result()
-    threads = [threading.current_thread(), *pool._threads]
-    other = threading.Thread()
-    for alive, run_ops in ((threads, False), ([*threads, other], True)):
-        with mock.patch.object(threading, "enumerate", lambda alive=alive: alive):
-            assert thread_kernels._others_run_ops() is run_ops
 
 
 def softmax_is_fused() -> bool:

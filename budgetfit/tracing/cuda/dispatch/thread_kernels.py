@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
 import warnings
 from typing import TYPE_CHECKING, Any, Final
@@ -67,33 +66,10 @@ def kernels_in_this_thread(
 def unregister_unused() -> None:
     """Put back torch's own kernels, unless a trace or another thread may run ours."""
     with _LOCK:
-        if not _users and not _others_run_ops():
+        if not _users and threading.active_count() == 1:
             for library, _ in _LIBRARIES.values():
                 library._destroy()
             _LIBRARIES.clear()
-
-
-def _others_run_ops() -> bool:
-    """Whether another thread may call ops.
-
-    Those of tqdm's bars and of inductor's compilers, which stay, do not. Kernels that
-    stayed with them would hide decompositions in Python from code that is compiled for
-    the CPU.
-    """
-    quiet = {threading.current_thread(), *_inductor_threads()}
-    return any(
-        each not in quiet and type(each).__module__ != "tqdm._monitor"
-        for each in threading.enumerate()
-    )
-
-
-def _inductor_threads() -> set[threading.Thread]:
-    """Return the threads that wait for compilers."""
-    module = sys.modules.get("torch._inductor.async_compile")
-    if module is None or not module.AsyncCompile.pool.cache_info().currsize:
-        return set()
-    threads: set[threading.Thread] = module.AsyncCompile.pool()._threads
-    return threads
 
 
 def _skipping(dispatch_key: str, name: str) -> Callable[..., Any]:
