@@ -168,7 +168,8 @@ def disable_compile(
             else f'the plan (compile="{warn_of.compile}") compiles in its own way.'
         )
         warnings.warn(
-            f"torch.compile is switched off for {_names(names)} until run.undo(): {why}",
+            f"torch.compile is switched off for {_names(names)} until run.undo(): "
+            f"{why}",
             stacklevel=4,
         )
     modules = dict(model.named_modules())
