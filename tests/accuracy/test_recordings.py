@@ -86,20 +86,26 @@ TWINS = [
 
 @pytest.mark.parametrize(("path", "twin"), TWINS, ids=[path.stem for path, _ in TWINS])
 def test_a_card_holds_what_the_null_driver_does(path: Path, twin: Path) -> None:
-    """All but cuDNN's workspaces, and where blocks are cut from segments."""
+    """All but cuDNN's workspaces, and where blocks are cut from segments.
+
+    cuDNN's LSTM keeps less than PyTorch's own: there the null driver has more.
+    """
 
     def peak_bytes(recording: dict[str, Any], kind: str) -> int:
         phases = itertools.chain.from_iterable(recording["steps"])
         return max(phase[f"peak_{kind}_bytes"] for phase in phases)
 
     on_card, without = read(path), read(twin)
+    in_cudnn = on_card["software"]["cudnn_enabled"]
+    model = on_card["case"]["model"]["name"]
+    if in_cudnn and model.startswith("lstm"):
+        for kind in ("allocated", "reserved"):
+            assert peak_bytes(without, kind) > peak_bytes(on_card, kind)
+        return
     assert peak_bytes(without, "allocated") == pytest.approx(
         peak_bytes(on_card, "allocated"), rel=1e-3
     )
-    in_cudnn = on_card["software"]["cudnn_enabled"]
-    convolves = on_card["case"]["model"]["name"].startswith(
-        ("resnet", "convnext", "vit")
-    )
+    convolves = model.startswith(("resnet", "convnext", "vit", "wav2vec2"))
     assert peak_bytes(without, "reserved") == pytest.approx(
         peak_bytes(on_card, "reserved"),
         rel=0.13 if in_cudnn and convolves else 0.035 if convolves else 0.014,
