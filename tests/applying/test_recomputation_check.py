@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from budgetfit.applying.checkpointing.recomputation_check import (
     MAX_SAMPLED_VALUES,
-    _Sample,
+    _Samples,
     _sampling_slices,
 )
 from budgetfit.applying.checkpointing.recomputation_state import (
@@ -38,7 +38,8 @@ def test_samples_are_small_and_never_empty(sizes: list[int]) -> None:
 
 
 def difference(first: Tensor, second: Tensor) -> float:
-    return _Sample(first).difference(_Sample(second))
+    (found,) = _Samples([first]).differences(_Samples([second]))
+    return found
 
 
 def test_differences_are_relative_to_the_first() -> None:
@@ -51,6 +52,20 @@ def test_differences_are_relative_to_the_first() -> None:
     assert difference(torch.tensor([1j]), torch.tensor([1j])) == 0.0
     assert math.isinf(difference(torch.ones(1), torch.ones(2)))
     assert math.isinf(difference(torch.ones(1), torch.ones(1).double()))
+
+
+def test_each_of_many_tensors_is_found_by_its_place() -> None:
+    """Of all dtypes, aligned, in more than one buffer of host memory."""
+    kinds = (torch.bool, torch.int64, torch.bfloat16, torch.complex128, torch.float32)
+    first = [torch.ones(1 + at % 700, dtype=kinds[at % 5]) for at in range(200)]
+    first += [torch.ones(()), torch.ones(0), torch.ones(40, 50, 60).transpose(0, 2)]
+    second = [each.clone() for each in first]
+    changed = {3: 1.0, 17: 1.0, 200: 1.0}
+    for at in changed:
+        second[at].zero_()
+    found = _Samples(first).differences(_Samples(second))
+    assert found == [changed.get(at, 0.0) for at in range(len(first))]
+    assert _Samples(first).differences(_Samples(first)) == [0.0] * len(first)
 
 
 def counting() -> Callable[[], int]:

@@ -19,9 +19,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch._compile import _disable_dynamo
@@ -35,10 +35,13 @@ from budgetfit.applying.pytree import tensors_in
 from budgetfit.errors import RecomputationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
 # Per tensor, spread over all its dimensions.
 MAX_SAMPLED_VALUES: Final = 1024
+_BUFFER_BYTES: Final = 2**18
+_ALIGNED_BYTES: Final = 16  # of the largest dtype
 # Relative tolerance. CPU kernels are deterministic, some GPU kernels use atomic adds.
 _CPU, _ELSEWHERE = 1e-5, 1e-3
 _NODE_OF_WORKSPACE: Final = "MkldnnRnnLayerBackward"
@@ -62,18 +65,17 @@ class SavedTensorCheck:
     def __init__(self, block: str, *, after_forward: bool) -> None:
         self._block = block
         self._after_forward = after_forward
-        self._first: list[_Sample] = []
-        self._returned: list[_Sample] = []
+        self._first = _Samples()
+        self._returned = _Samples()
         self.suspects: tuple[str, ...] = ()
         self._differing_integers: dict[int, float] = {}  # by index: relative difference
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """Sample what autograd saves in a forward."""
-        with self._observed(
-            lambda tensor: self._first.append(_Sample(tensor)), self._check_integers
-        ):
+        with self._observed(self._first.add, self._check_integers):
             yield
+        self._first.arrive()
 
     @contextmanager
     def compared(self) -> Iterator[None]:
@@ -82,21 +84,22 @@ class SavedTensorCheck:
         Raises:
             RecomputationError: At the last saved tensor, where checkpoints stop early.
         """
-        differences: list[float] = []
+        again = _Samples()
 
         def compare(tensor: torch.Tensor) -> None:
-            if len(differences) == len(self._first):
+            if len(again) == len(self._first):
                 self._refuse("it saves more tensors", math.inf)
-            difference = self._first[len(differences)].difference(_Sample(tensor))
-            differences.append(difference)
-            if math.isinf(difference):  # checkpoint would raise, less clearly
-                self._refuse("it saves tensors of other shapes or dtypes", difference)
-            if len(differences) == len(self._first):
-                self._check_differences(differences)
+            again.add(tensor)
+            if not again.is_like(self._first, len(again) - 1):
+                # checkpoint would raise, less clearly
+                self._refuse("it saves tensors of other shapes or dtypes", math.inf)
+            if len(again) == len(self._first):
+                again.arrive()
+                self._check_differences(self._first.differences(again))
 
         with self._observed(compare):
             yield
-        if len(differences) < len(self._first):
+        if len(again) < len(self._first):
             self._refuse("it saves fewer tensors", math.inf)
 
     @contextmanager
@@ -119,7 +122,7 @@ class SavedTensorCheck:
 
     def record_output(self, output: object) -> None:
         """Sample what a block returns to the next one of its segment."""
-        self._returned = [_Sample(tensor) for tensor in tensors_in(output)]
+        self._returned = _Samples(tensors_in(output))
 
     def compare_output(self, output: object) -> None:
         """Compare what a recomputed block returns (not the last one of a segment).
@@ -127,9 +130,9 @@ class SavedTensorCheck:
         Raises:
             RecomputationError: If it differs; the next block would be blamed otherwise.
         """
-        for first, tensor in zip(self._returned, tensors_in(output), strict=False):
-            difference = first.difference(_Sample(tensor))
-            if difference > first.tolerance:
+        differences = self._returned.differences(_Samples(tensors_in(output)))
+        for index, difference in enumerate(differences):
+            if difference > self._returned.tolerance(index):
                 what = f"what it returns differs by {difference:.2g} of its norm"
                 self._refuse(what, difference)
 
@@ -137,12 +140,12 @@ class SavedTensorCheck:
         wrong = {
             index: difference
             for index, difference in enumerate(differences)
-            if difference > self._first[index].tolerance
+            if difference > self._first.tolerance(index)
         }
         self._differing_integers = {
             index: difference
             for index, difference in wrong.items()
-            if self._first[index].is_integer
+            if self._first.is_integer(index)
         }
         if len(wrong) > len(self._differing_integers):
             self._refuse_values(wrong.values())
@@ -155,7 +158,7 @@ class SavedTensorCheck:
         name = node.name() if node is not None else ""
         if name.startswith(_NODE_OF_WORKSPACE):
             return
-        few = self._first[index].size <= _SEED_AND_OFFSET
+        few = self._first.size(index) <= _SEED_AND_OFFSET
         if not (few and _NODE_OF_ATTENTION.search(name)):
             self._refuse_values(self._differing_integers.values())
 
@@ -204,37 +207,138 @@ class SavedTensorCheck:
         )
 
 
-class _Sample:
-    """Metadata and sampled values of a tensor; of wrapper subclasses, metadata only."""
+class _Place(NamedTuple):
+    """A tensor, and where the bytes of its sampled values are.
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._metadata = tensor.shape, tensor.dtype, tensor.device
-        self.is_integer = not (tensor.is_floating_point() or tensor.is_complex())
-        self.size = tensor.numel()
-        self.tolerance = _tolerance(tensor)
-        self._values: torch.Tensor | None = None
+    Of wrapper subclasses there are none: buffer -1.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    buffer: int = -1
+    offset: int = 0
+    size: int = 0
+
+    @property
+    def metadata(self) -> tuple[object, ...]:
+        return self.shape, self.dtype, self.device
+
+
+class _Samples:
+    """Sampled values of tensors, in order, in host memory.
+
+    The host does not wait for each copy from a card: they go to page-locked memory, and
+    ``arrive`` waits for all of them.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        self._places: list[_Place] = []
+        self._buffers: list[torch.Tensor] = []
+        self._used = 0  # bytes of the last buffer
+        self._streams: dict[torch.cuda.Stream, None] = {}
+        for tensor in tensors:
+            self.add(tensor)
+        self.arrive()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Sample one more tensor."""
+        place = _Place(tensor.shape, tensor.dtype, tensor.device)
         if (
             tensor.layout is torch.strided
             and not tensor.is_quantized
             and not is_traceable_wrapper_subclass(tensor)
         ):
-            # Active modes would count these ops (selective checkpointing) or log them.
-            with torch.no_grad(), _disable_current_modes():
-                few = tensor.detach()[_sampling_slices(tensor.shape)]
-                self._values = few.resolve_conj().resolve_neg().to("cpu", copy=True)
+            with _without_modes():
+                place = self._copied(tensor.detach(), place)
+        self._places.append(place)
 
-    def difference(self, other: _Sample) -> float:
-        """Return the relative norm of the difference.
+    def _copied(self, tensor: torch.Tensor, place: _Place) -> _Place:
+        few = tensor[_sampling_slices(place.shape)].reshape(-1)
+        few = few.resolve_conj().resolve_neg()
+        on_card = place.device.type == "cuda"
+        if on_card:
+            self._streams[torch.cuda.current_stream(place.device)] = None
+        size = few.numel() * few.element_size()
+        if not self._buffers or self._used + size > self._buffers[-1].numel():
+            length = max(size, _BUFFER_BYTES)
+            empty = torch.zeros(length, dtype=torch.uint8, pin_memory=on_card)
+            self._buffers.append(empty)
+            self._used = 0
+        at = self._used
+        self._used += -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        place = place._replace(buffer=len(self._buffers) - 1, offset=at, size=size)
+        self._view(place).copy_(few, non_blocking=True)
+        return place
+
+    def _view(self, place: _Place) -> torch.Tensor:
+        end = place.offset + place.size
+        return self._buffers[place.buffer][place.offset : end].view(place.dtype)
+
+    def arrive(self) -> None:
+        """Wait for the copies, and give the page-locked memory back."""
+        for stream in self._streams:
+            stream.synchronize()
+        self._streams.clear()
+        if self._buffers:
+            with _without_modes():
+                last = self._buffers.pop()[: self._used]
+                self._buffers = [
+                    one.clone() if one.is_pinned() else one
+                    for one in (*self._buffers, last)
+                ]
+
+    def is_like(self, others: _Samples, index: int) -> bool:
+        """Whether a tensor has the same shape, dtype and device."""
+        return self._places[index].metadata == others._places[index].metadata
+
+    def is_integer(self, index: int) -> bool:
+        """Whether a tensor holds integers."""
+        dtype = self._places[index].dtype
+        return not (dtype.is_floating_point or dtype.is_complex)
+
+    def size(self, index: int) -> int:
+        """The number of a tensor's values, sampled or not."""
+        return self._places[index].shape.numel()
+
+    def tolerance(self, index: int) -> float:
+        """The relative tolerance: at least two rounding steps of the dtype."""
+        place = self._places[index]
+        least = _CPU if place.device.type == "cpu" else _ELSEWHERE
+        if self.is_integer(index):
+            return least
+        return max(least, 2 * torch.finfo(place.dtype).eps)
+
+    def differences(self, others: _Samples) -> list[float]:
+        """The relative norms of the differences, as far as both have tensors.
 
         For integers the share that differs; infinite if the metadata differ.
         """
-        if self._metadata != other._metadata:
+        both = min(len(self), len(others))
+        with _without_modes():
+            if self._places == others._places and all(
+                map(torch.equal, self._buffers, others._buffers)
+            ):
+                return [0.0] * both
+            return [self._difference(others, index) for index in range(both)]
+
+    def _difference(self, others: _Samples, index: int) -> float:
+        mine, other = self._places[index], others._places[index]
+        if mine.metadata != other.metadata:
             return math.inf
-        mine, others = self._values, other._values
-        if mine is None or others is None or mine.numel() == 0:
+        if mine.buffer < 0 or other.buffer < 0 or not mine.size:
             return 0.0
-        with torch.no_grad(), _disable_current_modes():
-            return _difference(mine, others)
+        return _difference(self._view(mine), others._view(other))
+
+
+def _without_modes() -> AbstractContextManager[object]:
+    """Active modes would count these ops (selective checkpointing) or log them."""
+    if torch._C._len_torch_dispatch_stack():
+        return _disable_current_modes()
+    return nullcontext()
 
 
 def _difference(mine: torch.Tensor, others: torch.Tensor) -> float:
@@ -252,14 +356,7 @@ def _difference(mine: torch.Tensor, others: torch.Tensor) -> float:
     return min(1.0, difference / norm) if norm > 0 and difference < math.inf else 1.0
 
 
-def _tolerance(tensor: torch.Tensor) -> float:
-    """Return the relative tolerance: at least two rounding steps of the dtype."""
-    least = _CPU if tensor.device.type == "cpu" else _ELSEWHERE
-    if not tensor.is_floating_point() and not tensor.is_complex():
-        return least
-    return max(least, 2 * torch.finfo(tensor.dtype).eps)
-
-
+@lru_cache(maxsize=1024)
 def _sampling_slices(shape: torch.Size) -> tuple[slice, ...]:
     """Return strided slices that select at most ``MAX_SAMPLED_VALUES`` elements."""
     steps = [1] * len(shape)

@@ -175,12 +175,12 @@ class ParameterChangeCheck:
         for name, parameter in model.named_parameters():
             there.add(parameter)
             before, now = self._kinds.get(parameter), _dtype_and_shape(parameter)
-            if before not in (None, now):
+            if before is not None and before != now:
                 raise InputError(
-                    f"{name} is {now} now and was {before} when the plan was applied: "
-                    "weights were cast or resized since (by model.half(), model.to(), "
-                    "resize_token_embeddings ...). Undo the run, and plan for the "
-                    "model as it is to be trained."
+                    f"{name} is {_text(now)} now and was {_text(before)} when the plan "
+                    "was applied: weights were cast or resized since (by model.half(), "
+                    "model.to(), resize_token_embeddings ...). Undo the run, and plan "
+                    "for the model as it is to be trained."
                 )
             if parameter.requires_grad and parameter not in known:
                 raise InputError(
@@ -197,10 +197,14 @@ class ParameterChangeCheck:
             )
 
 
-def _dtype_and_shape(parameter: nn.Parameter) -> str:
+def _dtype_and_shape(parameter: nn.Parameter) -> tuple[torch.dtype, tuple[int, ...]]:
     # ZeRO-3 gathers and frees the elements; ``ds_shape`` stays.
-    shape = getattr(parameter, "ds_shape", parameter.shape)
-    return f"{str(parameter.dtype).removeprefix('torch.')} {list(shape)}"
+    return parameter.dtype, getattr(parameter, "ds_shape", parameter.shape)
+
+
+def _text(kind: tuple[torch.dtype, tuple[int, ...]]) -> str:
+    dtype, shape = kind
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
 
 
 def refuse_clipping(recipe: Recipe, max_grad_norm: float | None) -> None:
