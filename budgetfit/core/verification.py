@@ -155,5 +155,12 @@ class Verification:
             self.fits is not False
             and self.gradient_noise is None
             and self.gradients_match is not False
-            and self.recomputed_blocks == self.expected_recomputed_blocks
+            and self.recomputed_as_planned is not False
         )
+
+    @property
+    def recomputed_as_planned(self) -> bool | None:
+        """Whether the planned blocks ran again; None if gradients were not compared."""
+        if self.gradients_match is None and self.gradient_noise is None:
+            return None
+        return self.recomputed_blocks == self.expected_recomputed_blocks

@@ -12,7 +12,7 @@ import copy
 from bisect import bisect_left, insort
 from itertools import accumulate, chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from budgetfit.core.step_trace import EMPTY_CACHE
 from budgetfit.memory.reference_allocator.allocator import (
@@ -20,6 +20,7 @@ from budgetfit.memory.reference_allocator.allocator import (
     SMALL_REQUEST_BYTES,
     segment_bytes,
 )
+from budgetfit.memory.segment_addresses import SegmentAddresses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
 # A block is one int, its size and then its address: ints compare faster than tuples.
 _ADDRESS_BITS: Final = 50
 _ADDRESSES: Final = (1 << _ADDRESS_BITS) - 1
-# Between segments, so that blocks of different segments are never merged.
-_GAP_BYTES: Final = 512
 NO_STREAMS: Final[Mapping[int, int]] = MappingProxyType({})  # all on the default one
-_FIRST_ADDRESS: Final = 1 << (_ADDRESS_BITS - 1)  # room above and below
 
 
 class AllocatorRun(NamedTuple):
@@ -64,18 +62,15 @@ class CachingAllocator:
     Each CUDA stream has pools of its own: ``streams`` are those of the mallocs that are
     not on the default one, by event.
 
-    Which of two free blocks of equal size is taken depends on their addresses. CUDA's
-    driver puts a segment below those before it (decision 0042), and so does this.
+    Which of two free blocks of equal size is taken depends on their addresses
+    (``SegmentAddresses``).
 
     Attributes:
-        addresses_rise: Whether a new segment is above those before it instead.
         allocated_bytes: As ``torch.cuda.memory_allocated()``.
         reserved_bytes: As ``torch.cuda.memory_reserved()``.
         retries: How often the cache was emptied to make room (``num_alloc_retries``).
         failed_event: The malloc that ran out of memory even then, or None.
     """
-
-    addresses_rise: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -98,7 +93,7 @@ class CachingAllocator:
         self._ends: dict[int, int] = {}  # and by end address
         self._in_use: dict[int, int] = {}
         self._segments: dict[int, int] = {}  # sizes by start address
-        self._edge = _FIRST_ADDRESS  # of the addresses used so far
+        self._addresses = SegmentAddresses()
         self._peak_reserved_bytes = 0
 
     def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
@@ -119,6 +114,7 @@ class CachingAllocator:
         for name, value in vars(self).items():
             if isinstance(value, (list, dict)):
                 setattr(other, name, value.copy())
+        vars(other)["_addresses"] = self._addresses.copy()
         vars(other)["_pools"] = {
             stream: (small.copy(), large.copy())
             for stream, (small, large) in self._pools.items()
@@ -229,9 +225,7 @@ class CachingAllocator:
 
     def _new_segment(self, size_bytes: int) -> int:
         """Allocate a segment on the device (``cudaMalloc``) and return its address."""
-        step = size_bytes + _GAP_BYTES
-        address = self._edge if self.addresses_rise else self._edge - step
-        self._edge += step if self.addresses_rise else -step
+        address = self._addresses.take(size_bytes)
         self._segments[address] = size_bytes
         self.reserved_bytes += size_bytes
         self._peak_reserved_bytes = max(self._peak_reserved_bytes, self.reserved_bytes)

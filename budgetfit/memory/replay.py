@@ -16,7 +16,6 @@ import numpy as np
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.step_trace import CATEGORIES, StepTrace
-from budgetfit.memory.caching_allocator import CachingAllocator
 from budgetfit.memory.loss_storages import LOGITS_AND_LOSS, LOSS, loss_storages
 from budgetfit.memory.replay_schedule import (
     COLLECTING_REPEATS,
@@ -28,6 +27,7 @@ from budgetfit.memory.replay_schedule import (
     with_micro_steps,
 )
 from budgetfit.memory.scratch_sizes.rules import DeviceProperties, scratch_bytes
+from budgetfit.memory.segment_addresses import SegmentAddresses
 from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     collects = settings.collect_above_bytes(card_bytes)
     repeats = steady_repeats(settings, gpu)
     program = trace, batch_size, then_batch_sizes, micro_steps, repeats
-    key = *program, device, settings, collects, CachingAllocator.addresses_rise
+    key = *program, device, settings, collects, SegmentAddresses.rise
     known = _TIMELINES.get(key)
     if known is not None and known.reserved_bytes <= most:
         return known

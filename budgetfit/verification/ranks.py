@@ -180,6 +180,7 @@ def _compare(
             seed=ranks.rank,
             mean=ranks.mean if as_one else torch.Tensor.detach,
             loss_modules=loss_modules,
+            more_runs=0,
         )
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()

@@ -48,6 +48,13 @@ if TYPE_CHECKING:
     from budgetfit.workload.training_setup import TrainingSetup
 
 
+_NOT_COMPARED = (
+    "Gradients were not compared, and recomputation was not watched: the unmodified "
+    "model ran out of memory. Verify with shorter samples, or where nothing else uses "
+    "the GPU."
+)
+
+
 def verify_plan(
     plan: Plan,
     setup: TrainingSetup,
@@ -77,6 +84,8 @@ def verify_plan(
             return _verification(plan, measured, gradients, timeline, notes)
         with contextlib.nullcontext() if on_cuda else _without_onednn_lstm(setup):
             measured, gradients = _run(plan, setup, device, steps, say)
+    if gradients is None:
+        notes.append(_NOT_COMPARED)
     if on_cuda:
         difference = other_settings(plan)
         if difference is not None and not plan.needs_expandable_segments:

@@ -1,7 +1,7 @@
 """What budgetfit predicts for a recorded case."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from tests.accuracy.training import (
     build_batch,
     build_model,
 )
+from tests.accuracy.well_formed import NULL_DRIVER
 
 GIB = 2**30
 EXAMPLE_SAMPLES = 2  # the second one of a padded batch is not padded
@@ -121,10 +122,15 @@ def segments_of(case: Case, workload: Workload) -> tuple[Segment, ...]:
     return (Segment(names[:2]), *checkpoint_every_block(names[2 : len(names) // 2]))
 
 
-def judge(case: Case, workload: Workload, trace: StepTrace) -> MemoryTimeline:
-    """Replay a trace of the case on its card, without a limit unless it runs out."""
+def judge(
+    case: Case, workload: Workload, trace: StepTrace, origin: str
+) -> MemoryTimeline:
+    """Replay a trace of the case on its card, without a limit unless it runs out.
+
+    The order of addresses is that of what recorded it.
+    """
     limit = int(case.imitated_memory_gib * GIB) if case.runs_out else UNLIMITED_BYTES
-    with null_driver_addresses():
+    with null_driver_addresses() if origin == NULL_DRIVER else nullcontext():
         return replay(
             trace,
             case.batch_size,
@@ -180,7 +186,7 @@ def compare(case: Case, recording: dict[str, Any]) -> Comparison:
         trace = look_up(recipe)
         is_chain = case.compile != "model"  # that is one graph
         chain = chain_of(case, workload, recipe, look_up) if is_chain else None
-    timeline = judge(case, workload, trace)
+    timeline = judge(case, workload, trace, recording["origin"])
     steps = [point for point in timeline.points if point.phase != "setup"]
     phases = [phase for step in recording["steps"] for phase in step]
     allocated = max(point.allocated_bytes for point in steps)

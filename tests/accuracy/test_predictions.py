@@ -2,13 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from budgetfit.memory.segment_addresses import SegmentAddresses
+from tests.accuracy import predict
 from tests.accuracy.cases import CASES, RECORDINGS, release
 from tests.accuracy.predict import compare
 from tests.accuracy.report import TARGETS
+from tests.accuracy.well_formed import GPU, NULL_DRIVER
 
 FORMULA_WITHIN = 0.01
 MOST_UNDER = 0.01  # who is told too little runs out of memory
@@ -31,3 +36,13 @@ def test_a_prediction_is_as_good_as_the_recording(path: Path) -> None:
     assert -MOST_UNDER <= found.reserved_error <= reserved / 100
     assert found.predicted_retries == found.recorded_retries
     assert abs(found.formula_error) <= FORMULA_WITHIN
+
+
+@pytest.mark.parametrize(("origin", "rise"), [(NULL_DRIVER, True), (GPU, False)])
+def test_addresses_are_those_of_what_recorded(
+    origin: str, rise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict, "replay", lambda *_, **__: SegmentAddresses.rise)
+    case = next(iter(CASES.values()))
+    anything: Any = SimpleNamespace(gpu=None)
+    assert predict.judge(case, anything, anything, origin) is rise

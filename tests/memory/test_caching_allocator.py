@@ -16,6 +16,7 @@ from budgetfit.memory.reference_allocator.allocator import (
     ReferenceAllocator,
     round_bytes,
 )
+from budgetfit.memory.segment_addresses import SegmentAddresses
 from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 
 MIB = 1 << 20
@@ -83,21 +84,21 @@ def played(
 @pytest.mark.parametrize(
     ("rise", "reserved_mib"),
     [
-        (False, 90),  # the second segment is below the first: its block is taken
-        (True, 150),  # the first segment stays in pieces, and 60 MiB need a third one
+        (False, 180),  # the second segment is below the first: its block is taken
+        (True, 300),  # the first segment stays in pieces, and 120 MiB need a third one
     ],
 )
+@pytest.mark.parametrize("text", ["", "max_split_size_mb:300"])
 def test_of_two_free_blocks_of_equal_size_the_lower_is_taken(
-    rise: bool, reserved_mib: int
+    rise: bool, reserved_mib: int, text: str
 ) -> None:
-    sizes = [each * MIB for each in (60, 30, 30, 30, 60)]
-    with mock.patch.object(CachingAllocator, "addresses_rise", new=rise):
-        allocator = CachingAllocator(GIB)
+    sizes = [each * MIB for each in (120, 60, 60, 60, 120)]
+    with mock.patch.object(SegmentAddresses, "rise", new=rise):
+        allocator = make_allocator(GIB, AllocatorSettings.parse(text), GIB)
         allocator.run([1, 2, -1, 3, -2, 4, -3, 5], sizes)
     assert allocator.reserved_bytes == reserved_mib * MIB
 
 
-@mock.patch.object(CachingAllocator, "addresses_rise", new=True)  # as the other's
 @settings(max_examples=400)
 @example([11 * MIB - 512, MIB + 512], GIB, 0)  # a rest just above 1 MiB is split off
 @given(requests, totals, st.integers(0, 2))

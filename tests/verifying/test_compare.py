@@ -354,6 +354,57 @@ def test_runs_are_compared_from_one_state() -> None:
     assert (found.noise, found.max_error) == (0.0, 0.0)
 
 
+class NoisyNow(nn.Module):
+    """Gradients of the forwards with these numbers differ a little, as by atomics."""
+
+    def __init__(self, *noisy: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.noisy, self.count = noisy, iter(range(100))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 1.001 if next(self.count) in self.noisy else 1.0
+        return self.inner(x).sum() * scale
+
+
+@pytest.mark.parametrize(
+    ("noisy", "match"),
+    [
+        ((2,), False),  # the plan alone
+        ((2, 3), True),  # the unmodified model too, when it runs again
+        ((2, 5), True),
+        ((2, 6), False),  # by then it runs no more
+    ],
+)
+def test_where_gradients_differ_the_noise_is_measured_again(
+    noisy: tuple[int, ...], match: bool
+) -> None:
+    model = NoisyNow(*noisy)
+
+    def maker(on_phase: Callable[[str], None]) -> Run:
+        return Run(model, Recipe(batch_size=2), on_phase=on_phase)
+
+    found = check_gradients(model, maker, maker, torch.ones(2, 8), blocks=())
+    assert found.match is match
+    assert found.max_error == pytest.approx(1e-3, rel=0.01)
+
+
+def test_a_plan_whose_unmodified_model_is_too_large_does_not_fail_for_it() -> None:
+    check = build_verification(
+        MEASURED,
+        timeline=TIMELINE,
+        predicted_process_bytes=None,
+        predicted_step_ms=1.5,
+        gradients=None,
+        expected_recomputed_blocks=4,
+    )
+    assert check.recomputed_as_planned is None
+    assert check.passed
+    text = str(check)
+    assert "gradients: not compared" in text
+    assert "recomputed blocks: not watched, 4 are planned" in text
+
+
 def test_without_a_comparison_gradients_are_unknown() -> None:
     check = build_verification(
         replace(MEASURED, phases=(), step_ms=(), out_of_memory="CUDA out of memory."),

@@ -36,6 +36,7 @@ from budgetfit.memory.reference_allocator.expandable_segments import (
     map_block,
     unmap_block,
 )
+from budgetfit.memory.segment_addresses import SegmentAddresses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -191,6 +192,7 @@ class ReferenceAllocator:
                 BlockPool, settings.large_segment_bytes, least_large_remainder_bytes
             )
         )
+        self._addresses = SegmentAddresses()  # of native segments
         self._searches = 0  # of large blocks, on any stream; kept for collection only
 
     def malloc(self, size_bytes: int, stream: int = 0) -> Block | None:
@@ -327,8 +329,7 @@ class ReferenceAllocator:
         else:
             if grown_bytes > available_bytes:
                 return None
-            block = Block(grown_bytes, pool.next_address, pool, IN_USE)
-            pool.next_address += grown_bytes
+            block = Block(grown_bytes, self._addresses.take(grown_bytes), pool, IN_USE)
         self.reserved_bytes += grown_bytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return block

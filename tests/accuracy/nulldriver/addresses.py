@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from budgetfit.memory.caching_allocator import CachingAllocator
+from budgetfit.memory.segment_addresses import SegmentAddresses
 
 
 @contextmanager
 def null_driver_addresses() -> Iterator[None]:
     """Replay with addresses that rise, which a real driver's do not."""
-    with mock.patch.object(CachingAllocator, "addresses_rise", new=True):
+    with mock.patch.object(SegmentAddresses, "rise", new=True):
         yield

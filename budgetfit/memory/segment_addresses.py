@@ -1,0 +1,64 @@
+"""Where CUDA's driver puts a new segment (decision 0042).
+
+PyTorch takes the lower of two free blocks of equal size, so that the order of addresses
+decides what is reserved.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+CHUNK_BYTES: Final = 128 << 20
+_PAGE_BYTES: Final = 2 << 20  # of device memory
+# Between segments, so that blocks of different segments are never merged.
+_GAP_BYTES: Final = 512
+_FIRST_ADDRESS: Final = 1 << 49  # room above and below
+
+
+class SegmentAddresses:
+    """Addresses of segments in the order of ``cudaMalloc``.
+
+    The driver puts a chunk of 128 MiB, or a multiple for a larger segment, below those
+    before it. What a segment leaves of its chunk is for later ones, from low to high
+    addresses; the newest chunk with room comes first. What is freed is not used again.
+
+    Attributes:
+        rise: Whether each segment is above those before it instead.
+    """
+
+    rise: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._edge = _FIRST_ADDRESS  # of the addresses used so far
+        self._left: list[tuple[int, int]] = []  # address and pages, the oldest first
+
+    def copy(self) -> SegmentAddresses:
+        """Return the same state, which goes on on its own."""
+        other = SegmentAddresses()
+        other._edge, other._left = self._edge, self._left.copy()
+        return other
+
+    def take(self, size_bytes: int) -> int:
+        """Return the address of a new segment."""
+        pages = -(-size_bytes // _PAGE_BYTES)
+        if self.rise:
+            address = self._edge
+            self._edge += _spaced_bytes(pages)
+            return address
+        for place in range(len(self._left) - 1, -1, -1):
+            address, room = self._left[place]
+            if room >= pages:
+                del self._left[place]
+                break
+        else:
+            room = -(-size_bytes // CHUNK_BYTES) * (CHUNK_BYTES // _PAGE_BYTES)
+            self._edge -= _spaced_bytes(room)
+            address, place = self._edge, len(self._left)
+        if room > pages:
+            rest = address + _spaced_bytes(pages), room - pages
+            self._left.insert(place, rest)
+        return address
+
+
+def _spaced_bytes(pages: int) -> int:
+    return pages * (_PAGE_BYTES + _GAP_BYTES)
