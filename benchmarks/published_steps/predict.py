@@ -21,8 +21,10 @@ from budgetfit.core.step_trace import OP_KINDS, RATES, OpKind
 from budgetfit.gpus.kernel_shares import find_shares
 from budgetfit.gpus.table import find_gpu
 from budgetfit.timing.kernel_times import (
+    CHECKPOINT_NS,
     ISSUE_NS,
     PHASES,
+    RECOMPUTED_NS,
     OpWork,
     kernel_times_ns,
     phases_waiting,
@@ -33,6 +35,7 @@ from budgetfit.timing.step_time_range import StepTimeRange, range_of
 FOLDER: Final = Path(__file__).parent
 ROWS: Final = FOLDER / "steps.json"
 KERNELS: Final = FOLDER / "kernels.json.gz"
+RECOMPUTATION, CHECKPOINTS = "recomputation", "checkpoints"
 UNIT: Final = {
     kind: KindShares(1.0 if shares.rate else 0.0, 1.0)
     for kind, shares in KIND_SHARES.items()
@@ -45,7 +48,8 @@ class Step:
     """A published step and its kernels.
 
     ``launch``, ``arithmetic`` and ``memory`` are the nanoseconds by phase and kind with
-    shares of 1 by kind; ``kernels`` counts kernels by phase.
+    shares of 1 by kind; ``kernels`` counts kernels by phase, ``recomputed`` those that
+    run again in the backward, under so many ``checkpoints``.
     """
 
     row: dict[str, Any]
@@ -53,6 +57,8 @@ class Step:
     arithmetic: np.ndarray
     memory: np.ndarray
     kernels: np.ndarray
+    recomputed: int
+    checkpoints: int
 
     @property
     def measured_ms(self) -> float:
@@ -101,15 +107,22 @@ class Step:
         return self.launch + self.arithmetic / rate + self.memory / bandwidth
 
     def _issue_ns(self) -> list[float]:
-        host = find_shares(find_gpu(self.row["gpu"])).host
-        return [
-            host * ISSUE_NS[name] * count
+        forward, backward, optimizer = (
+            ISSUE_NS[name] * count
             for name, count in zip(PHASES, self.kernels, strict=True)
-        ]
+        )
+        again = self.recomputed
+        backward += (ISSUE_NS["forward"] - ISSUE_NS["backward"]) * again
+        hooks = CHECKPOINT_NS * self.checkpoints + RECOMPUTED_NS * again
+        host = find_shares(find_gpu(self.row["gpu"])).host
+        return [host * (forward + hooks), host * (backward + hooks), host * optimizer]
 
 
 def recorded_kernels() -> dict[str, list[list[Any]]]:
-    """Return, by row, [phase, kind, rate, kernels, FLOPs, bytes, blocks]."""
+    """Return, by row, [phase, kind, rate, kernels, FLOPs, bytes, blocks].
+
+    What runs again has a phase of its own, and checkpoints are counted in one more.
+    """
     found: dict[str, list[list[Any]]] = json.loads(
         gzip.decompress(KERNELS.read_bytes())
     )
@@ -125,7 +138,15 @@ def steps() -> list[Step]:
 
 def _step(row: dict[str, Any], kernels: list[list[Any]]) -> Step:
     gpu = find_gpu(row["gpu"])
-    phase = np.array([PHASES.index(entry[0]) for entry in kernels])
+    checkpoints = sum(entry[3] for entry in kernels if entry[0] == CHECKPOINTS)
+    kernels = [entry for entry in kernels if entry[0] != CHECKPOINTS]
+    again = np.array([entry[0] == RECOMPUTATION for entry in kernels])
+    phase = np.array(
+        [
+            PHASES.index("backward" if entry[0] == RECOMPUTATION else entry[0])
+            for entry in kernels
+        ]
+    )
     work = OpWork(
         np.array([OP_KINDS.index(entry[1]) for entry in kernels], np.int8),
         np.array([RATES.index(entry[2]) for entry in kernels], np.int8),
@@ -157,6 +178,8 @@ def _step(row: dict[str, Any], kernels: list[list[Any]]) -> Step:
         by_phase_and_kind(work._replace(moved_bytes=nothing)) - launch,
         by_phase_and_kind(work._replace(flops=nothing)) - launch,
         counts,
+        int(work.kernels[again].sum()),
+        checkpoints,
     )
 
 

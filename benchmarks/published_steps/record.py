@@ -24,7 +24,13 @@ from transformers.integrations import sdpa_attention
 
 from benchmarks.published_steps.models import build
 from benchmarks.published_steps.optimizers import OPTIMIZERS
-from benchmarks.published_steps.predict import KERNELS, ROWS, recorded_kernels
+from benchmarks.published_steps.predict import (
+    CHECKPOINTS,
+    KERNELS,
+    RECOMPUTATION,
+    ROWS,
+    recorded_kernels,
+)
 from budgetfit import Recipe, Segment
 from budgetfit.core.recipe import CompileMode
 from budgetfit.core.step_trace import OP_KINDS, RATES
@@ -56,7 +62,8 @@ def kernels_of(rows: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
         sums: dict[tuple[Any, ...], list[float]] = defaultdict(lambda: [0, 0, 0])
         for phase, chosen in last_ops(trace).items():
             for at in chosen:
-                op = (phase, OP_KINDS[work.kind[at]], RATES[work.rate[at]])
+                name = RECOMPUTATION if trace.ops.recomputed[at] else phase
+                op = (name, OP_KINDS[work.kind[at]], RATES[work.rate[at]])
                 total = sums[*op, int(work.blocks[at])]
                 total[0] += int(work.kernels[at])
                 total[1] += float(work.flops[at])
@@ -64,6 +71,9 @@ def kernels_of(rows: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
         found[row["id"]] = [
             [*key[:3], *map(round, values), key[3]] for key, values in sums.items()
         ]
+        if blocks:
+            counted = [CHECKPOINTS, "copy", "none", len(blocks), 0, 0, 0]
+            found[row["id"]].append(counted)
     return found
 
 

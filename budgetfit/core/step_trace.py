@@ -151,10 +151,10 @@ class OpTable:
 
     ``event`` is the number of events before the op ended, ``layer`` the running module,
     ``name`` an index into ``StepTrace.op_names``; ``in_optimizer`` tells the ops of the
-    optimizer phase, which may begin without an event. The others are what the op asks
-    of a GPU, as in ``OpCost``: ``kind`` (index into ``OP_KINDS``), ``rate`` (index into
-    ``RATES``), floating-point operations and bytes (both affine), ``kernels``,
-    ``efficiency`` and ``blocks``.
+    optimizer phase, which may begin without an event; ``recomputed`` those that run
+    again in a backward. The others are what the op asks of a GPU, as in ``OpCost``:
+    ``kind`` (index into ``OP_KINDS``), ``rate`` (index into ``RATES``), floating-point
+    operations and bytes (both affine), ``kernels``, ``efficiency`` and ``blocks``.
     """
 
     event: NDArray[np.int64]
@@ -170,6 +170,7 @@ class OpTable:
     bytes_fixed: NDArray[np.float64]
     bytes_per_sample: NDArray[np.float64]
     name: NDArray[np.int32]
+    recomputed: NDArray[np.bool_]
 
 
 # What tells an op from another, but for where it is.

@@ -11,6 +11,7 @@ The host issues kernels at its own pace. Where that takes longer than the kernel
 themselves, the GPU waits for it.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -41,10 +42,19 @@ KERNEL_NS: Final = 2_400.0
 # samples takes 22 microseconds a kernel, T5 layers 25 (mli/transformers-benchmarks),
 # steps of T5-base 14 (the same for 1 to 16 samples; huggingface/transformers#14608).
 ISSUE_NS: Final = {"forward": 21_000.0, "backward": 17_000.0, "optimizer": 13_000.0}
-# The same under torch's selective checkpointing, whose dispatch mode runs Python for
-# each op: 21 microseconds more in the forward pass, 12 more when run again (120 small
-# ops on a CPU, torch 2.13; no GPU is needed to issue ops).
-SELECTIVE_NS: Final = {"forward": 21_000.0, "backward": 12_000.0, "optimizer": 0.0}
+# What Python does besides where a block is not kept, measured on the null driver, which
+# launches nothing (torch 2.11; GPT-2, BERT, Llama, ViT, plain modules). A kernel of a
+# kept block takes 8 to 16 microseconds of the forward there, 7 to 9 of the backward:
+# what ``ISSUE_NS`` has more is the launch.
+# A checkpoint, in its forward and again in its backward; and in both, for each kernel
+# that it runs again, the hooks of its saved tensors.
+CHECKPOINT_NS: Final = 200_000.0
+RECOMPUTED_NS: Final = 10_000.0
+# A kernel under torch's selective checkpointing: its dispatch mode runs Python for each
+# op, and for views too.
+SELECTIVE_NS: Final = 42_000.0
+# A copy of a saved tensor to the host, and back.
+COPY_NS: Final = {"forward": 110_000.0, "backward": 58_000.0}
 # Share of the bus rate: pinned copies are commonly measured at 12 to 13 of PCIe 3.0's
 # 15.75 GB/s and 24 to 26 of PCIe 4.0's 31.5 (CUDA's bandwidthTest sample).
 LINK_SHARE: Final = 0.8
@@ -300,16 +310,39 @@ def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:
 
 @lru_cache(maxsize=_TRACES)
 def _issue_ns(trace: StepTrace, selective_blocks: frozenset[str]) -> Nanoseconds:
-    """Return a workstation's time to issue the kernels of each op."""
-    issue_ns = np.zeros(len(trace.ops.event))
+    """Return a workstation's time to issue the kernels of each op.
+
+    What a checkpoint or the copies of a block take is shared by the kernels around.
+    """
+    kernels, recomputed = trace.ops.kernels, trace.ops.recomputed
+    kernel_ns = np.zeros(len(kernels))
     for name in PHASES:
-        of_phase = _in_phase(trace)[name]
-        issue_ns[of_phase] = ISSUE_NS[name] * trace.ops.kernels[of_phase]
-    for each in trace.passes if selective_blocks else ():
-        if trace.block_names[each.block] in selective_blocks:
-            here = _ops_between(trace, each.start, each.end)
-            issue_ns[here] += SELECTIVE_NS[each.direction]
-    return issue_ns
+        kernel_ns[_in_phase(trace)[name]] = ISSUE_NS[name]
+    kernel_ns[recomputed] = ISSUE_NS["forward"]  # from Python, too
+    forwards: dict[tuple[int, int, int], list[NDArray[np.int64]]] = defaultdict(list)
+    for each in trace.passes:
+        here = _ops_between(trace, each.start, each.end)
+        is_copy = trace.ops.kind[here] == _COPY
+        copies, here = here[is_copy], here[~is_copy]
+        if copies.size and kernels[here].any():
+            kernel_ns[copies] = 0.0
+            kernel_ns[here] += (
+                COPY_NS[each.direction] * copies.size / kernels[here].sum()
+            )
+        run = forwards[each.block, each.step, each.micro_step]
+        if each.direction == "forward":
+            run.append(here)
+            continue
+        forward, again = run.pop() if run else here[:0], here[recomputed[here]]
+        count = kernels[again].sum()
+        if not count:
+            continue
+        checkpoint_ns = CHECKPOINT_NS + RECOMPUTED_NS * count
+        for part in (forward, again):
+            kernel_ns[part] += checkpoint_ns / max(1, kernels[part].sum())
+            if trace.block_names[each.block] in selective_blocks:
+                kernel_ns[part] += SELECTIVE_NS
+    return kernel_ns * kernels
 
 
 @lru_cache(maxsize=_TRACES)

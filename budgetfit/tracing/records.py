@@ -21,7 +21,8 @@ class OpRecord(NamedTuple):
     """One op: position among the events, layer, cost, and its phase.
 
     ``touched`` is for ops outside modules: groups of storages with the bytes moved of
-    each, to be attributed to the layer that owns the storages.
+    each, to be attributed to the layer that owns the storages. ``recomputed``: it runs
+    again, in the backward.
     """
 
     name: str
@@ -30,6 +31,7 @@ class OpRecord(NamedTuple):
     cost: OpCost
     in_optimizer: bool = False
     touched: MovedStorages = ()
+    recomputed: bool = False
 
 
 class Free(NamedTuple):

@@ -130,5 +130,6 @@ class TraceMaker:
                 bytes_fixed=none,
                 bytes_per_sample=none,
                 name=none.astype(np.int32),
+                recomputed=none.astype(np.bool_),
             ),
         )

@@ -54,6 +54,7 @@ def step(
         ),
         bytes_per_sample=zeros,
         name=np.array([names.index(name) for name, _ in rows], np.int32),
+        recomputed=zeros.astype(np.bool_),
     )
     none = np.zeros(0, np.int32)
     cut = len(forward)

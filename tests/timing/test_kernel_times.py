@@ -1,4 +1,5 @@
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,13 @@ from budgetfit.core.step_trace import (
 from budgetfit.gpus.kernel_shares import find_shares
 from budgetfit.gpus.table import Gpu, all_gpus, find_gpu
 from budgetfit.timing.kernel_times import (
+    CHECKPOINT_NS,
+    COPY_NS,
     ISSUE_NS,
     KERNEL_NS,
     PRODUCT_NS,
+    RECOMPUTED_NS,
+    SELECTIVE_NS,
     OpWork,
     StepTime,
     interval_ns,
@@ -48,6 +53,7 @@ def trace_of(  # noqa: PLR0913 - what a trace may have
     kind: str = "matmul",
     kernels: int = 1,
     in_optimizer: Sequence[int] = (),
+    recomputed: Sequence[int] = (),
     efficiency: float = 1.0,
     thread_blocks: int = 0,
 ) -> StepTrace:
@@ -80,6 +86,7 @@ def trace_of(  # noqa: PLR0913 - what a trace may have
             np.array([RATES.index(name) for name in rate], np.int8),
             *(np.array(each, np.float64) for each in amounts),
             name=np.zeros(len(event), np.int32),
+            recomputed=np.isin(np.arange(len(event)), recomputed),
         ),
         op_names=("aten.mm.default",),
     )
@@ -347,6 +354,55 @@ def test_a_phase_of_small_kernels_takes_what_the_host_needs_to_issue_them() -> N
         round(2 * ISSUE_NS["backward"]),
         round(ISSUE_NS["optimizer"]),
     )
+
+
+CHECKPOINTED = [
+    BlockPass(1, "forward", 0, 0, 0, 2, -1, -1),
+    BlockPass(1, "backward", 0, 0, 2, 5, -1, -1),
+]
+LONGER_BACKWARD = [
+    Phase("forward", 0, 0, 0, 2),
+    Phase("backward", 0, 0, 2, 5),
+    Phase("optimizer", 0, 0, 5, 6),
+]
+
+
+@pytest.mark.parametrize(
+    ("selective_blocks", "more_ns"), [((), 0.0), (("a",), 2 * SELECTIVE_NS)]
+)
+def test_a_recomputed_block_runs_python_and_its_hooks_in_both_passes(
+    selective_blocks: tuple[str, ...], more_ns: float
+) -> None:
+    trace = idle_ops(
+        range(1, 7),
+        phases=LONGER_BACKWARD,
+        passes=CHECKPOINTED,
+        in_optimizer=[5],
+        recomputed=[2, 3],
+    )
+    times = op_times(trace, 1, ADA, tf32=False, selective_blocks=selective_blocks)
+    hooks_ns = CHECKPOINT_NS + 2 * RECOMPUTED_NS + more_ns
+    again_ns = 2 * ISSUE_NS["forward"] + hooks_ns
+    assert step_time_ns(trace, times.times_ns) == StepTime(
+        round(again_ns),
+        round(again_ns + ISSUE_NS["backward"]),
+        round(ISSUE_NS["optimizer"]),
+    )
+    assert interval_ns(trace, times.times_ns, 2, 4) == round(again_ns)
+
+
+def test_python_needs_longer_for_a_copy_to_the_host_than_for_a_kernel() -> None:
+    trace = idle_ops(
+        range(1, 7), phases=LONGER_BACKWARD, passes=CHECKPOINTED, in_optimizer=[5]
+    )
+    kind = trace.ops.kind.copy()
+    kind[[1, 2]] = OP_KINDS.index("host")  # of no bytes
+    trace = replace(trace, ops=replace(trace.ops, kind=kind))
+    times_ns = op_times(trace, 1, ADA, tf32=False).times_ns
+    forward, backward, _ = step_time_ns(trace, times_ns)
+    launch_ns = times_ns[1]  # of the copy itself
+    assert forward == round(ISSUE_NS["forward"] + COPY_NS["forward"] + launch_ns)
+    assert backward == round(2 * ISSUE_NS["backward"] + COPY_NS["backward"] + launch_ns)
 
 
 def test_servers_of_a_t4_need_longer_to_issue_kernels() -> None:

@@ -82,7 +82,8 @@ def test_times_on_a_t4_are_neither_too_fast_nor_too_slow() -> None:
     ratios = 1 + errors([row for row in rows() if row["gpu"] == "t4"])
     assert 0.93 < np.median(ratios) < 1.07
     assert ratios.min() > 0.75
-    assert ratios.max() < 1.35
+    assert np.quantile(ratios, 0.95) < 1.2
+    assert ratios.max() < 1.45  # LoRA on SmolLM2-135M, which waits for Python
 
 
 def test_small_batches_take_longer_per_sample() -> None:

@@ -174,6 +174,16 @@ def test_a_recomputed_block_saves_its_input_alone() -> None:
     assert len(again) == 2  # the tanh again, and a gradient of it
 
 
+def test_ops_that_run_again_are_known() -> None:
+    def again(*segments: Segment) -> list[str]:
+        recipe = Recipe(batch_size=4, optimizer="sgd", segments=segments)
+        ops = raw_trace("mebi", recipe, target=ADA).log.ops
+        return [op.name for op in ops if op.recomputed]
+
+    assert again() == []
+    assert again(Segment(("blocks.1",))) == ["aten.mm.default", "aten.tanh.default"]
+
+
 def test_each_phase_of_each_micro_step_is_a_stretch_of_its_own() -> None:
     recipe = Recipe(batch_size=2, optimizer="sgd", gradient_accumulation_steps=2)
     raw = raw_trace("mebi", recipe, target=None, steps=2)

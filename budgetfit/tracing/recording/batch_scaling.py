@@ -150,6 +150,7 @@ def _ops(first: RawTrace, second: RawTrace, names: dict[str, int]) -> OpTable:
         bytes_fixed=moved,
         bytes_per_sample=moved_slope,
         name=np.array([names[op.name] for op in one], np.int32),
+        recomputed=np.array([op.recomputed for op in one], np.bool_),
     )
 
 

@@ -169,9 +169,16 @@ class StorageLog(TorchDispatchMode):
         if not self._in_modules:
             touched = _note_sources(self, first, func, args, kwargs, out)
         if memory.cost.kernels:
-            layer, event = self.current_layer(), len(self.events)
             self.ops.append(
-                OpRecord(name, event, layer, memory.cost, self.in_optimizer, touched)
+                OpRecord(
+                    name,
+                    len(self.events),
+                    self.current_layer(),
+                    memory.cost,
+                    self.in_optimizer,
+                    touched,
+                    recomputed=self._recomputes() and _in_a_node(),
+                )
             )
         return out
 
@@ -343,10 +350,11 @@ class StorageLog(TorchDispatchMode):
         self._alive.clear()
 
     def _category_now(self) -> int:
+        return _CATEGORY["activations"] if self._recomputes() else self.category
+
+    def _recomputes(self) -> bool:
         # In backward only recomputation runs with gradients enabled.
-        if self._backward and torch.is_grad_enabled():
-            return _CATEGORY["activations"]
-        return self.category
+        return self._backward and torch.is_grad_enabled()
 
     def _allocate_scratch(self, row: KernelScratch[int], category: Category) -> int:
         index = self._allocate(0, _CATEGORY[category])
@@ -377,6 +385,11 @@ if _SKIPS:
             eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
         ),
     )
+
+
+def _in_a_node() -> bool:
+    # The gradient of the loss is made before the engine runs.
+    return torch._C._current_autograd_node() is not None
 
 
 def _note_sources(  # noqa: PLR0913, PLR0917 - one call, and where its outputs are
