@@ -264,8 +264,17 @@ def test_cudnn_copies_images_for_tensor_cores_in_a_convolutions_backward(
     call = Call(aten.convolution_backward.default, args, {}, None, target)
     steps = [step for step in kernel_steps(call) if isinstance(step, KernelScratch)]
     bytes_of_both = 3 * 2 * 16 * 8 * 8 * dtype.itemsize
-    expected = [(2 * bytes_of_both,)] * 2 if copied else []
+    expected = [(5 * bytes_of_both // 2,)] * 2 if copied else []
     assert [step.arguments for step in steps] == expected
+
+    patches = (None, [3, 3], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+    grad = grad[..., :2, :2].contiguous()
+    args = (grad, images[..., :6, :6].to(memory_format=layout), weight, *patches)
+    call = Call(aten.convolution_backward.default, args, {}, None, target)
+    steps = [step for step in kernel_steps(call) if isinstance(step, KernelScratch)]
+    assert [step.arguments for step in steps] == (
+        [(2 * (args[0].nbytes + args[1].nbytes),)] * 2 if copied else []
+    )
 
 
 @pytest.mark.parametrize("func", [aten.cumsum.default, aten.cumprod.default])

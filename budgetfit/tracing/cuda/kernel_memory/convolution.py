@@ -91,6 +91,12 @@ class Convolution(NamedTuple):
         )
 
     @property
+    def is_patches(self) -> bool:
+        """Whether windows of more than a pixel lie side by side."""
+        windows = list(self.weight.shape[2:])
+        return prod(windows) > 1 and windows == list(self.stride)
+
+    @property
     def storage_numbers(self) -> int:
         """Elements of the output's storage: transposed in 3-D, at least the input's."""
         numbers = prod(self.output_shape)
@@ -215,10 +221,11 @@ def _cudnn_backward(
 ) -> Steps:
     """Gradients of input and weight, each with a workspace; the bias is summed.
 
-    Tensor cores want the channels last: images of another layout are copied. Twice
-    their bytes is the least that covers ResNet-50 on an H100, bf16 and TF32 (5 and 11 %
-    more reserved than recorded; without, 12 and 8 % less). The forward pass of neither
-    took more than its outputs.
+    Tensor cores want the channels last: images of another layout are copied. Two and a
+    half times their bytes is the least that covers ResNet-50 on an H100, bf16 and TF32
+    (1.5 and 6.5 % more reserved than recorded; without, 15 and 11 % less), twice is
+    more than patches (ViT) and sequences (wav2vec2) took. The forward pass of none took
+    more than its outputs.
     """
     first = (8, 0) if conv.input.dtype == torch.float32 else (7, 0)
     copied = (
@@ -226,7 +233,8 @@ def _cudnn_backward(
         and conv.kernel != "depthwise"
         and conv.input.stride(1) != 1
     )
-    workspace = buffer(2 * (conv.input.nbytes + grad.nbytes))
+    both = conv.input.nbytes + grad.nbytes
+    workspace = buffer(2 * both if conv.dims == 1 or conv.is_patches else 5 * both // 2)
     for number, wanted in enumerate(mask):
         if wanted:
             yield Output(number)
