@@ -226,6 +226,30 @@ def test_host_memory_is_used_where_it_gains_two_per_cent(
     assert ("offload" in {each.mode for each in found.segments}) == on_host
 
 
+@pytest.mark.parametrize(
+    ("with_host_ms", "hopeful", "offloads"),
+    [(100, True, False), (97.9, True, True), (98.1, True, False), (101, False, True)],
+)
+def test_what_offloads_is_two_per_cent_faster_than_what_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+    with_host_ms: float,
+    *,
+    hopeful: bool,
+    offloads: bool,
+) -> None:
+    """As both are judged: the allocator may reserve less for the slower of them."""
+    own = session()
+    host = replace(estimate(MIB, step_ms=with_host_ms), host_bytes=MIB)
+    plain = SearchResult(session=session(), estimate=estimate(MIB, step_ms=100))
+    monkeypatch.setattr(loss_chunking, "can_gain", lambda *_: hopeful)
+    monkeypatch.setattr(loss_chunking, "search_without_host", lambda *_: plain)
+    found = SearchResult(session=own, estimate=host)
+    better = loss_chunking.better_without_host(found)
+    assert better.estimate is (host if offloads else plain.estimate)
+    assert better.session is own  # with host memory for what is compared later
+    assert loss_chunking.better_without_host(plain) is plain
+
+
 @pytest.mark.parametrize(("gain", "taken"), [(0.009, False), (0.011, True)])
 def test_a_chunked_loss_has_to_gain_one_per_cent(
     *, monkeypatch: pytest.MonkeyPatch, gain: float, taken: bool

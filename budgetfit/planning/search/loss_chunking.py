@@ -14,6 +14,7 @@ from budgetfit.planning.search.search import (
     can_gain,
     search,
 )
+from budgetfit.planning.search.solver_choice import MIN_HOST_GAIN, without_host_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,9 +66,38 @@ def search_with_loss_chunks(
     return best
 
 
-def search_without_host(session: PlanningSession) -> SearchResult:
+def search_without_host(
+    session: PlanningSession, max_rounds: int = MAX_ROUNDS
+) -> SearchResult:
     """Search without offload to host memory."""
-    return search_with_loss_chunks(session.changed(loss_chunks=1, host_ram_bytes=0))
+    plain = session.changed(loss_chunks=1, host_ram_bytes=0)
+    return search_with_loss_chunks(plain, max_rounds)
+
+
+def better_without_host(
+    found: SearchResult, max_rounds: int = MAX_ROUNDS
+) -> SearchResult:
+    """Return the best without offload, where ``found`` offloads and is no better.
+
+    By live bytes offload is better, but the two may reserve otherwise than these say.
+    What it gains in time has to be worth it, as in ``fastest_plan``.
+    """
+    session, estimate = found.session, found.estimate
+    if estimate is None or not estimate.host_bytes:
+        return found
+    gain = MIN_HOST_GAIN if session.request.objective == "throughput" else 0.0
+    bounds = (without_host_options, _chunked_without_host)
+    if not any(can_gain(session, estimate, -gain, each) for each in bounds):
+        return found
+    plain = search_without_host(session, max_rounds)
+    if plain.estimate is None:
+        return found
+    value, *ties = session.rank(estimate)
+    if session.rank(plain.estimate) >= ((1 + gain) * value, *ties):
+        return found
+    if plain.session.settings.loss_chunks != session.settings.loss_chunks:
+        return plain
+    return replace(plain, session=session)  # what is compared later may offload
 
 
 def with_more_loss_chunks(session: PlanningSession) -> list[PlanningSession]:
@@ -120,6 +150,10 @@ def _chunked_best(chain: ChainProfile) -> ChainProfile:
     free = replace(head.keep, saved_bytes=0, forward_bytes=0, backward_bytes=0)
     head = replace(head, options=(free,), backward_ns=head.backward_ns + forward_ns)
     return replace(chain, blocks=(*chain.blocks[:-1], head))
+
+
+def _chunked_without_host(chain: ChainProfile) -> ChainProfile:
+    return _chunked_best(without_host_options(chain))
 
 
 def _gains(session: PlanningSession, new: Estimate, old: Estimate) -> bool:
