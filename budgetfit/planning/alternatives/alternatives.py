@@ -62,9 +62,9 @@ def deciding_baselines(
     """
     if session.request.objective != "throughput":
         return _baselines(session, BASELINES)
-    certain, others = BASELINES[:-1], BASELINES[-1:]
+    certain, *others = BASELINES[:-1], BASELINES[-1]
     if proposed.recipe.segments:
-        others = (*others, EVERY_NTH)
+        others.append(EVERY_NTH)
     faster = [row for row in others if policy_can_gain(session, row[1], proposed)]
     return _baselines(session, (*certain, *faster))
 
