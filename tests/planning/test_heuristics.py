@@ -157,7 +157,7 @@ def test_where_all_proposals_were_refused_the_lowest_peak_is_tried(
 
     monkeypatch.setattr(search, "_Proposals", Proposals)
     monkeypatch.setattr(PlanningSession, "judge", judge)
-    found = search._within_limits(session(), 8, ())  # noqa: SLF001
+    found = search.search_within_limits(session(), 8)
     assert found.estimate is not None
     assert found.estimate.recipe.segments == segments
 
@@ -211,6 +211,22 @@ def test_faster_plans_above_the_limit_are_judged_while_traces_are_short() -> Non
     assert over_limit(1000, all_recomputed, most=0) == []
 
 
+@pytest.mark.parametrize(("share", "tried"), [(0.5, False), (0.9, True)])
+def test_near_misses_are_left_out_where_something_else_is_much_faster(
+    share: float, *, tried: bool
+) -> None:
+    """All or none: a loss in parts may be faster than any of them."""
+    tight = session(usable=chain_peak_bytes(CHAIN, ()) - 1)
+    slowest = tight.settings.recipe(8, single(0, 1, 2, 3, 4, 5))
+
+    def made(below_ns: float | None) -> list[Recipe]:
+        candidates = search._over_limit_candidates(tight, slowest, None, below_ns)  # noqa: SLF001
+        return [recipe for recipe, _ in candidates]
+
+    fastest_ns = chain_time_ns(CHAIN, made(None)[-1].segments) / 8
+    assert made(fastest_ns * share / 0.8) == (made(None) if tried else [])
+
+
 @pytest.mark.parametrize(("saved_ns", "on_host"), [(4, False), (5, True)])
 def test_host_memory_is_used_where_it_gains_two_per_cent(
     *, saved_ns: int, on_host: bool
@@ -256,12 +272,15 @@ def test_a_chunked_loss_has_to_gain_one_per_cent(
 ) -> None:
     plain, chunked = session(), session(loss_chunks=8)
     step_ms = {id(plain): 100.0, id(chunked): 100 * (1 - gain)}
+
+    def searched(asked: PlanningSession, *_: int, **__: int) -> SearchResult:
+        found = estimate(MIB, step_ms=step_ms[id(asked)])
+        return SearchResult(session=asked, estimate=found)
+
+    monkeypatch.setattr(loss_chunking, "search", searched)
+    monkeypatch.setattr(loss_chunking, "search_within_limits", searched)
     monkeypatch.setattr(
-        loss_chunking,
-        "search",
-        lambda asked, **_: SearchResult(
-            session=asked, estimate=estimate(MIB, step_ms=step_ms[id(asked)])
-        ),
+        loss_chunking, "with_near_misses", lambda found, *_, **__: found
     )
     monkeypatch.setattr(
         loss_chunking, "with_more_loss_chunks", lambda _: [plain, chunked]

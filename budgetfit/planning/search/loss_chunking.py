@@ -13,6 +13,8 @@ from budgetfit.planning.search.search import (
     SearchResult,
     can_gain,
     search,
+    search_within_limits,
+    with_near_misses,
 )
 from budgetfit.planning.search.solver_choice import MIN_HOST_GAIN, without_host_options
 
@@ -46,9 +48,10 @@ def search_with_loss_chunks(
     kept = everything_kept(session, _chunked_best, MIN_GAIN)
     if kept is not None:
         return kept
-    best = search(session, max_rounds=max_rounds)
+    best = search_within_limits(session, max_rounds)
     if best.estimate and not can_gain(session, best.estimate, MIN_GAIN, _chunked_best):
-        return best
+        return with_near_misses(best, max_rounds)
+    unchunked: SearchResult | None = best  # without its near misses
     for chunked in _worth_trying(session, best.estimate):
         try:
             if best.estimate and not can_gain(chunked, best.estimate, MIN_GAIN):
@@ -57,13 +60,16 @@ def search_with_loss_chunks(
         except (InputError, TraceError) as error:
             session.traces.log.append(f"the loss is not cut into parts: {error}")
             break
+        if unchunked is not None:
+            best = with_near_misses(unchunked, max_rounds, worth=found.estimate)
+            unchunked = None
         if found.estimate is not None and (
             best.estimate is None or _gains(session, found.estimate, best.estimate)
         ):
             best = found
         elif best.estimate is not None:
             break
-    return best
+    return best if unchunked is None else with_near_misses(unchunked, max_rounds)
 
 
 def search_without_host(
