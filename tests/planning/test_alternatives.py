@@ -102,6 +102,21 @@ def test_practices_that_are_faster_by_live_bytes_are_judged_with_the_plan(
     assert (label in {row.label for row in rows}) == judged
 
 
+def test_a_practice_that_is_judged_with_the_plan_is_no_second_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("compiled_row", "training_change_rows", "_other_objectives"):
+        monkeypatch.setattr(alternatives, name, lambda *_: ())
+    known = replace(plan(FREE), step_ms=1e9)
+    first = deciding_baselines(session(FREE), known)
+    rows = (*first, *remaining_alternatives(session(FREE), known, first))
+    labels = [row.label for row in rows]
+    assert len(labels) == len(set(labels))
+    assert sum(label.startswith("every ") for label in labels) == (
+        2 if known.recipe.segments else 1
+    )
+
+
 def test_the_practices_the_other_objectives_and_the_levers_are_there() -> None:
     rows = table(Request())
     assert list(rows)[:5] == [

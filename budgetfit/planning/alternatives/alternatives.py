@@ -120,6 +120,8 @@ def remaining_alternatives(
     shown = [row.label for row in first]
     # Where nothing has to be recomputed, every n-th block need not be either.
     usual = (*BASELINES, EVERY_NTH) if plan.recipe.segments else BASELINES
+    if any(_is_every_nth(label) for label in shown):
+        usual = BASELINES
     rest = _baselines(session, [pair for pair in usual if pair[0] not in shown])
     rows = (
         *rest,
@@ -129,6 +131,12 @@ def remaining_alternatives(
     if plan.recipe.parallelism is not None:  # the others are for one GPU
         return rows
     return (*rows, *compiled_row(session, plan), *training_change_rows(session, plan))
+
+
+def _is_every_nth(label: str) -> bool:
+    before, after = EVERY_NTH[0].split("n-th")
+    n = label.removeprefix(before).removesuffix(after)
+    return label == f"{before}{n}{after}"
 
 
 def _without_host(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:
