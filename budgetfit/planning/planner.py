@@ -41,8 +41,8 @@ from budgetfit.planning.search.last_batch import (
     with_room_for_last_batch,
 )
 from budgetfit.planning.search.loss_chunking import (
+    better_without_host,
     search_with_loss_chunks,
-    search_without_host,
 )
 from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.policies import policy_segments
@@ -94,9 +94,11 @@ def make_plan(
     found = _best_found(sessions)
     session = found.session
     session.traces.tracer.progress("judging the usual practices")
-    baselines = deciding_baselines(session)
+    baselines = deciding_baselines(session, _judged(found))
     best, explanation = _best_judged(found, baselines)
-    best, warnings = with_room_for_last_batch(session, best)
+    best, warnings = with_room_for_last_batch(
+        session, best, [row.estimate for row in baselines]
+    )
     judged = judge_all_lengths(session, best)
     budget = budget_for_lengths(session.budget, judged.lengths)
     if budget != session.budget:  # the last batch meets the same allocator
@@ -173,9 +175,8 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:
         best = found[min(rated)[1]]
         if best.session.settings.parallelism is not None:
             others = tuple(each for each in found if each is not best)
-            return replace(best, others=others)
-        plain = _lowest_without_host(best)
-        return min(best, plain, key=_rank) if plain else best
+            return replace(better_without_host(best), others=others)
+        return better_without_host(best)
     # The search leaves room for what the allocator might reserve; only the judge can
     # say that nothing fits.
     accumulates = sessions[0].settings.accumulation is not None
@@ -205,19 +206,6 @@ def _other_engines(found: SearchResult) -> tuple[Alternative, ...]:
             label = parallelism.describe()
             rows.append(Alternative(label=label, estimate=estimate, fits=True))
     return tuple(rows)
-
-
-def _lowest_without_host(found: SearchResult) -> SearchResult | None:
-    """Return the lowest memory without offload, where that of ``found`` offloads.
-
-    Once the allocator has rounded both they may be equal, and this one is faster.
-    """
-    session, estimate = found.session, found.estimate
-    lowest = session.request.objective == "memory"
-    if not lowest or estimate is None or not estimate.host_bytes:
-        return None
-    plain = search_without_host(session)
-    return plain if plain.estimate is not None else None
 
 
 def _rank(found: SearchResult) -> tuple[float, ...]:

@@ -138,21 +138,27 @@ class OpTimes(NamedTuple):
     Attributes:
         times_ns: What each takes: its kernels, or what the host needs to issue them.
         kernels_ns: What its kernels take on the GPU.
-        host_bound: Whether a phase takes what the host needs.
+        waiting: How many of the first phases take what the host needs.
     """
 
     times_ns: Nanoseconds
     kernels_ns: Nanoseconds
-    host_bound: bool
+    waiting: int
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether a phase takes what the host needs."""
+        return self.waiting > 0
 
 
-def op_times(
+def op_times(  # noqa: PLR0913 - one value each, all needed
     trace: StepTrace,
     batch_size: int,
     gpu: Gpu,
     *,
     tf32: bool,
     selective_blocks: Collection[str] = (),
+    waiting: int | None = None,
 ) -> OpTimes:
     """Return the times of all ops of a trace; they are not to be changed.
 
@@ -162,8 +168,16 @@ def op_times(
         gpu: Gives the rates and the bandwidth.
         tf32: Whether fp32 matrix products run on tf32 tensor cores, if there are any.
         selective_blocks: Names of blocks under selective checkpointing.
+        waiting: How many of the first phases take what the host needs; None: so many
+            that the step takes longest, as it does.
     """
-    return _op_times(trace, batch_size, gpu, tf32, frozenset(selective_blocks))
+    selective = frozenset(selective_blocks)
+    own = _op_times(trace, batch_size, gpu, tf32, selective)
+    if waiting is None or waiting == own.waiting:
+        return own
+    issue_ns = find_shares(gpu).host * _issue_ns(trace, selective)
+    times_ns = _with_waiting(trace, own.kernels_ns, issue_ns, waiting)
+    return OpTimes(times_ns, own.kernels_ns, waiting)
 
 
 @lru_cache(maxsize=8)
@@ -187,11 +201,19 @@ def _op_times(
         [float(on_gpu[last[name]].sum()) for name in PHASES],
         [float(issue_ns[last[name]].sum()) for name in PHASES],
     )
+    times_ns = _with_waiting(trace, kernels_ns, issue_ns, waiting)
+    return OpTimes(times_ns, kernels_ns, waiting)
+
+
+def _with_waiting(
+    trace: StepTrace, kernels_ns: Nanoseconds, issue_ns: Nanoseconds, waiting: int
+) -> Nanoseconds:
+    """Return the times where so many of the first phases wait for the host."""
     times_ns = kernels_ns.copy()
     for name in PHASES[:waiting]:
-        of_phase = _in_phase(trace)[name] & ~is_copy
+        of_phase = _in_phase(trace)[name] & (trace.ops.kind != _COPY)
         times_ns[of_phase] = issue_ns[of_phase]
-    return OpTimes(times_ns, kernels_ns, host_bound=waiting > 0)
+    return times_ns
 
 
 def kernel_times_ns(

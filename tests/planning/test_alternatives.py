@@ -11,6 +11,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Alternative, Estimate
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_time_ns
+from budgetfit.planning.alternatives import alternatives
 from budgetfit.planning.alternatives.alternatives import (
     deciding_baselines,
     remaining_alternatives,
@@ -25,6 +26,10 @@ from budgetfit.planning.profiling.block_chain import (
     checkpoint_every_block,
 )
 from budgetfit.planning.search.baselines import BaselineProfile, best_with_policy
+from budgetfit.planning.search.loss_chunking import (
+    better_without_host,
+    search_with_loss_chunks,
+)
 from budgetfit.planning.search.search import search
 from budgetfit.planning.session import PlanningSession, Request, rank
 from budgetfit.traces.session import TraceSession
@@ -58,10 +63,58 @@ def plan(request: Request) -> Estimate:
 
 @functools.cache
 def table(request: Request) -> dict[str, Alternative]:
-    first = deciding_baselines(session(request))
+    first = deciding_baselines(session(request), plan(request))
     rows = (*first, *remaining_alternatives(session(request), plan(request), first))
     assert len({row.label for row in rows}) == len(rows)
     return {row.label: row for row in rows}
+
+
+@pytest.mark.parametrize("total_mib", range(70, 200, 15))
+def test_no_row_that_fits_is_faster_than_what_the_plan_is_chosen_from(
+    total_mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the plan's own times, at each of its limits."""
+    monkeypatch.setattr(alternatives, "training_change_rows", lambda *_: ())
+    monkeypatch.setattr(alternatives, "compiled_row", lambda *_: ())
+    budget = replace(BUDGET, total_bytes=total_mib * MIB)
+    asked = PlanningSession(chain(), FREE, budget)
+    found = better_without_host(search_with_loss_chunks(asked)).estimate
+    if found is None:
+        return
+    first = deciding_baselines(asked, found)
+    best = asked.best_fitting([found, *(row.estimate for row in first)])
+    assert best is not None
+    for row in remaining_alternatives(asked, best, first):
+        assert not row.fits or asked.rank(row.estimate)[0] >= asked.rank(best)[0], row
+
+
+@pytest.mark.parametrize(("share", "judged"), [(0.5, False), (1.1, True)])
+def test_practices_that_are_faster_by_live_bytes_are_judged_with_the_plan(
+    *, share: float, judged: bool
+) -> None:
+    """The allocator may reserve less for them than for what the solver proposed."""
+    label = "Chen's sqrt(n) segments"
+    chen, proposed = table(FREE)[label].estimate, plan(FREE)
+    per_sample = share * chen.step_ms / chen.recipe.effective_batch_size
+    step_ms = per_sample * proposed.recipe.effective_batch_size
+    known = replace(proposed, step_ms=step_ms)
+    rows = deciding_baselines(session(FREE), known)
+    assert (label in {row.label for row in rows}) == judged
+
+
+def test_a_practice_that_is_judged_with_the_plan_is_no_second_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("compiled_row", "training_change_rows", "_other_objectives"):
+        monkeypatch.setattr(alternatives, name, lambda *_: ())
+    known = replace(plan(FREE), step_ms=1e9)
+    first = deciding_baselines(session(FREE), known)
+    rows = (*first, *remaining_alternatives(session(FREE), known, first))
+    labels = [row.label for row in rows]
+    assert len(labels) == len(set(labels))
+    assert sum(label.startswith("every ") for label in labels) == (
+        2 if known.recipe.segments else 1
+    )
 
 
 def test_the_practices_the_other_objectives_and_the_levers_are_there() -> None:

@@ -146,7 +146,7 @@ def rows_of(found: BlockChain, total_mib: int) -> tuple[dict[str, Any], Any]:
     asked = session(found, total_mib)
     plan = search(asked).estimate
     assert plan is not None
-    first = deciding_baselines(asked)
+    first = deciding_baselines(asked, plan)
     rows = (*first, *remaining_alternatives(asked, plan, first))
     return {row.label: row.estimate for row in rows}, plan
 

@@ -157,7 +157,7 @@ def test_where_all_proposals_were_refused_the_lowest_peak_is_tried(
 
     monkeypatch.setattr(search, "_Proposals", Proposals)
     monkeypatch.setattr(PlanningSession, "judge", judge)
-    found = search._within_limits(session(), 8, ())  # noqa: SLF001
+    found = search.search_within_limits(session(), 8)
     assert found.estimate is not None
     assert found.estimate.recipe.segments == segments
 
@@ -211,6 +211,22 @@ def test_faster_plans_above_the_limit_are_judged_while_traces_are_short() -> Non
     assert over_limit(1000, all_recomputed, most=0) == []
 
 
+@pytest.mark.parametrize(("share", "tried"), [(0.5, False), (0.9, True)])
+def test_near_misses_are_left_out_where_something_else_is_much_faster(
+    share: float, *, tried: bool
+) -> None:
+    """All or none: a loss in parts may be faster than any of them."""
+    tight = session(usable=chain_peak_bytes(CHAIN, ()) - 1)
+    slowest = tight.settings.recipe(8, single(0, 1, 2, 3, 4, 5))
+
+    def made(below_ns: float | None) -> list[Recipe]:
+        candidates = search._over_limit_candidates(tight, slowest, None, below_ns)  # noqa: SLF001
+        return [recipe for recipe, _ in candidates]
+
+    fastest_ns = chain_time_ns(CHAIN, made(None)[-1].segments) / 8
+    assert made(fastest_ns * share / 0.8) == (made(None) if tried else [])
+
+
 @pytest.mark.parametrize(("saved_ns", "on_host"), [(4, False), (5, True)])
 def test_host_memory_is_used_where_it_gains_two_per_cent(
     *, saved_ns: int, on_host: bool
@@ -226,18 +242,45 @@ def test_host_memory_is_used_where_it_gains_two_per_cent(
     assert ("offload" in {each.mode for each in found.segments}) == on_host
 
 
+@pytest.mark.parametrize(
+    ("with_host_ms", "hopeful", "offloads"),
+    [(100, True, False), (97.9, True, True), (98.1, True, False), (101, False, True)],
+)
+def test_what_offloads_is_two_per_cent_faster_than_what_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+    with_host_ms: float,
+    *,
+    hopeful: bool,
+    offloads: bool,
+) -> None:
+    """As both are judged: the allocator may reserve less for the slower of them."""
+    own = session()
+    host = replace(estimate(MIB, step_ms=with_host_ms), host_bytes=MIB)
+    plain = SearchResult(session=session(), estimate=estimate(MIB, step_ms=100))
+    monkeypatch.setattr(loss_chunking, "can_gain", lambda *_: hopeful)
+    monkeypatch.setattr(loss_chunking, "search_without_host", lambda *_: plain)
+    found = SearchResult(session=own, estimate=host)
+    better = loss_chunking.better_without_host(found)
+    assert better.estimate is (host if offloads else plain.estimate)
+    assert better.session is own  # with host memory for what is compared later
+    assert loss_chunking.better_without_host(plain) is plain
+
+
 @pytest.mark.parametrize(("gain", "taken"), [(0.009, False), (0.011, True)])
 def test_a_chunked_loss_has_to_gain_one_per_cent(
     *, monkeypatch: pytest.MonkeyPatch, gain: float, taken: bool
 ) -> None:
     plain, chunked = session(), session(loss_chunks=8)
     step_ms = {id(plain): 100.0, id(chunked): 100 * (1 - gain)}
+
+    def searched(asked: PlanningSession, *_: int, **__: int) -> SearchResult:
+        found = estimate(MIB, step_ms=step_ms[id(asked)])
+        return SearchResult(session=asked, estimate=found)
+
+    monkeypatch.setattr(loss_chunking, "search", searched)
+    monkeypatch.setattr(loss_chunking, "search_within_limits", searched)
     monkeypatch.setattr(
-        loss_chunking,
-        "search",
-        lambda asked, **_: SearchResult(
-            session=asked, estimate=estimate(MIB, step_ms=step_ms[id(asked)])
-        ),
+        loss_chunking, "with_near_misses", lambda found, *_, **__: found
     )
     monkeypatch.setattr(
         loss_chunking, "with_more_loss_chunks", lambda _: [plain, chunked]

@@ -1,7 +1,9 @@
 """A smaller batch on the way can make a plan that fits too large."""
 
 import math
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -131,9 +133,43 @@ def test_room_is_left_for_the_last_batch_where_memory_would_run_out(
     assert LEFT_ROOM not in plain.warnings
     most = plain.estimate.reserved_bytes * 3 // 4
     monkeypatch.setattr(last_batch, "after_last_batch", partial(_runs_out_above, most))
+    monkeypatch.setattr(last_batch, "MOST_GROWTH", math.inf)
     tight = _plan(vram=plain.estimate.process_bytes, headroom=0)
     assert tight.estimate.reserved_bytes <= most
     assert LEFT_ROOM in tight.warnings
+
+
+@pytest.mark.parametrize(("searched_ms", "chosen"), [(90, 0), (110, 1), (None, 1)])
+def test_a_practice_with_room_is_preferred_to_a_slower_search_result(
+    monkeypatch: pytest.MonkeyPatch, searched_ms: float | None, chosen: int
+) -> None:
+    session: Any = SimpleNamespace(
+        budget=SimpleNamespace(usable_bytes=0), rank=lambda each: (each.step_ms,)
+    )
+    best, full, practice, searched = (
+        Estimate(
+            **dict.fromkeys(
+                ("recipe", "allocated_bytes", "reserved_bytes", "process_bytes"), 0
+            ),
+            **dict.fromkeys(("phase_peaks_bytes", "at_peak_bytes", "timeline")),
+            step_ms=step_ms,
+            fits=True,
+        )
+        for step_ms in (70, 80, 100, searched_ms or 0)
+    )
+    result = None if searched_ms is None else (session, session, searched)
+    runs_out = AfterLastBatch(1, runs_out=True)
+    monkeypatch.setattr(last_batch, "with_less_memory", lambda *_: result)
+    monkeypatch.setattr(
+        last_batch,
+        "_judged",
+        lambda _, __, each: runs_out if each.step_ms in {70, 80} else None,
+    )
+    found, warnings = last_batch.with_room_for_last_batch(
+        session, best, [full, practice, replace(practice, fits=False, step_ms=1)]
+    )
+    assert found.step_ms == (searched_ms, 100)[chosen]
+    assert warnings == (LEFT_ROOM,)
 
 
 def test_where_nothing_else_is_allowed_the_plan_warns(

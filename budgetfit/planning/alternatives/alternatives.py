@@ -17,7 +17,12 @@ from budgetfit.core.plan import Alternative, LazyAlternatives
 from budgetfit.errors import TraceError
 from budgetfit.planning.alternatives.compiled_row import compiled_row
 from budgetfit.planning.alternatives.training_changes import training_change_rows
-from budgetfit.planning.search.baselines import BASELINES, EVERY_NTH, best_with_policy
+from budgetfit.planning.search.baselines import (
+    BASELINES,
+    EVERY_NTH,
+    best_with_policy,
+    policy_can_gain,
+)
 from budgetfit.planning.search.loss_chunking import search_without_host
 from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.policies import (
@@ -46,14 +51,22 @@ OBJECTIVES: Final[tuple[tuple[str, Objective], ...]] = (
 OBJECTIVE_ROUNDS: Final = 2  # recipes that are judged for each other objective
 
 
-def deciding_baselines(session: PlanningSession) -> tuple[Alternative, ...]:
+def deciding_baselines(
+    session: PlanningSession, proposed: Estimate
+) -> tuple[Alternative, ...]:
     """Return the baselines that may be better than the solver's proposal.
 
-    Each is at its own best batch size, judged like the plan. Chen's segments never
-    recompute less than the solver's, so they can only win in memory.
+    Each is at its own best batch size, judged like the plan. By live bytes none of them
+    is faster than the solver's; Chen's segments and every n-th block can only win time
+    where they are faster than what the solver found to fit.
     """
-    fastest = session.request.objective == "throughput"
-    return _baselines(session, BASELINES[:-1] if fastest else BASELINES)
+    if session.request.objective != "throughput":
+        return _baselines(session, BASELINES)
+    certain, *others = BASELINES[:-1], BASELINES[-1]
+    if proposed.recipe.segments:
+        others.append(EVERY_NTH)
+    faster = [row for row in others if policy_can_gain(session, row[1], proposed)]
+    return _baselines(session, (*certain, *faster))
 
 
 def lazy_alternatives(
@@ -107,6 +120,8 @@ def remaining_alternatives(
     shown = [row.label for row in first]
     # Where nothing has to be recomputed, every n-th block need not be either.
     usual = (*BASELINES, EVERY_NTH) if plan.recipe.segments else BASELINES
+    if any(_is_every_nth(label) for label in shown):
+        usual = BASELINES
     rest = _baselines(session, [pair for pair in usual if pair[0] not in shown])
     rows = (
         *rest,
@@ -116,6 +131,12 @@ def remaining_alternatives(
     if plan.recipe.parallelism is not None:  # the others are for one GPU
         return rows
     return (*rows, *compiled_row(session, plan), *training_change_rows(session, plan))
+
+
+def _is_every_nth(label: str) -> bool:
+    before, after = EVERY_NTH[0].split("n-th")
+    n = label.removeprefix(before).removesuffix(after)
+    return label == f"{before}{n}{after}"
 
 
 def _without_host(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:

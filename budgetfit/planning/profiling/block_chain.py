@@ -225,10 +225,14 @@ class BlockChain:
             )
         return self._plain
 
-    def waits_for_host(self, batch_size: int) -> bool:
-        """Whether a step with everything kept takes what the host needs to issue it."""
-        kept = OptionTrace(self.all_kept(batch_size), ())
-        return self._op_times(kept, batch_size).host_bound
+    def waiting_phases(self, batch_size: int) -> int:
+        """Return how many phases of a step take what the host needs to issue them.
+
+        With everything kept; with a chunked loss, with every block recomputed.
+        """
+        recomputed = self._unchunked and self.all_recomputed(batch_size)
+        program = recomputed or OptionTrace(self.all_kept(batch_size), ())
+        return self._op_times(program, batch_size).waiting
 
     def least_ns_per_freed_byte(self) -> float:
         """Return a lower bound on the time that freeing a byte of activations takes.
@@ -264,16 +268,25 @@ class BlockChain:
 
         Where each batch size is traced for itself, those without exact blocks are on
         the line through the least two: good enough to search by, not to judge by.
+
+        A step takes the longest of a few sums over its ops, by how many phases wait for
+        the host. One of these sums is taken for all options (but for selective ones,
+        which wait longer), so that no plan takes less than its blocks add up to.
         """
         key = batch_size, exact_blocks
         if key not in self._profiles:
             found = None if exact_blocks else self._profile_on_line(batch_size)
-            self._profiles[key] = found or self._measured_profile(*key)
+            self._profiles[key] = found or self.profile_waiting(
+                *key, self.waiting_phases(batch_size)
+            )
         return self._profiles[key]
 
-    def _measured_profile(self, batch_size: int, exact_blocks: bool) -> ChainProfile:
+    def profile_waiting(
+        self, batch_size: int, exact_blocks: bool, waiting: int
+    ) -> ChainProfile:
+        """Return the profile in which so many phases take what the host needs."""
         make = self._profile if self._unchunked is None else self._chunked_profile
-        profile = make(batch_size, exact_blocks=exact_blocks)
+        profile = make(batch_size, waiting, exact_blocks=exact_blocks)
         return replace(profile, host_limit_bytes=self._host_limit(batch_size))
 
     def _profile_on_line(self, batch_size: int) -> ChainProfile | None:
@@ -352,17 +365,23 @@ class BlockChain:
             self._lower_bounds[chain] = peak_bytes - self.gradient_bytes()
         return self._lower_bounds[chain]
 
-    def _chunked_profile(self, batch_size: int, *, exact_blocks: bool) -> ChainProfile:
+    def _chunked_profile(
+        self, batch_size: int, waiting: int, *, exact_blocks: bool
+    ) -> ChainProfile:
         """Return the profile with a chunked loss: only the epilogue differs.
 
         Measured from one trace, with every block recomputed.
         """
-        assert self._unchunked is not None  # noqa: S101 - see ``profile_at``
-        whole = self._unchunked.profile_at(batch_size, exact_blocks=exact_blocks)
+        whole_loss = self._unchunked
+        assert whole_loss is not None  # noqa: S101 - see ``profile_waiting``
+        if waiting == whole_loss.waiting_phases(batch_size):
+            whole = whole_loss.profile_at(batch_size, exact_blocks=exact_blocks)
+        else:
+            whole = whole_loss.profile_waiting(batch_size, exact_blocks, waiting)
         before, after = (
             each.all_recomputed(batch_size)
             or OptionTrace(each.all_kept(batch_size), ())
-            for each in (self._unchunked, self)
+            for each in (whole_loss, self)
         )
         return with_epilogue(
             whole,
@@ -370,12 +389,14 @@ class BlockChain:
             after,
             batch_size,
             device_properties(self.traces.workload.gpu),
-            partial(self._times_of, batch_size),
+            partial(self._times_of, batch_size, waiting),
             settings=self.settings.allocator,
             exact_blocks=exact_blocks,
         )
 
-    def _profile(self, batch_size: int, *, exact_blocks: bool) -> ChainProfile:
+    def _profile(
+        self, batch_size: int, waiting: int, *, exact_blocks: bool
+    ) -> ChainProfile:
         kept = self.all_kept(batch_size)
         recomputed = self.all_recomputed(batch_size)
         # The options are traced with accumulation, for smaller batches.
@@ -387,7 +408,7 @@ class BlockChain:
             recomputed,
             batch_size,
             device_properties(self.traces.workload.gpu),
-            partial(self._times_of, batch_size),
+            partial(self._times_of, batch_size, waiting),
             option_traces=self.option_traces(batch_size)
             if has_options and not alike
             else (),
@@ -429,19 +450,28 @@ class BlockChain:
     def _op_times_ns(self, option_trace: OptionTrace, batch_size: int) -> Nanoseconds:
         return self._op_times(option_trace, batch_size).times_ns
 
-    def _op_times(self, option_trace: OptionTrace, batch_size: int) -> OpTimes:
+    def _op_times(
+        self, option_trace: OptionTrace, batch_size: int, waiting: int | None = None
+    ) -> OpTimes:
         return op_times(
             option_trace.trace,
             batch_size,
             self.traces.workload.gpu,
             tf32=find_precision(self.settings.precision).tf32,
             selective_blocks=selective_blocks(option_trace.segments),
+            waiting=waiting,
         )
 
     def _times_of(
-        self, batch_size: int, option_trace: OptionTrace, chain: Sequence[Stage]
+        self,
+        batch_size: int,
+        waiting: int,
+        option_trace: OptionTrace,
+        chain: Sequence[Stage],
     ) -> list[tuple[int, int]]:
-        times_ns = self._op_times_ns(option_trace, batch_size)
+        if selective_blocks(option_trace.segments):
+            waiting = max(waiting, self._op_times(option_trace, batch_size).waiting)
+        times_ns = self._op_times(option_trace, batch_size, waiting).times_ns
         return [
             (
                 interval_ns(option_trace.trace, times_ns, *stage.forward),

@@ -17,7 +17,7 @@ from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.replay import device_properties, replay
 from budgetfit.planning.judge import step_time
 from budgetfit.planning.search.policies import EVERY_N_POLICY, policy_segments
-from budgetfit.planning.search.search import best_batch, search
+from budgetfit.planning.search.search import best_batch, can_gain, search
 from budgetfit.solvers.batch_size_grid import largest_fitting, largest_fitting_batch
 from budgetfit.solvers.problem import Problem, Solution
 from budgetfit.timing.kernel_times import StepTime
@@ -67,6 +67,19 @@ def best_with_policy(
     return best_with_segments(session, segments) or session.judge(
         session.settings.recipe(session.smallest_batch, segments)
     )
+
+
+def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> bool:
+    """Whether a checkpointing policy may be faster than ``known`` at a batch size.
+
+    By live bytes in all usable memory. False without ``checkpointing="auto"``, where a
+    plan is no other policy's.
+    """
+    if session.request.checkpointing != "auto" or not session.workload.blocks:
+        return False
+    plain = session.changed(loss_chunks=1).block_chain.without_options()
+    asked = replace(session, block_chain=plain).asking(checkpointing=policy)
+    return can_gain(asked, known, 0.0)
 
 
 def best_with_segments(

@@ -51,7 +51,7 @@ def everything_kept(
     if chain_peak_bytes(smallest, ()) > limit_bytes:
         return None
     estimate = best_with_segments(session, ())
-    if estimate is None or plain.block_chain.waits_for_host(estimate.recipe.batch_size):
+    if estimate is None or plain.block_chain.waiting_phases(estimate.recipe.batch_size):
         return None
     ns_per_byte = plain.block_chain.least_ns_per_freed_byte()
     may_be_faster: list[tuple[float, ChainChange, float]] = [

@@ -23,6 +23,8 @@ from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_me
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from budgetfit.core.budget import Budget
     from budgetfit.core.plan import Estimate
     from budgetfit.core.recipe import Recipe
@@ -98,16 +100,18 @@ def after_last_batch(
 
 
 def with_room_for_last_batch(
-    session: PlanningSession, best: Estimate
+    session: PlanningSession, best: Estimate, others: Sequence[Estimate] = ()
 ) -> tuple[Estimate, tuple[str, ...]]:
     """Return settings that do not run out of memory after a smaller last batch.
 
     Also returns warnings. ``best`` fits without one, and is returned where nothing else
-    is found, or where one trace does not hold for several batch sizes.
+    is found, or where one trace does not hold for several batch sizes. ``others`` are
+    judged already: the better of them may have room where a search finds less.
     """
     found, smaller = _judged(session, session, best), session
     if found is None or not found.runs_out:
         return best, _warnings(session, best, found)
+    fitting = sorted((each for each in others if each.fits), key=session.rank)
     for _ in range(MOST_SEARCHES):
         excess = found.reserved_bytes - session.budget.usable_bytes
         result = with_less_memory(smaller, excess)
@@ -115,11 +119,24 @@ def with_room_for_last_batch(
             break
         smaller, own, tried = result
         tried = replace(tried, usable_bytes=best.usable_bytes)
-        less = _judged(session, own, tried)
-        if less is None or not less.runs_out:
-            return tried, (LEFT_ROOM, *_warnings(session, tried, less))
-        found = less
-    return best, warnings_after_last_batch(session, best)
+        better = [x for x in fitting if session.rank(x) < session.rank(tried)]
+        roomy = _first_with_room(session, own, [*better, tried])
+        if roomy is not None:
+            return roomy
+        found = _judged(session, own, tried) or found
+    roomy = _first_with_room(session, session, fitting)
+    return roomy or (best, warnings_after_last_batch(session, best))
+
+
+def _first_with_room(
+    session: PlanningSession, own: PlanningSession, estimates: Sequence[Estimate]
+) -> tuple[Estimate, tuple[str, ...]] | None:
+    """Return the first that does not run out of memory, with its warnings."""
+    for each in estimates:
+        found = _judged(session, own, each)
+        if found is None or not found.runs_out:
+            return each, (LEFT_ROOM, *_warnings(session, each, found))
+    return None
 
 
 def warnings_after_last_batch(

@@ -13,7 +13,10 @@ from budgetfit.planning.search.search import (
     SearchResult,
     can_gain,
     search,
+    search_within_limits,
+    with_near_misses,
 )
+from budgetfit.planning.search.solver_choice import MIN_HOST_GAIN, without_host_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,9 +48,10 @@ def search_with_loss_chunks(
     kept = everything_kept(session, _chunked_best, MIN_GAIN)
     if kept is not None:
         return kept
-    best = search(session, max_rounds=max_rounds)
+    best = search_within_limits(session, max_rounds)
     if best.estimate and not can_gain(session, best.estimate, MIN_GAIN, _chunked_best):
-        return best
+        return with_near_misses(best, max_rounds)
+    unchunked: SearchResult | None = best  # without its near misses
     for chunked in _worth_trying(session, best.estimate):
         try:
             if best.estimate and not can_gain(chunked, best.estimate, MIN_GAIN):
@@ -56,18 +60,50 @@ def search_with_loss_chunks(
         except (InputError, TraceError) as error:
             session.traces.log.append(f"the loss is not cut into parts: {error}")
             break
+        if unchunked is not None:
+            best = with_near_misses(unchunked, max_rounds, worth=found.estimate)
+            unchunked = None
         if found.estimate is not None and (
             best.estimate is None or _gains(session, found.estimate, best.estimate)
         ):
             best = found
         elif best.estimate is not None:
             break
-    return best
+    return best if unchunked is None else with_near_misses(unchunked, max_rounds)
 
 
-def search_without_host(session: PlanningSession) -> SearchResult:
+def search_without_host(
+    session: PlanningSession, max_rounds: int = MAX_ROUNDS
+) -> SearchResult:
     """Search without offload to host memory."""
-    return search_with_loss_chunks(session.changed(loss_chunks=1, host_ram_bytes=0))
+    plain = session.changed(loss_chunks=1, host_ram_bytes=0)
+    return search_with_loss_chunks(plain, max_rounds)
+
+
+def better_without_host(
+    found: SearchResult, max_rounds: int = MAX_ROUNDS
+) -> SearchResult:
+    """Return the best without offload, where ``found`` offloads and is no better.
+
+    By live bytes offload is better, but the two may reserve otherwise than these say.
+    What it gains in time has to be worth it, as in ``fastest_plan``.
+    """
+    session, estimate = found.session, found.estimate
+    if estimate is None or not estimate.host_bytes:
+        return found
+    gain = MIN_HOST_GAIN if session.request.objective == "throughput" else 0.0
+    bounds = (without_host_options, _chunked_without_host)
+    if not any(can_gain(session, estimate, -gain, each) for each in bounds):
+        return found
+    plain = search_without_host(session, max_rounds)
+    if plain.estimate is None:
+        return found
+    value, *ties = session.rank(estimate)
+    if session.rank(plain.estimate) >= ((1 + gain) * value, *ties):
+        return found
+    if plain.session.settings.loss_chunks != session.settings.loss_chunks:
+        return plain
+    return replace(plain, session=session)  # what is compared later may offload
 
 
 def with_more_loss_chunks(session: PlanningSession) -> list[PlanningSession]:
@@ -120,6 +156,10 @@ def _chunked_best(chain: ChainProfile) -> ChainProfile:
     free = replace(head.keep, saved_bytes=0, forward_bytes=0, backward_bytes=0)
     head = replace(head, options=(free,), backward_ns=head.backward_ns + forward_ns)
     return replace(chain, blocks=(*chain.blocks[:-1], head))
+
+
+def _chunked_without_host(chain: ChainProfile) -> ChainProfile:
+    return _chunked_best(without_host_options(chain))
 
 
 def _gains(session: PlanningSession, new: Estimate, old: Estimate) -> bool:

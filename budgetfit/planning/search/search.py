@@ -52,6 +52,8 @@ MIN_ROUND_GAIN: Final = 0.05  # of the step's time that a larger limit would sav
 # Each candidate above the limit costs a trace. So many traced ops take a few seconds:
 # models of a few blocks get a dozen candidates and deep ones one or two.
 MAX_TRACED_OPS: Final = 20_000
+# More than all that the judge's times and the solver's differ by.
+NEARLY: Final = 1.2
 # Pareto fronts are long where blocks all differ; beyond this they are thinned.
 MAX_FRONT_LABELS: Final = 2_000
 
@@ -85,14 +87,30 @@ def search(
     better are not traced. ``estimate`` is None when nothing fits, not even batch 1, or
     nothing that could be better than the known ones.
     """
-    found = _within_limits(session, max_rounds, known)
-    best, request = found.estimate, session.request
+    return with_near_misses(
+        search_within_limits(session, max_rounds, known), max_rounds
+    )
+
+
+def with_near_misses(
+    found: SearchResult, max_rounds: int, worth: Estimate | None = None
+) -> SearchResult:
+    """Return the best of a search within limits and of candidates above its limit.
+
+    Args:
+        found: Of ``search_within_limits``.
+        max_rounds: As it was there.
+        worth: None is judged if none can be nearly as fast as this.
+    """
+    session, best = found.session, found.estimate
+    request = session.request
     wanted = request.checkpointing == "auto" and request.objective == "throughput"
     if best is None or not wanted:
         return found
     explanation, rounds = found.explanation, list(found.rounds)
     left = max_rounds - len(rounds) if max_rounds < MAX_ROUNDS else None
-    for recipe, how in _over_limit_candidates(session, best.recipe, left):
+    below_ns = None if worth is None else NEARLY * solver_ns(worth)
+    for recipe, how in _over_limit_candidates(session, best.recipe, left, below_ns):
         estimate = session.judge(recipe)
         rounds.append(_verdict(estimate))
         if estimate.fits and session.rank(estimate) < session.rank(best):
@@ -137,8 +155,8 @@ def solver_ns(estimate: Estimate) -> float:
     return (kernels_ms + estimate.network_ms) * 1e6 / estimate.recipe.samples_per_rank
 
 
-def _within_limits(
-    session: PlanningSession, max_rounds: int, known: Sequence[Estimate]
+def search_within_limits(
+    session: PlanningSession, max_rounds: int, known: Sequence[Estimate] = ()
 ) -> SearchResult:
     """Return the best proposal of the solver under a changing limit of live bytes.
 
@@ -379,7 +397,10 @@ def _verdict(estimate: Estimate) -> str:
 
 
 def _over_limit_candidates(
-    session: PlanningSession, found: Recipe, most: int | None
+    session: PlanningSession,
+    found: Recipe,
+    most: int | None,
+    below_ns: float | None = None,
 ) -> Iterator[tuple[Recipe, str]]:
     """Yield recipes that are faster than ``found``, the most likely to fit first.
 
@@ -387,6 +408,7 @@ def _over_limit_candidates(
         session: Gives the profile at the batch size of ``found``.
         found: The best recipe so far.
         most: Most recipes to yield; None for as many as are cheap.
+        below_ns: None is yielded unless the fastest takes less per sample.
     """
     block_chain = session.block_chain
     # Loss chunks add few ops, so that the trace without them is counted.
@@ -402,6 +424,12 @@ def _over_limit_candidates(
     )
     limit_ns = chain_time_ns(chain, found.segments)
     front = pareto_front(problem, MAX_FRONT_LABELS, faster_than_ns=limit_ns)
+    if front and below_ns is not None:
+        micro_steps = found.gradient_accumulation_steps
+        least_ns = chain_time_ns(chain, front[0].segments or ())
+        samples = found.batch_size * micro_steps
+        if chain.step_ns(least_ns, micro_steps) / samples >= below_ns:
+            return
     held = (
         # At most its own bytes: what is more than the limit is left to the judge.
         in_regular_order(replace(problem, limit_bytes=peak_bytes), solution)

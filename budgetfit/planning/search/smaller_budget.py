@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.loss_chunking import (
+    better_without_host,
+    search_with_loss_chunks,
+)
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate
@@ -30,7 +33,9 @@ def with_less_memory(
         return None
     budget = replace(budget, headroom_bytes=budget.headroom_bytes + excess)
     smaller = replace(session, budget=budget)
-    found = search_with_loss_chunks(smaller, max_rounds=_ROUNDS)
+    found = better_without_host(
+        search_with_loss_chunks(smaller, max_rounds=_ROUNDS), _ROUNDS
+    )
     if found.estimate is None:
         return None
     return smaller, found.session, found.estimate

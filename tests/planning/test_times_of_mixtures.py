@@ -1,0 +1,43 @@
+"""Steps of which some phases wait for the host: the chain's times and the judge's."""
+
+from budgetfit.core.recipe import Segment
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.chain.peak import chain_time_ns
+from budgetfit.planning.judge import step_time, times_of_ops
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.traces.session import TraceSession
+from budgetfit.workload.workload import Workload
+from tests import models
+
+LENGTH = 512
+ROUNDING_NS = 100
+SIZES = (8, 32, 64)
+
+
+def test_no_mixture_of_kept_and_recomputed_blocks_takes_less_than_they_add_up_to() -> (
+    None
+):
+    """Kernels of a large head may hide what small blocks wait: one sum has both."""
+    model = models.llama(hidden_size=256, num_hidden_layers=4, vocab_size=32_000)
+    workload = Workload(
+        model=model, batch=models.text(length=LENGTH), gpu=find_gpu("h100-80gb")
+    ).with_found_blocks()
+    settings = TrainingSettings(
+        precision="bf16-mixed", optimizer="sgd", effective_batch_size=960
+    )
+    segments = tuple(Segment((name,)) for name in workload.blocks[::2])
+    whole = BlockChain(TraceSession(workload), settings)
+    alike = set()
+    for chain in (whole, whole.with_loss_chunks(8)):
+        for size in SIZES:
+            recipe = chain.settings.recipe(size, segments)
+            trace = chain.traces.exact(recipe)
+            judged = step_time(trace, recipe, workload.gpu)
+            judged_ns = judged.forward_ns + judged.backward_ns
+            summed_ns = chain_time_ns(chain.profile_at(size), segments)
+            waiting = chain.waiting_phases(size)
+            assert summed_ns <= judged_ns + ROUNDING_NS
+            if times_of_ops(trace, recipe, workload.gpu).waiting == waiting:
+                assert summed_ns >= judged_ns - ROUNDING_NS
+                alike.add(waiting)
+    assert alike >= {0, 2}
