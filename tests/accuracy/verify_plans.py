@@ -1,15 +1,18 @@
 """Plan models near a small limit, then verify the plans on this CUDA device.
 
-    python -m tests.accuracy.verify_plans             # on a real card
+    python -m tests.accuracy.verify_plans                 # on a real card
+    python -m tests.accuracy.verify_plans --whole-card    # largest batches in all of it
     python -m tests.accuracy.nulldriver.run --gpu t4 -- \\
         python -m tests.accuracy.verify_plans --gpu t4
 
 Unlike the recordings, the measured program is the product's own: the plan is applied
 and `budgetfit.verify` measures it. Prints one line per plan, signed errors first, and
-says whether a real card or the null driver was measured.
+says whether a real card or the null driver was measured. Each plan has a process of its
+own: what runs first in one decides the addresses of what follows.
 """
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -56,10 +59,20 @@ MODELS: tuple[tuple[str, Callable[[], nn.Module], str], ...] = (
 )
 
 
+WHOLE_CARD = "whole card"
+
+
 def check(name: str, model: nn.Module, limit: str, precision: str, gpu: str) -> str:
     """Plan and verify one model; one line of what was found."""
+    whole = limit == WHOLE_CARD
     plan = budgetfit.plan(
-        model, vram=limit, gpu=gpu, precision=precision, effective_batch_size=32
+        model,
+        vram=None if whole else limit,
+        gpu=gpu,
+        precision=precision,
+        objective="batch_size" if whole else "throughput",
+        effective_batch_size=None if whole else 32,
+        host_ram="64GB",
     )
     found = budgetfit.verify(plan)
     reserved = max(row.measured_reserved_bytes for row in found.phases)
@@ -80,25 +93,46 @@ def measured_card(description: str | None) -> str:
     parser.add_argument(
         "--gpu", help="the card's name in the table; this one if absent"
     )
-    options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    measured_on = origin()
-    if measured_on == NULL_DRIVER:
-        choose_cudnn(enabled=False)  # it cannot run there
-        answer_for_the_device()
-    gpu: str = options.gpu or torch.cuda.get_device_name()
-    sys.stdout.write(f"measured on: {measured_on} ({gpu}), torch {torch.__version__}\n")
+    gpu = prepared_card(parser.parse_args().gpu)
+    sys.stdout.write(f"measured on: {origin()} ({gpu}), torch {torch.__version__}\n")
     return gpu
 
 
+def prepared_card(gpu: str | None) -> str:
+    """Prepare the device; return the card's name, by default this one's."""
+    transformers.logging.set_verbosity_error()
+    if origin() == NULL_DRIVER:
+        choose_cudnn(enabled=False)  # it cannot run there
+        answer_for_the_device()
+    return gpu or torch.cuda.get_device_name()
+
+
 def main() -> int:
-    """Print a line for each model and precision."""
-    gpu = measured_card(__doc__)
-    for name, make, limit in MODELS:
-        for precision in ("fp32", "auto"):
-            sys.stdout.write(check(name, make(), limit, precision, gpu) + "\n")
-            sys.stdout.flush()
-    return 0
+    """Print a line for each model and precision, each from a process of its own."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpu", help="name in the table; this card if absent")
+    parser.add_argument("--whole-card", action="store_true")
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "PRECISION"))
+    options = parser.parse_args()
+    if options.one:
+        wanted, precision = options.one
+        gpu = prepared_card(options.gpu)
+        for name, make, limit in MODELS:
+            if name == wanted:
+                asked = WHOLE_CARD if options.whole_card else limit
+                sys.stdout.write(check(name, make(), asked, precision, gpu) + "\n")
+        return 0
+    sys.stdout.write(f"measured on: {origin()}, torch {torch.__version__}\n")
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "tests.accuracy.verify_plans", *sys.argv[1:]]
+    codes = [
+        subprocess.run([*command, "--one", name, precision], check=False).returncode  # noqa: S603
+        for name, _, _ in MODELS
+        for precision in ("fp32", "auto")
+    ]
+    return max(codes)
 
 
 if __name__ == "__main__":
