@@ -111,7 +111,7 @@ def chosen_from(plan: Plan) -> Iterator[tuple[str, Any]]:
 
 
 def save_plans(folder: Path, gpu: str) -> None:
-    """Plan every situation; a plan that keeps other batch sizes beside it."""
+    """Save the plan of each situation, and of half and twice its batch size."""
     folder.mkdir(parents=True, exist_ok=True)
     for situation in SITUATIONS:
         plan = made_plan(situation, gpu)
@@ -146,8 +146,9 @@ def time_updates(plan: Plan, model: nn.Module, seconds: float) -> dict[str, Any]
         update()
         torch.cuda.synchronize()
         started, took = time.perf_counter(), []
-        checked = patch.object(recomputation_state, "compares_values", lambda _: False)
-        stack.enter_context(checked)
+        stack.enter_context(
+            patch.object(recomputation_state, "compares_values", lambda _: False)
+        )
         while len(took) < FEWEST or time.perf_counter() - started < seconds:
             before = time.perf_counter()
             update()
@@ -177,9 +178,8 @@ def record(folder: Path, file: Path, seconds: float, until: float) -> None:
             continue
         plan = Plan.load(folder / f"{situation.name}.json")
         others = [
-            (f"batch size {found.recipe.batch_size}", found)
+            (f"batch size {path.stem.partition('@')[2]}", Plan.load(path))
             for path in sorted(folder.glob(f"{situation.name}@*.json"))
-            for found in (Plan.load(path),)
         ]
         rows = [
             (label, replace(plan, recipe=estimate.recipe, estimate=estimate))

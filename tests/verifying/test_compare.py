@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit import Plan
+from budgetfit import Plan, Verification
 from budgetfit.applying.run.run import Run
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.recipe import Recipe, Segment
@@ -389,15 +389,19 @@ def test_where_gradients_differ_the_noise_is_measured_again(
     assert found.max_error == pytest.approx(1e-3, rel=0.01)
 
 
-def test_a_plan_whose_unmodified_model_is_too_large_does_not_fail_for_it() -> None:
-    check = build_verification(
-        MEASURED,
+def without_a_comparison(measured: RealSteps, blocks: int) -> Verification:
+    return build_verification(
+        measured,
         timeline=TIMELINE,
         predicted_process_bytes=None,
         predicted_step_ms=1.5,
         gradients=None,
-        expected_recomputed_blocks=4,
+        expected_recomputed_blocks=blocks,
     )
+
+
+def test_a_plan_whose_unmodified_model_is_too_large_does_not_fail_for_it() -> None:
+    check = without_a_comparison(MEASURED, 4)
     assert check.recomputed_as_planned is None
     assert check.passed
     text = str(check)
@@ -406,14 +410,10 @@ def test_a_plan_whose_unmodified_model_is_too_large_does_not_fail_for_it() -> No
 
 
 def test_without_a_comparison_gradients_are_unknown() -> None:
-    check = build_verification(
-        replace(MEASURED, phases=(), step_ms=(), out_of_memory="CUDA out of memory."),
-        timeline=TIMELINE,
-        predicted_process_bytes=None,
-        predicted_step_ms=1.5,
-        gradients=None,
-        expected_recomputed_blocks=0,
+    ended = replace(
+        MEASURED, phases=(), step_ms=(), out_of_memory="CUDA out of memory."
     )
+    check = without_a_comparison(ended, 0)
     assert check.gradients_match is None
     assert check.max_gradient_error is None
     assert check.step_ms == 0.0

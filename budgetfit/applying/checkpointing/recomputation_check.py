@@ -236,7 +236,7 @@ class _Samples:
         self._places: list[_Place] = []
         self._buffers: list[torch.Tensor] = []
         self._used = 0  # bytes of the last buffer
-        self._streams: dict[torch.cuda.Stream, None] = {}
+        self._streams: set[torch.cuda.Stream] = set()
         for tensor in tensors:
             self.add(tensor)
         self.arrive()
@@ -261,17 +261,18 @@ class _Samples:
         few = few.resolve_conj().resolve_neg()
         on_card = place.device.type == "cuda"
         if on_card:
-            self._streams[torch.cuda.current_stream(place.device)] = None
+            self._streams.add(torch.cuda.current_stream(place.device))
         size = few.numel() * few.element_size()
         if not self._buffers or self._used + size > self._buffers[-1].numel():
             length = max(size, _BUFFER_BYTES)
-            empty = torch.zeros(length, dtype=torch.uint8, pin_memory=on_card)
-            self._buffers.append(empty)
+            self._buffers.append(
+                torch.zeros(length, dtype=torch.uint8, pin_memory=on_card)
+            )
             self._used = 0
         at = self._used
         self._used += -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
         place = place._replace(buffer=len(self._buffers) - 1, offset=at, size=size)
-        self._view(place).copy_(few, non_blocking=True)
+        self._view(place).copy_(few, non_blocking=on_card)
         return place
 
     def _view(self, place: _Place) -> torch.Tensor:
@@ -286,10 +287,7 @@ class _Samples:
         if self._buffers:
             with _without_modes():
                 last = self._buffers.pop()[: self._used]
-                self._buffers = [
-                    one.clone() if one.is_pinned() else one
-                    for one in (*self._buffers, last)
-                ]
+                self._buffers = [each.clone() for each in (*self._buffers, last)]
 
     def is_like(self, others: _Samples, index: int) -> bool:
         """Whether a tensor has the same shape, dtype and device."""
