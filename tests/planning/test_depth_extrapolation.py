@@ -174,6 +174,44 @@ def test_the_trace_from_a_shortened_model_is_the_whole_one(
     assert_same(made, whole)
 
 
+class _Scaled(torch.autograd.Function):
+    """Keeps a tensor in an attribute, as the function for int8 weights does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        ctx.scale = x * 2
+        return x * ctx.scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+        return gradient * ctx.scale
+
+
+class Keeping(Mebi.Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(_Scaled.apply(self.inner(x)))
+
+
+@pytest.mark.parametrize("segments", [keep, checkpoint_every_block, eight, pairs])
+@pytest.mark.parametrize("starts_with_module", [True, False])
+def test_what_dies_with_the_whole_graph_is_freed_block_after_block(
+    segments: Callable[[tuple[str, ...]], tuple[Segment, ...]],
+    starts_with_module: bool,
+) -> None:
+    model = Mebi(12)
+    blocks = [Keeping() for _ in range(16)]
+    model.blocks = nn.ModuleList(
+        [nn.Linear(512, 512), *blocks] if starts_with_module else blocks
+    )
+
+    def recipe_of(names: tuple[str, ...]) -> tuple[Recipe, None]:
+        return Recipe(batch_size=2, segments=segments(names)), None
+
+    made, whole, traces = both(model, MIB_BATCH, recipe_of)
+    assert "in a shortened model with" in traces.log[-1]
+    assert_same(made, whole)
+
+
 def plain(blocks: tuple[str, ...]) -> tuple[Recipe, None]:
     del blocks
     return Recipe(batch_size=2, precision="bf16-mixed"), None

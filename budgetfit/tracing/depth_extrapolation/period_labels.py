@@ -119,8 +119,9 @@ def _relabel_late_frees(
     after = np.searchsorted(working, late)
     inner = (after > 0) & (after < len(working))
     late, after = late[inner], after[inner]
-    before, behind = period[working[after - 1]], period[working[after]]
-    between = (before == behind) & (before > 0)
+    earlier, later = working[after - 1], working[after]
+    before, behind = period[earlier], period[later]
+    between = (before == behind) & (before > 0) & outside[earlier]
     period[late[between]] = before[between]
 
 
@@ -128,6 +129,30 @@ def _frees(trace: StepTrace, timeline: Timeline, position: int) -> bool:
     return bool(
         not timeline.is_op[position] and trace.events[timeline.index[position]] < 0
     )
+
+
+def _end_of_last(
+    trace: StepTrace, timeline: Timeline, span: tuple[int, int, int], stop: int
+) -> int:
+    """Return where a phase's last pass, of start, end and period, ends.
+
+    Frees right after it belong to its block, as with the others. But what an autograd
+    function keeps in attributes of its context, as that of int8 weights does, is freed
+    with the whole graph, block after block.
+    """
+    start, end, number = span
+    last = end
+    while last > start and timeline.is_op[last - 1]:  # of the optimizer
+        last -= 1
+    begin = last
+    while begin > start and _frees(trace, timeline, begin - 1):
+        begin -= 1
+    while end < stop and _frees(trace, timeline, end):
+        last = end = end + 1
+    freed = timeline.period[begin:last]
+    if not {FIRST_MIDDLE, SECOND_MIDDLE}.issubset(freed.tolist()):
+        return end
+    return begin + int(np.flatnonzero((freed != 0) & (freed != number))[0])
 
 
 def _pass_spans(
@@ -162,10 +187,8 @@ def _pass_spans(
             if row.block not in period_of and edges[0] <= row.start < end:
                 raise NotRepeatedError("other blocks run between its blocks")
         places = [timeline.after(edge) for edge in edges]
-        # Frees right after the last pass belong to its block, as with the others.
-        stop = timeline.after(phase.end)
-        while places[-1] < stop and _frees(trace, timeline, places[-1]):
-            places[-1] += 1
+        span = places[-2], places[-1], last
+        places[-1] = _end_of_last(trace, timeline, span, timeline.after(phase.end))
         for n, start, stop in zip(order, places, places[1:], strict=False):
             yield start, stop, n + 1
 
