@@ -94,6 +94,11 @@ def _buffers_as_loaded(model: nn.Module, dtype: torch.dtype) -> set[int]:
     }
 
 
+def computes_in(precision: Precision) -> torch.dtype:
+    """Return the dtype of matrix products; bf16 where it is that of the weights."""
+    return _DTYPES.get(precision.autocast or precision.weights, torch.bfloat16)
+
+
 def autocast_context(
     precision: Precision, device_type: str
 ) -> AbstractContextManager[object]:

@@ -193,6 +193,38 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     return result
 
 
+def gradient_difference(  # noqa: PLR0913 - as ``check_gradients``
+    model: nn.Module,
+    make_one: MakeRun,
+    make_other: MakeRun,
+    batch: Any,
+    *,
+    seed: int = 0,
+    loss_modules: Sequence[nn.Module] = (),
+    left_out: Collection[str] = (),
+) -> tuple[float, str]:
+    """Return by how much a gradient differs most between two runs, and its parameter.
+
+    Relative to its norm in the other run. Arguments as for ``check_gradients``;
+    ``left_out``: parameters that are not compared.
+    """
+    other: Gradients = {}
+    restore = _restorer((model, *loss_modules))
+
+    def keep(trained: nn.Module) -> None:
+        for name, grad in _gradients(trained):
+            other[name] = None if grad is None else grad.to("cpu", copy=True)
+
+    def compare(trained: nn.Module) -> dict[str, float]:
+        return relative_errors(_gradients(trained), other)
+
+    _run_to_gradients(model, make_other, batch, seed, keep)
+    restore()
+    errors = _run_to_gradients(model, make_one, batch, seed, compare)
+    restore()
+    return _largest(errors, left_out)
+
+
 def _left_out(
     errors: dict[str, float], noise: dict[str, float], plain: Gradients
 ) -> frozenset[str]:

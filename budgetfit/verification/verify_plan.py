@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 from budgetfit.applying.allocator_settings import other_settings
+from budgetfit.applying.loss.chunked_loss import rounding_of_parts
+from budgetfit.applying.loss.deferred_logits import KEEP_WHOLE
 from budgetfit.applying.out_of_memory.error import free_memory
+from budgetfit.applying.precision import computes_in
 from budgetfit.applying.torch_compile import compiled_modules, disable_compile
 from budgetfit.applying.undo import Undo
 from budgetfit.batches.batch_tree import map_batch
@@ -24,9 +27,11 @@ from budgetfit.core.verification import WITHOUT_COMPILE
 from budgetfit.errors import InputError
 from budgetfit.measuring.compare_gradients import (
     COMPARED_ON_CUDA,
+    NOISE_FACTOR,
     GradientCheck,
     build_verification,
     check_gradients,
+    gradient_difference,
 )
 from budgetfit.measuring.preserve_model import preserved_model
 from budgetfit.measuring.real_step import check_steps, find_device, run_real_steps
@@ -48,6 +53,13 @@ if TYPE_CHECKING:
     from budgetfit.workload.training_setup import TrainingSetup
 
 
+# Relative, of gradients in fp32: parts of a loss are smaller products, which other
+# kernels may run.
+_OTHER_KERNELS = 1e-3
+_LOSS_NOT_COMPARED = (
+    "The loss in parts was not compared with the model's own, which ran out of memory: "
+    "only with itself, without recomputation. Verify with shorter samples."
+)
 _NOT_COMPARED = (
     "Gradients were not compared, and recomputation was not watched: the unmodified "
     "model ran out of memory. Verify with shorter samples, or where nothing else uses "
@@ -83,7 +95,7 @@ def verify_plan(
             notes += ranks.notes
             return _verification(plan, measured, gradients, timeline, notes)
         with contextlib.nullcontext() if on_cuda else _without_onednn_lstm(setup):
-            measured, gradients = _run(plan, setup, device, steps, say)
+            measured, gradients = _run(plan, setup, device, steps, say, notes)
     if gradients is None:
         notes.append(_NOT_COMPARED)
     if on_cuda:
@@ -163,12 +175,13 @@ def _eager(plan: Plan, setup: TrainingSetup, notes: list[str]) -> Iterator[Plan]
     undo()
 
 
-def _run(
+def _run(  # noqa: PLR0913, PLR0917 - one value each, all needed
     plan: Plan,
     setup: TrainingSetup,
     device: torch.device,
     steps: int,
     say: Callable[[str], None],
+    notes: list[str],
 ) -> tuple[RealSteps, GradientCheck | None]:
     """Measure real steps, then compare gradients; the model is restored.
 
@@ -195,7 +208,7 @@ def _run(
             )
         with preserved_model(whole, device):
             say("comparing gradients with the unmodified model")
-            return measured, _compare(plan, setup, loss_modules, on_cuda=on_cuda)
+            return measured, _compare(plan, setup, loss_modules, notes, on_cuda=on_cuda)
 
 
 @contextlib.contextmanager
@@ -241,6 +254,7 @@ def _compare(
     plan: Plan,
     setup: TrainingSetup,
     loss_modules: Sequence[nn.Module],
+    notes: list[str],
     *,
     on_cuda: bool,
 ) -> GradientCheck | None:
@@ -252,12 +266,14 @@ def _compare(
     size = single.batch_size
     if on_cuda:
         size = min(size, COMPARED_ON_CUDA)
+    plain = replace(single, segments=(), compile="none")
+    batch = setup.resized_batch(size)
     try:
-        return check_gradients(
+        found = check_gradients(
             setup.model,
             setup.run_factory(single, blocks=plan.model.blocks, checks_values=True),
-            setup.run_factory(replace(single, segments=(), compile="none")),
-            setup.resized_batch(size),
+            setup.run_factory(plain),
+            batch,
             blocks=plan.model.blocks,
             planned=recomputed_blocks(plan.recipe),
             loss_modules=loss_modules,
@@ -265,6 +281,29 @@ def _compare(
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return None
+    if plain.loss_chunks == 1 or not found.match:
+        return found
+    try:
+        error, parameter = gradient_difference(
+            setup.model,
+            setup.run_factory(plain),
+            setup.run_factory(replace(plain, loss_chunks=1)),
+            batch,
+            loss_modules=loss_modules,
+            left_out=found.left_out,
+        )
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        notes.append(_LOSS_NOT_COMPARED)
+        return found
+    rounding = rounding_of_parts(computes_in(find_precision(plain.precision)))
+    if error <= max(_OTHER_KERNELS, rounding, NOISE_FACTOR * found.noise):
+        return found
+    refusal = (
+        f"With the loss in parts the gradient of {parameter!r} differs by {error:.2g} "
+        f"of its norm from that of the model's own loss. {KEEP_WHOLE}"
+    )
+    return replace(found, max_error=error, parameter=parameter, refusal=refusal)
 
 
 @contextlib.contextmanager

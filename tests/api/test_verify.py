@@ -2,6 +2,7 @@
 
 import json
 import optparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import GPT2Config
 
 import budgetfit
 from budgetfit import InputError, Plan, TraceError, Verification
+from budgetfit.applying.loss import chunked_loss
 from tests.api.planned import CARD, KINDS, Fingerprint, planned
 from tests.hazards.kinds import (
     Block,
@@ -30,7 +32,7 @@ from tests.hazards.kinds import (
     log,
     start,
 )
-from tests.models import LENGTH, VOCABULARY, Mebi, mean
+from tests.models import LENGTH, VOCABULARY, Mebi, llama, mean
 
 without_cuda = pytest.mark.skipif(
     torch.cuda.is_available(), reason="there is a CUDA device to verify on"
@@ -371,6 +373,33 @@ def test_a_plan_from_a_config_is_verified_with_random_weights() -> None:
     assert check.recomputed_blocks == 2
     with pytest.raises(InputError, match="no model with weights"):
         budgetfit.apply(plan)
+
+
+def in_parts(parts: int) -> tuple[Plan, nn.Module, dict[str, torch.Tensor]]:
+    """Return a plan with the loss in parts, its model and batch."""
+    torch.manual_seed(0)
+    model = llama().train()
+    tokens = torch.randint(VOCABULARY, (2, 64))
+    batch = {"input_ids": tokens, "labels": tokens}
+    plan = budgetfit.plan(model, gpu=CARD, batch=batch, batch_size=2, precision="bf16")
+    recipe = replace(plan.recipe, loss_chunks=parts)
+    return plan.changed(recipe=recipe), model, batch
+
+
+@pytest.mark.parametrize("parts", [8, 64])
+def test_a_loss_in_parts_is_compared_with_the_models_own(
+    parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, model, batch = in_parts(parts)
+    assert budgetfit.verify(plan, model, batch=batch, device="cpu").gradients_match
+
+    def unshifted(labels: torch.Tensor, *_: object) -> torch.Tensor:
+        return labels
+
+    monkeypatch.setattr(chunked_loss, "_shifted", unshifted)
+    check = budgetfit.verify(plan, model, batch=batch, device="cpu")
+    assert check.gradients_match is False
+    assert "With the loss in parts the gradient of" in str(check)
 
 
 def test_a_plan_file_runs_no_code_that_it_names(saved: Path, tmp_path: Path) -> None:

@@ -4,17 +4,20 @@ The logits of a vocabulary of 128,000 are the largest tensors of many trainings:
 logits, their fp32 copy, its log-softmax and the gradients of both, for every position.
 With ``n`` chunks, the logits of each chunk are computed, reduced to its loss and
 dropped, and recomputed in backward (non-reentrant checkpointing). Loss and gradients
-are the same up to the order of sums, not bit for bit.
+are the same up to the order of sums, not bit for bit; those of many chunks are added up
+in fp32 (``gradient_sum``).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -29,6 +32,7 @@ from budgetfit.applying.loss.deferred_logits import (
     PointwiseOp,
     refuse_chunking,
 )
+from budgetfit.applying.loss.gradient_sum import weights_of_parts
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,6 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CannotChunkLossError", "ChunkedLoss", "can_chunk_loss", "chunk_loss"]
 
+# In 16 bits. An addition rounds by 2^-9 in bf16: the sum of 8 is 0.4 % off, which is
+# less than the gradients of the whole loss are, that of 64 two to four per cent.
+MOST_ADDED_IN_16_BITS: Final = 8
 _LOSS = "ForCausalLMLoss"  # transformers.loss.loss_utils
 _LOSS_NOT_REACHED = (
     "its loss function never got what its output head returns (a batch without labels "
@@ -57,6 +64,15 @@ def can_chunk_loss(model: nn.Module, loss: object = None) -> bool:
             chunk.
     """
     return loss is None and _causal_model(model) is not None
+
+
+def rounding_of_parts(dtype: torch.dtype) -> float:
+    """Return how far adding up the gradients of parts may be off, relative to its norm.
+
+    Args:
+        dtype: That the head computes in.
+    """
+    return MOST_ADDED_IN_16_BITS * torch.finfo(dtype).eps / 2
 
 
 def chunk_loss(
@@ -227,6 +243,11 @@ class ChunkedLoss:
     ) -> torch.Tensor:
         """Return the sum of the losses of all chunks, in order."""
         sizes = _even_sizes(targets.shape[-1], self._parts)
+        weights = (
+            weights_of_parts(self._head, len(sizes))
+            if len(sizes) > MOST_ADDED_IN_16_BITS
+            else itertools.repeat({}, len(sizes))
+        )
         defers, self._defers = self._defers, False
         try:
             # One split rather than slices: its backward is one cat, where each slice
@@ -236,13 +257,15 @@ class ChunkedLoss:
                     part_loss,
                     part,
                     part_targets,
+                    part_weights,
                     use_reentrant=False,
                     preserve_rng_state=self._random,
                     determinism_check="none" if self._check == "none" else "default",
                 )
-                for part, part_targets in zip(
+                for part, part_targets, part_weights in zip(
                     hidden.split(sizes, dim=-2),
                     targets.split(sizes, dim=-1),
+                    weights,
                     strict=True,
                 )
             ]
@@ -250,17 +273,25 @@ class ChunkedLoss:
             self._defers = defers
         return functools.reduce(torch.add, losses)
 
-    def _part(
+    def _part(  # noqa: PLR0913 - one value each, all needed
         self,
         hidden: torch.Tensor,
         targets: torch.Tensor,
+        weights: dict[str, torch.Tensor],
         *,
         ops: tuple[PointwiseOp, ...],
         vocab_size: int,
         ignore_index: int,
     ) -> torch.Tensor:
-        """Return the summed loss of one chunk, in fp32 as in transformers."""
-        logits = self._head(hidden)
+        """Return the summed loss of one chunk, in fp32 as in transformers.
+
+        ``weights`` replace those of the head.
+        """
+        logits = (
+            functional_call(self._head, weights, (hidden,))
+            if weights
+            else self._head(hidden)
+        )
         for op in ops:
             logits = op.apply(logits)
         return functional.cross_entropy(
