@@ -49,7 +49,7 @@ def traced(asked: dict[str, object]) -> tuple[StepTrace, StepTrace]:
         .parsed()
         .workload
     )
-    with mock.patch.object(session, "with_loading", lambda trace, _: trace):
+    with mock.patch.object(session.Loading, "before", lambda _, trace: trace):
         steps = session.TraceSession(workload).exact(case.recipe)
     return steps, with_loading(steps, workload.model)
 
