@@ -216,9 +216,7 @@ def _renumber(raw: RawTrace, before: int, known: int) -> None:
     }
     log.scratch = {number[storage]: row for storage, row in log.scratch.items()}
     log.unverified = {number[storage]: op for storage, op in log.unverified.items()}
-    log.ops[:] = [
-        op.moved_to(op.event, number) if op.touched else op for op in log.ops
-    ]
+    log.ops[:] = [op.moved_to(op.event, number) if op.touched else op for op in log.ops]
     raw.passes = [
         row._replace(
             input_storage=number.get(row.input_storage, row.input_storage),
