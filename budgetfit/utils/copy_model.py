@@ -80,13 +80,14 @@ def _copy_ordinary_modules(modules: Sequence[Any], copies: dict[int, Any]) -> No
     attributes that every module has.
     """
     for module in reversed(modules):  # children first
+        kind: Any = type(module)
         if (
             id(module) in copies  # another one led to it
-            or not _is_ordinary(type(module))
+            or not _is_ordinary(kind)
             or "__deepcopy__" in vars(module)
         ):
             continue
-        clone = copies[id(module)] = module.__new__(type(module))
+        clone = copies[id(module)] = kind.__new__(kind)
         state = {
             name: value
             if type(value) in _PLAIN

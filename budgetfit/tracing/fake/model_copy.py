@@ -71,7 +71,7 @@ def _add_hooks(modules: Iterable[nn.Module], copies: dict[int, Any]) -> None:
         if parameter is not None and parameter._backward_hooks
     }
     for parameter in hooked.values():
-        for hook in parameter._backward_hooks.values():
+        for hook in (parameter._backward_hooks or {}).values():
             try:
                 own = copy.deepcopy(hook, copies)
             except Exception:  # noqa: BLE001 - of anything that it holds

@@ -191,13 +191,14 @@ class _Reached:
     def _module(self, module: nn.Module) -> None:
         """Look at a module's code. It does not run itself, but what a copy shares."""
         self._see(module, type(module), *module._modules.values())
-        self.waiting += [
-            value
-            for name, value in vars(module).items()
-            if _may_lead_on(type(value))
-            and name not in _OF_TORCH
-            and (type(value) not in _MAY_BE_EMPTY or value)
-        ]
+        for name, value in vars(module).items():
+            kind: Any = type(value)
+            if (
+                _may_lead_on(kind)
+                and name not in _OF_TORCH
+                and (kind not in _MAY_BE_EMPTY or value)
+            ):
+                self.waiting.append(value)
 
     def _object(self, value: Any) -> None:
         kind = kind_of(value)
