@@ -10,8 +10,6 @@ import sys
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 
-from torch import nn
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -102,8 +100,9 @@ def _copy_ordinary_modules(modules: Sequence[Any], copies: dict[int, Any]) -> No
 @functools.cache
 def _is_ordinary(kind: Any) -> bool:  # noqa: ANN401 - a class
     """Whether a module class says nothing itself about how it is copied."""
+    plain: Any = sys.modules["torch"].nn.Module
     same = (
-        getattr(kind, name, None) is getattr(nn.Module, name, None)
+        getattr(kind, name, None) is getattr(plain, name, None)
         for name in _COPY_METHODS
     )
     return all(same) and not _slots_of(kind) and kind not in copyreg.dispatch_table
