@@ -120,12 +120,14 @@ class TraceSession:
     def of_same_model(self, workload: Workload) -> TraceSession:
         """Return a session of this model with another batch, or on several GPUs.
 
-        The model's forward in full depth is not compared again.
+        The model's forward in full depth is not compared again, nor is its loading
+        found again.
         """
         own = self._extrapolator
         other = TraceSession(workload, self.tracer.progress, full_depth=own is None)
         if own is not None:
             other._extrapolator = DepthExtrapolator(own.compared)
+        other._loading = self._loading
         return other
 
     def affine(
