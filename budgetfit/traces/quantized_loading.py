@@ -50,6 +50,57 @@ _PEFT_THAT_EMPTIES: Final = Version("0.20")
 TRANSFORMERS_IN_ORDER: Final = Version("5.4")
 
 
+class Loading:
+    """The loading of a model, found once, to be put before each of its traces.
+
+    There is none without quantised layers.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, ahead: int = 0, empties: bool | None = None
+    ) -> None:
+        """Find what loading does.
+
+        Args:
+            model: The traced one, at full depth.
+            ahead: Entries of the checkpoint that are on the card before their turn. Up
+                to transformers 5.3 threads copy them, as far as the host gets: no run
+                is like another.
+            empties: Whether the cache is emptied after casts to fp32; None is what the
+                installed peft does.
+        """
+        self._sizes: list[int] = []
+        self._log = _LoadingLog()
+        if not has_quantized_layers(model):
+            return
+        for tensor in tensors_in_apply_order(model):
+            known = self._log.storages
+            if tensor.layout is torch.strided and _storage(tensor) not in known:
+                known[_storage(tensor)] = len(known)
+                self._sizes.append(tensor.untyped_storage().nbytes())
+        self._log.first = len(self._sizes)
+        _load_base(model, self._log, ahead)
+        _cast_for_training(model, self._log, empties=empties)
+        _make_adapters(model, self._log)
+        for tensor in tensors_in_apply_order(model):
+            self._log.keep(tensor)
+
+    def before(self, trace: StepTrace) -> StepTrace:
+        """Return a trace of the model with the loading; as it is if there is none.
+
+        Its events begin with the model's parameters and buffers.
+        """
+        first = trace.events[: len(self._sizes)] - 1
+        if (
+            not self._sizes
+            or len(first) < len(self._sizes)
+            or (first < 0).any()
+            or trace.fixed_bytes[first].tolist() != self._sizes
+        ):
+            return trace
+        return _joined(trace, self._log, first)
+
+
 def with_loading(
     trace: StepTrace,
     model: nn.Module,
@@ -57,27 +108,8 @@ def with_loading(
     ahead: int = 0,
     empties: bool | None = None,
 ) -> StepTrace:
-    """Return the trace of a model with its loading; as it is without quantised layers.
-
-    Args:
-        trace: Its events begin with the model's parameters and buffers.
-        model: The traced one, at full depth.
-        ahead: Entries of the checkpoint that are on the card before their turn. Up to
-            transformers 5.3 threads copy them, as far as the host gets: no run is
-            like another.
-        empties: Whether the cache is emptied after casts to fp32; None is what the
-            installed peft does.
-    """
-    storages = _storages_of(trace, model)
-    if not storages or not has_quantized_layers(model):
-        return trace
-    log = _LoadingLog(storages, trace.fixed_bytes.size)
-    _load_base(model, log, ahead)
-    _cast_for_training(model, log, empties=empties)
-    _make_adapters(model, log)
-    for tensor in tensors_in_apply_order(model):
-        log.keep(tensor)
-    return _joined(trace, log, len(storages))
+    """Return the trace of a model with its loading, see there."""
+    return Loading(model, ahead=ahead, empties=empties).before(trace)
 
 
 def has_quantized_layers(model: nn.Module) -> bool:
@@ -90,17 +122,18 @@ class _LoadingLog:
     """Events of loading.
 
     Attributes:
-        storages: Of the tensors that stay, by the identity of their storage.
-        first: The first new storage; temporaries are new ones.
-        events: As in ``StepTrace``.
+        storages: Of the tensors that stay, by the identity of their storage, numbered
+            in the order in which a model is moved.
+        first: The first of the temporaries, which are numbered behind these.
+        events: As in ``StepTrace``, with these numbers.
         sizes: Of the temporaries.
         halves: Temporaries in 16 bits, by the identity of what they become.
         kept: Storages that are allocated.
         table: The code table that double quantisation makes once and keeps.
     """
 
-    storages: dict[int, int]
-    first: int
+    storages: dict[int, int] = field(default_factory=dict)
+    first: int = 0
     events: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     halves: dict[int, int] = field(default_factory=dict)
@@ -311,29 +344,21 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata  # noqa: SLF001 - what StorageLog goes by
 
 
-def _storages_of(trace: StepTrace, model: nn.Module) -> dict[int, int]:
-    """Return the trace's storage of each storage of the model; empty if they differ."""
-    sizes: dict[int, int] = {}
-    for tensor in tensors_in_apply_order(model):
-        if tensor.layout is torch.strided:
-            sizes.setdefault(_storage(tensor), tensor.untyped_storage().nbytes())
-    first = trace.events[: len(sizes)] - 1
-    if len(first) < len(sizes) or (first < 0).any():
-        return {}
-    if trace.fixed_bytes[first].tolist() != list(sizes.values()):
-        return {}
-    return dict(zip(sizes, first.tolist(), strict=True))
+def _joined(trace: StepTrace, log: _LoadingLog, storages: Any) -> StepTrace:  # noqa: ANN401 - an array
+    """Return the trace with its first events replaced by those of loading.
 
-
-def _joined(trace: StepTrace, log: _LoadingLog, replaced: int) -> StepTrace:
-    """Return the trace with its first events replaced by those of loading."""
+    ``storages``: the trace's storages of the model, in their order.
+    """
     new = len(log.sizes)
+    numbers = np.concatenate([storages, trace.fixed_bytes.size + np.arange(new)])
+    own = np.array(log.events, np.int64)
+    events = np.sign(own) * (numbers[abs(own) - 1] + 1)  # ``EMPTY_CACHE`` is zero
     temporaries = np.full(new, CATEGORIES.index("temporaries"))
 
     def longer(column: Any, more: Any) -> Any:  # noqa: ANN401 - an array and its rows
         return np.concatenate([column, np.asarray(more, column.dtype)])
 
-    setup = trace.events[replaced : trace.phases[0].end]
+    setup = trace.events[len(storages) : trace.phases[0].end]
     longer_trace = replace(
         trace,
         fixed_bytes=longer(trace.fixed_bytes, log.sizes),
@@ -342,4 +367,4 @@ def _joined(trace: StepTrace, log: _LoadingLog, replaced: int) -> StepTrace:
         layer=longer(trace.layer, np.full(new, -1)),
         scratch_index=longer(trace.scratch_index, np.full(new, -1)),
     )
-    return longer_trace.with_setup_events((*log.events, *setup.tolist()))
+    return longer_trace.with_setup_events((*events.tolist(), *setup.tolist()))

@@ -21,7 +21,7 @@ from budgetfit.traces.cache.key import (
 from budgetfit.traces.ddp_buckets import with_ddp_buckets
 from budgetfit.traces.depth_extrapolator import DepthExtrapolator
 from budgetfit.traces.emptied_cache import with_emptied_cache
-from budgetfit.traces.quantized_loading import with_loading
+from budgetfit.traces.quantized_loading import Loading
 from budgetfit.traces.tracer import (
     COMPILED_BATCH_SIZES,
     TRACED_BATCH_SIZES,
@@ -80,6 +80,7 @@ class TraceSession:
         self._exact: dict[tuple[Program, int], StepTrace] = {}
         self._smallest: int | None = None
         self._cache: tuple[TraceCache, str | None] | None = None
+        self._loading: Loading | None = None
 
     @property
     def workload(self) -> Workload:
@@ -119,12 +120,14 @@ class TraceSession:
     def of_same_model(self, workload: Workload) -> TraceSession:
         """Return a session of this model with another batch, or on several GPUs.
 
-        The model's forward in full depth is not compared again.
+        The model's forward in full depth is not compared again, nor is its loading
+        found again.
         """
         own = self._extrapolator
         other = TraceSession(workload, self.tracer.progress, full_depth=own is None)
         if own is not None:
             other._extrapolator = DepthExtrapolator(own.compared)
+        other._loading = self._loading
         return other
 
     def affine(
@@ -297,7 +300,9 @@ class TraceSession:
         if trace is None or program.evaluates:
             return trace
         if program.parallelism is None or program.parallelism.engine == "ddp":
-            trace = with_loading(trace, self.workload.model)
+            if self._loading is None:
+                self._loading = Loading(self.workload.model)
+            trace = self._loading.before(trace)
         return trace if program.compile == "none" else with_emptied_cache(trace)
 
     def _cached_steps(

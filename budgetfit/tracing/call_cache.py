@@ -54,7 +54,8 @@ def call_key(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *outputs: object
 ) -> CallKey | None:
     """Return the cache key of an op call; None if metadata does not decide it."""
-    key = [func, torch.get_default_dtype()]
+    # What an op calls stands for it: to hash the op itself is a call in Python.
+    key = [func._op, torch.get_default_dtype()]
     if not add_metadata(args, key):
         return None
     if kwargs:

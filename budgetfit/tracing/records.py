@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -32,6 +32,16 @@ class OpRecord(NamedTuple):
     in_optimizer: bool = False
     touched: MovedStorages = ()
     recomputed: bool = False
+
+    def moved_to(self, event: int, copies: Mapping[int, int]) -> OpRecord:
+        """Return the same op at another event, on copies of its storages."""
+        touched = self.touched and tuple(
+            (tuple(copies.get(n, n) for n in storages), moved_bytes)
+            for storages, moved_bytes in self.touched
+        )
+        # ``_replace`` takes three times as long, and a trace has many ops.
+        rest = self.layer, self.cost, self.in_optimizer, touched, self.recomputed
+        return OpRecord(self.name, event, *rest)
 
 
 class Free(NamedTuple):

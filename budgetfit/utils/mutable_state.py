@@ -174,11 +174,12 @@ def leaves(value: Any) -> Iterator[Any]:  # noqa: ANN401
 def kind_of(value: object) -> _Kind | None:
     """Return how an object's contents are copied; None if it holds no such state."""
     kind: Any = type(value)
-    return _kind_of(kind)
+    return kind_of_class(kind)
 
 
 @functools.cache
-def _kind_of(kind: Any) -> _Kind | None:  # noqa: ANN401
+def kind_of_class(kind: Any) -> _Kind | None:  # noqa: ANN401
+    """Return how the contents of a class's objects are copied, as ``kind_of``."""
     if issubclass(kind, _stateless()):
         return None
     if kind in _PASSED:

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from budgetfit.errors import TraceError
+from budgetfit.tracing.blocks.repeated_runs import KEPT_PERIODS, BlockRun
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
+from budgetfit.tracing.fake.shortened_model import shortening
 
 
 def numbers() -> Iterator[int]:
@@ -75,6 +77,51 @@ def test_slots_are_copied_too() -> None:
     twin = copy_of(model)
     assert twin[0].scale == [0.5]
     assert twin[0].scale is not model[0].scale
+
+
+class Counting(nn.Module):
+    """Leaves out of a copy what it counts; ``number`` is its hash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number, self.count = 3, 5
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "count": 0}
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+def test_a_copy_leads_to_copies_alone() -> None:
+    first, last = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), Counting())
+    model = nn.Sequential(first, last)
+    last[0].above, last[0].beside = [model], {"first": first, last[1]: last.forward}
+    twin = copy_of(model)
+    assert twin[1][0].above == [twin]
+    assert twin[1][0].beside == {"first": twin[0], twin[1][1]: twin[1].forward}
+    assert {*twin.modules()}.isdisjoint(model.modules())
+
+
+def test_a_module_that_says_how_it_is_copied_is_asked() -> None:
+    itself = nn.Linear(2, 2)
+    vars(itself)["__deepcopy__"] = lambda _: itself
+    model = nn.Sequential(Counting(), itself)
+    twin = copy_of(model)
+    assert (twin[0].count, model[0].count) == (0, 5)
+    assert twin[1] is itself
+
+
+def test_a_copied_weight_keeps_its_hooks_where_blocks_are_left_out() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(6)))
+    for layer in model:
+        layer.weight.register_hook(torch.neg)
+    names = tuple(map(str, range(6)))
+    runs = (BlockRun("", tuple((name,) for name in names)),)
+    with fake_mode() as mode:
+        twin = fake_copy(model, mode, shortening(model, names, runs, KEPT_PERIODS))
+    hooks = [layer.weight._backward_hooks for layer in twin]  # noqa: SLF001
+    assert list(map(len, hooks)) == [1] * KEPT_PERIODS
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")

@@ -173,3 +173,12 @@ def test_objects_in_a_circle_are_looked_at_once() -> None:
         circle.append(in_a_table())
     assert len(circle) == 2
     assert not TABLE
+
+
+def test_what_only_modules_that_never_run_lead_to_is_left_out() -> None:
+    kept, left_out = Plain(), Plain()
+    kept.held, left_out.held = [1], [2]
+    with user_state_preserved(nn.Sequential(kept, left_out), never_run=[left_out]):
+        kept.held.append(3)
+        left_out.held.append(3)
+    assert (kept.held, left_out.held) == ([1], [2, 3])

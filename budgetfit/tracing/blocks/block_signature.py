@@ -174,6 +174,8 @@ def _attributes(block: nn.Module) -> Iterator[tuple[str, Hashable]]:
             if name in _COMPARED_SEPARATELY:
                 continue
             if isinstance(value, dict) and name.endswith(("hooks", "kwargs")):
+                if not value:  # as most are: half of all attributes
+                    continue
                 value = list(value.values())  # noqa: PLW2901 - keys are process-wide counters
             yield f"{path}.{name}", _comparable(value, inside, ())
 

@@ -125,6 +125,7 @@ class CudaOpTraits(NamedTuple):
     fp32_statistics: bool
     convolution: bool
     contiguous_outputs: bool
+    into_zeros: torch._ops.OpOverload | None
 
 
 @functools.cache
@@ -135,6 +136,7 @@ def _traits_of(func: torch._ops.OpOverload) -> CudaOpTraits:
         func in FP32_STATISTICS,
         func in CONVOLUTIONS,
         func in CONTIGUOUS_OUTPUTS,
+        WRITES_INTO_ZEROS.get(func),
     )
 
 
@@ -175,8 +177,9 @@ class CudaOpSemantics:
         kwargs: dict[str, Any],
     ) -> Any:
         """Run an op as on CUDA."""
+        traits = _traits_of(func)
         if self.in_backward:
-            in_place = _in_place_in_autograd(run, func, args, kwargs)
+            in_place = _in_place_in_autograd(run, func, traits.into_zeros, args, kwargs)
             if in_place is not None:
                 return in_place
         if self.in_optimizer and func is aten._local_scalar_dense.default:
@@ -185,7 +188,6 @@ class CudaOpSemantics:
             except DataDependentOutputException:
                 # GradScaler reads found_inf; a skipped step would take less memory.
                 return 0.0
-        traits = _traits_of(func)
         out = (
             None if traits.meta_kernel is None else traits.meta_kernel(*args, **kwargs)
         )
@@ -245,18 +247,19 @@ class CudaOpSemantics:
 def _in_place_in_autograd(
     run: RunOp,
     func: torch._ops.OpOverload,
+    in_place: torch._ops.OpOverload | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     """Run in place what autograd runs in place for plain tensors; None for other ops.
 
     For subclasses, as fake tensors are, autograd runs it out of place.
+    ``in_place``: that of ``WRITES_INTO_ZEROS``.
     """
     if func is ADD and not kwargs:
         return _accumulated_in_place(run, *args)
     if func is INDEX_PUT and _node_of_autograd() == "IndexBackward0":
         return run(aten._index_put_impl_.default, (*args, True), kwargs)
-    in_place = WRITES_INTO_ZEROS.get(func)
     if in_place is not None:
         node = _node_of_autograd()
         if node is not None and node not in _COUNTS_EQUALS:

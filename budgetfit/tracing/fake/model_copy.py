@@ -17,7 +17,7 @@ from budgetfit.tracing.fake.uncopyable_values import uncopyable_memo
 from budgetfit.utils.copy_model import deepcopy_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import nn
 
@@ -40,9 +40,10 @@ def fake_copy(
         TraceError: If the model cannot be copied: it holds open files or iterators,
             or TorchScript.
     """
-    _refuse_scripts(model)
+    copied = kept_modules(model, short)
+    _refuse_scripts(copied)
+    fakes = _fakes_of_tensors(copied.values(), mode, on_fake)
     left_out = () if short is None else short.left_out
-    fakes = _fakes_of_tensors(model, mode, left_out, on_fake)
     with _CopiesOnCpu(mode):
         memo = (placeholder_memo(model, left_out) if short is not None else {}) | fakes
         try:
@@ -51,22 +52,26 @@ def fake_copy(
             gaps = {} if short is None else placeholder_memo(model, left_out)
             memo = gaps | fakes
             fake = _copy_with_replacements(model, memo)
-        _add_hooks(model, memo)
+        _add_hooks(copied.values(), memo)
     if short is not None:
         close_gaps(fake, short)
     return fake
 
 
-def _add_hooks(model: nn.Module, copies: dict[int, Any]) -> None:
+def _add_hooks(modules: Iterable[nn.Module], copies: dict[int, Any]) -> None:
     """Register copies of parameters' hooks on the fakes; ``deepcopy`` leaves them out.
 
     A hook that cannot be copied, or that needs values, is taken to return a new
     gradient.
     """
-    for parameter in model.parameters():
-        if not parameter._backward_hooks or id(parameter) not in copies:
-            continue
-        for hook in parameter._backward_hooks.values():
+    hooked = {
+        id(parameter): parameter
+        for module in modules
+        for parameter in module._parameters.values()
+        if parameter is not None and parameter._backward_hooks
+    }
+    for parameter in hooked.values():
+        for hook in (parameter._backward_hooks or {}).values():
             try:
                 own = copy.deepcopy(hook, copies)
             except Exception:  # noqa: BLE001 - of anything that it holds
@@ -123,27 +128,32 @@ def _copy_with_replacements(model: nn.Module, memo: dict[int, Any]) -> nn.Module
         ) from error
 
 
-def _refuse_scripts(model: nn.Module) -> None:
+def kept_modules(model: nn.Module, short: Shortening | None) -> dict[str, nn.Module]:
+    """Return the modules that a copy of the model has, by their paths in the model."""
+    left_out = () if short is None else short.left_out
+    return dict(model.named_modules({model.get_submodule(name) for name in left_out}))
+
+
+def _refuse_scripts(modules: Mapping[str, nn.Module]) -> None:
     """Raise for TorchScript, which runs outside Python, where nothing is dispatched."""
-    for name, module in model.named_modules():
+    for name, module in modules.items():
         if isinstance(module, torch.jit.ScriptModule):
             where = f"{name!r} is" if name else "The model is"
             raise TraceError(
                 f"{where} TorchScript ({module.original_name}), which cannot be traced "
                 "or checkpointed. Plan and train the plain module, and script the "
                 "trained one.",
-                module=name or type(model).__name__,
+                module=name or type(module).__name__,
                 op="torch.jit.script",
             )
 
 
 def _fakes_of_tensors(
-    model: nn.Module,
+    modules: Iterable[nn.Module],
     mode: FakeTensorMode,
-    left_out: Collection[str],
     on_fake: Callable[[torch.Tensor, torch.Tensor], None],
 ) -> dict[int, Any]:
-    """Return a ``deepcopy`` memo with a fake CPU tensor for each of a model's tensors.
+    """Return a ``deepcopy`` memo with a fake CPU tensor for each tensor of modules.
 
     These are parameters, buffers and tensor attributes. ``Module.to`` on fake
     parameters fails with "Couldn't swap", and a copied meta parameter stays on meta and
@@ -151,8 +161,7 @@ def _fakes_of_tensors(
     """
     fakes = FakeTensorFactory(mode)
     memo: dict[int, Any] = {}
-    seen = {model.get_submodule(name) for name in left_out}
-    for _, module in model.named_modules(seen):
+    for module in modules:
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) not in memo:
                 memo[id(parameter)] = fakes.parameter(parameter)

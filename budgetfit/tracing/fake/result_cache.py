@@ -77,7 +77,7 @@ class FakeResultCache:
         ``args``: the tuple itself that ``run`` was given.
         """
         last, self._last = self._last, None
-        if last is None or last[1] is not args or last[0][0] is not func:
+        if last is None or last[1] is not args or last[0][0] is not func._op:
             return None
         return last[0]
 

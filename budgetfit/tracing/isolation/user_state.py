@@ -18,26 +18,39 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from torch import nn
 
 from budgetfit.tracing.isolation.lru_caches import LruCache
-from budgetfit.utils.mutable_state import LARGEST, HeldState, hold_class, kind_of
+from budgetfit.utils.mutable_state import (
+    LARGEST,
+    HeldState,
+    hold_class,
+    kind_of,
+    kind_of_class,
+)
 from budgetfit.utils.user_code import is_library, referenced_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 MOST_OBJECTS: Final = 2**16  # to look at more takes longer than a small trace
 _ABSENT: Final = object()
 _OF_TORCH: Final = frozenset({"_parameters", "_buffers", "_modules"})
 _MAY_BE_EMPTY: Final = (OrderedDict, dict, list, set)
+# What is looked at though it holds no state that is written back.
+_CODE: Final = (
+    *(types.FunctionType, type, nn.Module, LruCache, staticmethod, classmethod),
+    *(property, functools.cached_property),
+)
 
 
 @contextlib.contextmanager
-def user_state_preserved(*roots: object) -> Iterator[None]:
+def user_state_preserved(
+    *roots: object, never_run: Iterable[object] = ()
+) -> Iterator[None]:
     """Restore what the code of modules, functions and objects may have changed.
 
     That is what their methods and functions name, and what these lead to, as far as it
-    is the user's own: not in libraries.
+    is the user's own: not in libraries. What only ``never_run`` leads to is left out.
     """
-    found = _Reached(list(roots))
+    found = _Reached(list(roots), seen={id(each): each for each in never_run})
     found.walk()
     try:
         yield
@@ -178,11 +191,14 @@ class _Reached:
     def _module(self, module: nn.Module) -> None:
         """Look at a module's code. It does not run itself, but what a copy shares."""
         self._see(module, type(module), *module._modules.values())
-        self.waiting += [
-            value
-            for name, value in vars(module).items()
-            if name not in _OF_TORCH and (type(value) not in _MAY_BE_EMPTY or value)
-        ]
+        for name, value in vars(module).items():
+            kind: Any = type(value)
+            if (
+                _may_lead_on(kind)
+                and name not in _OF_TORCH
+                and (kind not in _MAY_BE_EMPTY or value)
+            ):
+                self.waiting.append(value)
 
     def _object(self, value: Any) -> None:
         kind = kind_of(value)
@@ -196,6 +212,15 @@ class _Reached:
             self.held.append(held)
             if held.size <= MOST_OBJECTS:
                 self.waiting += held.items()
+
+
+@functools.cache
+def _may_lead_on(kind: Any) -> bool:
+    """Whether to look at objects of a class: not at the numbers and names of modules.
+
+    A model has tens of thousands of these, and each trace looks at all modules.
+    """
+    return kind_of_class(kind) is not None or issubclass(kind, _CODE)
 
 
 def _held(value: Any) -> HeldState:

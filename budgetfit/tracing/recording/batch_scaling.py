@@ -73,18 +73,19 @@ def _build(
     log = first.log
     fixed, slope = _fit(first, second, log.sizes, second.log.sizes)
     scratch_index = np.full(len(log.sizes), -1, np.int32)
-    scratch: dict[
-        KernelScratch[Affine], int
-    ] = {}  # deduplicated: equal blocks have equal ones
+    # Equal blocks have equal ones: each pair is fitted once, and each result kept once.
+    scratch: dict[KernelScratch[Affine], int] = {}
+    known: dict[tuple[KernelScratch[int], KernelScratch[int]], int] = {}
     for storage, row in log.scratch.items():
-        constants, slopes = _fit(
-            first, second, row.arguments, second.log.scratch[storage].arguments
-        )
-        arguments = tuple(
-            Affine(int(a), int(b)) for a, b in zip(constants, slopes, strict=True)
-        )
-        found = KernelScratch(row.rule, arguments, row.part)
-        scratch_index[storage] = scratch.setdefault(found, len(scratch))
+        other = second.log.scratch[storage]
+        if (row, other) not in known:
+            constants, slopes = _fit(first, second, row.arguments, other.arguments)
+            arguments = tuple(
+                Affine(int(a), int(b)) for a, b in zip(constants, slopes, strict=True)
+            )
+            found = KernelScratch(row.rule, arguments, row.part)
+            known[row, other] = scratch.setdefault(found, len(scratch))
+        scratch_index[storage] = known[row, other]
     stream = np.zeros(1 + max(log.streams, default=-1), np.int8)
     stream[list(log.streams)] = list(log.streams.values())
     names = {name: n for n, name in enumerate(dict.fromkeys(op.name for op in log.ops))}

@@ -7,7 +7,7 @@ test suite compares both for every kind of model and precision.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ def append_micro_batch(raw: RawTrace, gradients: GradientLog) -> None:
     behind = log.ops[raw.ops_before_update :]
     log.ops[raw.ops_before_update :] = [
         *_second_ops(raw, gradients, second, begin, inside),
-        *(op._replace(event=op.event + shift) for op in behind),
+        *(op.moved_to(op.event + shift, {}) for op in behind),
     ]
     raw.phases = [
         *(phase for phase in raw.phases if phase.end <= begin),
@@ -161,7 +161,7 @@ def _second_ops(
     inside: list[int],
 ) -> list[OpRecord]:
     """Return the second micro-batch's ops: the first's, and gradient additions."""
-    copies, waiting = second.copies, list(gradients.rows)
+    copies, waiting = second.copies, deque(gradients.rows)
     freed: dict[int, int] = defaultdict(
         int
     )  # gradients, by the event of their addition
@@ -173,7 +173,7 @@ def _second_ops(
 
     def add_those_before(number: int) -> None:
         while waiting and waiting[0].ops <= number:
-            row = waiting.pop(0)
+            row = waiting.popleft()
             ops.append(row.add_op._replace(event=place(row.event)))
             freed[row.event] += row.incoming == row.accumulated  # before the next
 
@@ -185,11 +185,7 @@ def _second_ops(
         position = op.event
         made = [event - 1 for event in events if event > 0]
         if not made or any(storage in copies for storage in made):
-            touched = tuple(
-                (tuple(copies.get(n, n) for n in storages), moved_bytes)
-                for storages, moved_bytes in op.touched
-            )
-            ops.append(op._replace(event=place(op.event), touched=touched))
+            ops.append(op.moved_to(place(op.event), copies))
     add_those_before(raw.ops_before_update)
     return ops
 
@@ -208,29 +204,19 @@ def _renumber(raw: RawTrace, before: int, known: int) -> None:
     new = [*range(before), *range(known, len(log.sizes)), *range(before, known)]
     number = {old: index for index, old in enumerate(new)}
 
-    def renamed(event: int) -> int:
-        return number[event - 1] + 1 if event > 0 else -(number[-event - 1] + 1)
-
     for rows in (log.sizes, log.categories, log.layers):
         rows[:] = [rows[old] for old in new]
-    log.events[:] = [renamed(event) for event in log.events]
+    log.events[:] = [
+        number[event - 1] + 1 if event > 0 else -number[-event - 1] - 1
+        for event in log.events
+    ]
     log.made_from = {
         number[storage]: tuple(number[each] for each in sources)
         for storage, sources in log.made_from.items()
     }
     log.scratch = {number[storage]: row for storage, row in log.scratch.items()}
     log.unverified = {number[storage]: op for storage, op in log.unverified.items()}
-    log.ops[:] = [
-        op._replace(
-            touched=tuple(
-                (tuple(number[each] for each in storages), moved_bytes)
-                for storages, moved_bytes in op.touched
-            )
-        )
-        if op.touched
-        else op
-        for op in log.ops
-    ]
+    log.ops[:] = [op.moved_to(op.event, number) if op.touched else op for op in log.ops]
     raw.passes = [
         row._replace(
             input_storage=number.get(row.input_storage, row.input_storage),

@@ -71,13 +71,7 @@ def append_steady_step(raw: RawTrace) -> None:
         for row in raw.passes
     ]
     log.ops += [
-        op._replace(
-            event=moved(op.event),
-            touched=tuple(
-                (tuple(copies.get(n, n) for n in storages), moved_bytes)
-                for storages, moved_bytes in op.touched
-            ),
-        )
+        op.moved_to(moved(op.event), copies)
         for op in _repeated_ops(log.ops, log.events, begin, freed)
     ]
 

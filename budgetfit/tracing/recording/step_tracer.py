@@ -16,7 +16,7 @@ from budgetfit.tracing.cuda.triton.kernels_on_fakes import (
     kernels_on_fakes,
     triton_is_loaded,
 )
-from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
+from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode, kept_modules
 from budgetfit.tracing.fake.result_cache import FakeResultCache
 from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
 from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
@@ -124,13 +124,14 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
     target, blocks = options["target"], options["blocks"]
     short, real_values = options.get("short"), options.get("real_values", False)
     sized = collate(_resized(batch, batch_size, dims, real_values=real_values))
-    modules = list(model.modules())
+    modules = list(kept_modules(model, short).values())
+    left_out = [] if short is None else map(model.get_submodule, short.left_out)
     # Triton's code names CUDA.
     redirects = options.get("redirect_cuda", False) or triton_is_loaded()
     with (
         python_state_preserved(),
         lru_caches_cleared(modules),
-        user_state_preserved(model, *also_runs),
+        user_state_preserved(model, *also_runs, never_run=left_out),
         fake_mode() as mode,
     ):
         results = FakeResultCache(mode)

@@ -44,7 +44,6 @@ from budgetfit.tracing.values.data_dependent_ops import (
     nonzero_of_full_mask,
 )
 from budgetfit.tracing.values.op_traits import (
-    INDEX_OPS,
     SCALARS,
     indices_of,
     traits_of,
@@ -132,7 +131,7 @@ class KnownValues:
         known = values.inputs_known(traits, args, kwargs)
         if traits.data_dependent:
             return self._run_data_dependent(func, args, kwargs, known=known)
-        if func in INDEX_OPS:
+        if traits.takes_indices:
             self._check_bounds(func, args)
         out = self._run(func, args, kwargs)
         if known and values.all_values and self._needs_no_values():

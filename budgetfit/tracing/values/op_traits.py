@@ -105,6 +105,7 @@ class OpTraits(NamedTuple):
     takes_masks: bool
     data_dependent: bool
     pointwise: bool
+    takes_indices: bool
     assumption: Callable[..., AssumedValue | None] | None
 
 
@@ -119,6 +120,7 @@ def traits_of(func: torch._ops.OpOverload) -> OpTraits:
         takes_masks=func in TAKES_MASKS,
         data_dependent=func in DATA_DEPENDENT,
         pointwise=torch.Tag.pointwise in func.tags,
+        takes_indices=func in INDEX_OPS,
         assumption=ASSUMPTIONS.get(func),
     )
 

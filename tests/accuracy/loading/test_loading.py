@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -12,6 +13,7 @@ from budgetfit.inputs.arguments import Arguments
 from budgetfit.memory.caching_allocator import CachingAllocator
 from budgetfit.traces import session
 from budgetfit.traces.quantized_loading import with_loading
+from budgetfit.workload.workload import Workload
 from tests.accuracy.loading.cases import CASES, FILE, LENGTH, SAMPLES
 from tests.accuracy.loading.report import FIGURES, H100, ON_H100, compare, table
 
@@ -34,11 +36,10 @@ def test_loading_and_training_after_it_are_predicted(name: str) -> None:
         assert lowest <= found.error(figure) <= highest, figure
 
 
-def traced(asked: dict[str, object]) -> tuple[StepTrace, StepTrace]:
-    """A trace's steps, and the same with loading."""
+def workload_of(asked: dict[str, object]) -> Workload:
     case = CASES["qlora"]
     ids = torch.zeros(SAMPLES, LENGTH, dtype=torch.int64)
-    workload = (
+    return (
         Arguments(
             model=case.config,
             gpu="rtx-4090",
@@ -49,9 +50,27 @@ def traced(asked: dict[str, object]) -> tuple[StepTrace, StepTrace]:
         .parsed()
         .workload
     )
-    with mock.patch.object(session, "with_loading", lambda trace, _: trace):
-        steps = session.TraceSession(workload).exact(case.recipe)
+
+
+def traced(asked: dict[str, object]) -> tuple[StepTrace, StepTrace]:
+    """A trace's steps, and the same with loading."""
+    workload = workload_of(asked)
+    with mock.patch.object(session.Loading, "before", lambda _, trace: trace):
+        steps = session.TraceSession(workload).exact(CASES["qlora"].recipe)
     return steps, with_loading(steps, workload.model)
+
+
+def test_loading_is_found_once_for_a_session() -> None:
+    case = CASES["qlora"]
+    with mock.patch.object(session, "Loading", wraps=session.Loading) as found:
+        traces = session.TraceSession(workload_of(case.asked))
+        one = traces.exact(case.recipe)
+        other = traces.exact(replace(case.recipe, optimizer="adamw_torch"))
+        longer = traces.of_same_model(traces.workload).exact(case.recipe)
+    found.assert_called_once()
+    loading = [trace.events[: trace.phases[0].end].tolist() for trace in (one, longer)]
+    assert loading[0] == loading[1]
+    assert len(other.events) != len(one.events)
 
 
 @pytest.mark.parametrize("name", ["qlora", "qlora, flat", "qlora, tied", "int8"])
