@@ -191,6 +191,8 @@ def _hopeful(sessions: Sequence[PlanningSession]) -> Sequence[PlanningSession]:
 
 def _best_or_lowest(session: PlanningSession) -> tuple[PlanningSession, Estimate]:
     """Return the best in one precision, with its session."""
+    if not session.may_fit:
+        return session, lowest_judged(session)
     found = search_with_loss_chunks(session)
     tried = [] if found.estimate is None else [found.estimate]
     if session.request.checkpointing == "auto":
