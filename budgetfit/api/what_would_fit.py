@@ -14,7 +14,11 @@ from budgetfit.planning.alternatives.longest_length import (
     thinned_lengths,
     trainable_lengths,
 )
-from budgetfit.planning.alternatives.refusal import Change, suggestion
+from budgetfit.planning.alternatives.refusal import (
+    Change,
+    least_weights_bytes,
+    suggestion,
+)
 from budgetfit.planning.search.lowest_peak import LowestPeak
 
 if TYPE_CHECKING:
@@ -44,6 +48,9 @@ def _solved(asked: ParsedArguments, arguments: dict[str, Any]) -> Suggestion | N
     like = asked if "gpu" in arguments else None
     try:
         there = replace(asked.given, **arguments).parsed(like=like)
+        weights_bytes = least_weights_bytes(there.workload.model)
+        if not there.parallelisms and weights_bytes > there.budget.usable_bytes:
+            return None
         found = there.least().estimate
     except (InputError, TraceError):
         return None  # the model cannot be trained that way

@@ -26,6 +26,8 @@ from budgetfit.planning.search.lowest_peak import fitting_or_lowest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import nn
+
     from budgetfit.core.plan import Estimate
     from budgetfit.planning.session import PlanningSession
 
@@ -35,6 +37,7 @@ FREED_CATEGORY: Final = {
     "optimizer": "optimizer_state",
     "optimizer_in_backward": "gradients",
 }
+HALF_BYTES: Final = 2
 # What the floor of a peak holds for, whatever is chosen.
 CHOICES: Final = ("checkpointing", "host_ram")
 
@@ -112,13 +115,27 @@ def suggestions(changes: Iterable[Change]) -> Iterator[Suggestion]:
         waiting = later
 
 
+def least_weights_bytes(model: nn.Module) -> int:
+    """Return what weights take, in half precision at most: no change makes them less.
+
+    Quantised ones take fewer bytes already, and stay so.
+    """
+    return sum(
+        each.numel() * min(each.element_size(), HALF_BYTES)
+        for each in model.parameters()
+    )
+
+
 def changes_of_session(session: PlanningSession, least: Estimate) -> Iterator[Change]:
     """Yield changes of training, of the request and of the host's memory.
 
-    Left out: those that free less than the excess of ``least``, and what is recomputed
-    or offloaded where no choice of that can be enough.
+    Left out: all where the weights do not fit; those that free less than the excess of
+    ``least``; and what is recomputed or offloaded where no choice of it can be enough.
     """
     usable_bytes = session.budget.usable_bytes
+    sharded = session.settings.parallelism is not None
+    if not sharded and least_weights_bytes(session.workload.model) > usable_bytes:
+        return
     missing = least.reserved_bytes - usable_bytes
     proven = least.timeline.floor_bytes > usable_bytes
     for arguments, changed in _changes(session):
