@@ -11,7 +11,7 @@ from typing import Any
 from budgetfit.utils.format_bytes import format_bytes
 
 SMALL_BATCH = 0.01  # of the optimizer step: not worth a word
-MAX_SUGGESTIONS = 3  # in the message; the error has all
+MAX_SUGGESTIONS = 3  # in the message; the error may have more
 
 
 class BudgetfitError(Exception):
@@ -128,7 +128,8 @@ class DoesNotFitError(BudgetfitError):
             a large model the lowest by formula, where ``floor_bytes`` is too much.
         usable_bytes: Limit on reserved memory by the budget.
         largest: Name and bytes of the largest category at that peak.
-        suggestions: Changes that were evaluated and fit, best first.
+        suggestions: Changes that were evaluated and fit, best first. Further changes of
+            an argument are evaluated only where first ones are fewer than three.
         floor_bytes: Lower bound of every plan: weights, gradients, optimizer states and
             the batch in the optimizer step, or weights while they are converted,
             whatever is recomputed or offloaded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.api.apply_and_verify import apply, verify
@@ -17,7 +18,7 @@ from budgetfit.core.image_sizes import ImageSizeSummary
 from budgetfit.core.loop import PLAIN, RUN, Loop, as_loop
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.validation import format_image_size
-from budgetfit.errors import DoesNotFitError, InputError
+from budgetfit.errors import InputError
 from budgetfit.inputs.adapter import loading_notes
 from budgetfit.inputs.arguments import Arguments, ParsedArguments
 from budgetfit.inputs.several_gpus import AUTO
@@ -200,14 +201,15 @@ def _plan(given: Arguments) -> Plan:
 
     def made_with(mode: CompileMode) -> Plan:
         settings: SessionSettings = {**asked.settings, "compile": mode}
-        return make_plan(asked.workload, asked.budget, asked.request, **settings)
+        return make_plan(
+            asked.workload,
+            asked.budget,
+            asked.request,
+            more_changes=partial(what_would_fit, asked),
+            **settings,
+        )
 
-    try:
-        made = best_compiled(asked.compile_modes, made_with, asked.request.objective)
-    except DoesNotFitError as error:
-        if given.compile == "model":  # the changes are planned by measured blocks
-            raise
-        raise error.with_suggestions(tuple(what_would_fit(asked, error))) from None
+    made = best_compiled(asked.compile_modes, made_with, asked.request.objective)
     loading = loading_notes(asked.workload.model, made.estimate)
     return made.changed(
         source=asked.source,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.errors import InputError, TraceError
@@ -13,7 +14,11 @@ from budgetfit.planning.alternatives.longest_length import (
     thinned_lengths,
     trainable_lengths,
 )
-from budgetfit.planning.alternatives.refusal import suggestion
+from budgetfit.planning.alternatives.refusal import (
+    Change,
+    least_weights_bytes,
+    suggestion,
+)
 from budgetfit.planning.search.lowest_peak import LowestPeak
 
 if TYPE_CHECKING:
@@ -23,30 +28,37 @@ if TYPE_CHECKING:
     from budgetfit.inputs.arguments import ParsedArguments
 
 
-def what_would_fit(
-    asked: ParsedArguments, error: DoesNotFitError
-) -> Iterator[Suggestion]:
-    """Yield changes of the arguments with which a plan fits, each evaluated.
+def what_would_fit(asked: ParsedArguments, error: DoesNotFitError) -> Iterator[Change]:
+    """Yield changes of the arguments with which a plan may fit.
 
     Args:
         asked: The arguments of ``plan``.
         error: Why nothing fits.
     """
-    for change in _changes(asked, error):
-        try:
-            found = replace(asked.given, **change).parsed().least().estimate
-        except (InputError, TraceError):
-            continue  # the model cannot be trained that way
-        if found is not None and found.fits:
-            yield suggestion(change, found)
+    for arguments in _changes(asked, error):
+        yield Change(next(iter(arguments)), partial(_solved, asked, arguments))
     # Shorter samples make a smaller batch, but no smaller weights.
     least_bytes = error.floor_bytes - error.batch_bytes
     if asked.lengths is None and least_bytes <= error.usable_bytes:
-        yield from _shorter(asked, error)
+        yield Change("max_length", partial(_shorter, asked, error))
 
 
-def _shorter(asked: ParsedArguments, error: DoesNotFitError) -> Iterator[Suggestion]:
-    """Yield about the longest sequence that fits; nothing if the batch has no length.
+def _solved(asked: ParsedArguments, arguments: dict[str, Any]) -> Suggestion | None:
+    """Return the suggestion of changed arguments; None if they do not fit."""
+    like = asked if "gpu" in arguments else None
+    try:
+        there = replace(asked.given, **arguments).parsed(like=like)
+        weights_bytes = least_weights_bytes(there.workload.model)
+        if not there.parallelisms and weights_bytes > there.budget.usable_bytes:
+            return None
+        found = there.least().estimate
+    except (InputError, TraceError):
+        return None  # the model cannot be trained that way
+    return suggestion(arguments, found) if found is not None and found.fits else None
+
+
+def _shorter(asked: ParsedArguments, error: DoesNotFitError) -> Suggestion | None:
+    """Return about the longest sequence that fits; None if the batch has no length.
 
     The shortest is tried first: often even that does not fit.
     """
@@ -62,17 +74,16 @@ def _shorter(asked: ParsedArguments, error: DoesNotFitError) -> Iterator[Suggest
         this = asked.given.max_length or min(FIRST_LENGTH, lengths[-1])
         shortest, *longer = thinned_lengths([n for n in lengths if n < this]) or [this]
         if shortest == this or not need_at(shortest).fits:
-            return
+            return None
         known = [
             (shortest, tried[shortest]),
             (this, LowestPeak(needed, usable, fits=False)),
         ]
         length = longest_that_fits(need_at, longer, known=known) or shortest
     except (InputError, TraceError):
-        return
+        return None
     found = tried[length].estimate
-    if found is not None:
-        yield suggestion({"max_length": length}, found)
+    return None if found is None else suggestion({"max_length": length}, found)
 
 
 def _changes(

@@ -7,7 +7,7 @@ sequence, another method) and calls ``least``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -181,6 +181,7 @@ class Arguments:
         precisions: Sequence[str] | None = None,
         nodes: int = 0,
         card: Gpu | None = None,
+        like: ParsedArguments | None = None,
     ) -> ParsedArguments:
         """Parse and validate all arguments, and read the model.
 
@@ -189,6 +190,8 @@ class Arguments:
             nodes: Machines of a recipe for several GPUs, instead of those of ``gpus``.
             card: That of a saved plan, which need not be in the table, instead of
                 ``gpu``.
+            like: The same arguments for another card. Its model is taken, unless the
+                adapters compute in another dtype here.
 
         Raises:
             InputError: If one of them is invalid; nothing was traced.
@@ -219,9 +222,15 @@ class Arguments:
             )
         if engines:
             self.check_for_several(engines)
-        workload, source = _read_model(
-            self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
-        )
+        if like is not None and adapter == self.adapter_on(
+            like.target.gpu, like.precisions
+        ):
+            workload, source = replace(like.workload, gpu=target.gpu), like.source
+        else:
+            like = None
+            workload, source = _read_model(
+                self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
+            )
         is_double = _trains_in_double(workload.model)
         if is_double and is_auto:
             precisions = ["as-is"]
@@ -240,6 +249,7 @@ class Arguments:
             lengths=lengths,
             fallback_precision=fallback_for(self.precision) if falls_back else None,
             parallelisms=worth_tracing(engines, workload.model, budget),
+            compared=set() if like is None else like.compared,
         )
 
     def _check_update_in_backward(self) -> None:
@@ -285,6 +295,7 @@ class ParsedArguments:
         lengths: Of the samples, or sizes of images, where they are known.
         fallback_precision: For models that cannot run in the first of ``precisions``.
         parallelisms: The ways to use several GPUs; none for one.
+        compared: What is compared in full depth for all plans of this model, once.
     """
 
     given: Arguments
@@ -297,6 +308,7 @@ class ParsedArguments:
     lengths: SampleSizes | None
     fallback_precision: str | None
     parallelisms: tuple[Parallelism, ...] = ()
+    compared: set[bool] = field(default_factory=set, compare=False)
 
     @property
     def samples_per_rank(self) -> int | None:
@@ -366,6 +378,7 @@ class ParsedArguments:
             "compile": self.compile_modes[0],
             "fallback_precision": self.fallback_precision,
             "progress": self.given.progress,
+            "compared": self.compared,
         }
 
     def least(self) -> LowestPeak:

@@ -197,6 +197,21 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     return timeline
 
 
+def setup_bytes(
+    trace: StepTrace,
+    batch_size: int,
+    gpu: Gpu,
+    settings: AllocatorSettings = DEFAULT_SETTINGS,
+) -> int:
+    """Return the bytes reserved before the first step, whatever the steps do."""
+    allocator = make_allocator(
+        UNLIMITED_BYTES, settings, gpu.total_bytes, trace.side_streams()
+    )
+    sizes = _rounded_bytes(trace, device_properties(gpu), settings, batch_size)
+    events = trace.events[: trace.phases[0].end].tolist()
+    return allocator.run(events, sizes).peak_reserved_bytes
+
+
 def unlimited_replay(
     trace: StepTrace,
     batch_size: int,

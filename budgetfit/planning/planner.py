@@ -21,7 +21,7 @@ from budgetfit.planning.alternatives.alternatives import (
     deciding_baselines,
     lazy_alternatives,
 )
-from budgetfit.planning.alternatives.refusal import does_not_fit_error
+from budgetfit.planning.alternatives.refusal import Refusal, does_not_fit_error
 from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import check_estimate_scales
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from budgetfit.core.budget import Budget
     from budgetfit.core.loop import Loop
     from budgetfit.core.recipe import Recipe
+    from budgetfit.planning.alternatives.refusal import MoreChanges
     from budgetfit.planning.session import PlanningSession, Request, SessionSettings
     from budgetfit.workload.workload import Workload
 
@@ -76,12 +77,15 @@ def make_plan(
     workload: Workload,
     budget: Budget,
     request: Request,
+    *,
+    more_changes: MoreChanges | None = None,
     **settings: Unpack[SessionSettings],
 ) -> Plan:
     """Return the best judged plan over all precisions.
 
     Without an effective batch size the plan takes one micro-batch per optimizer step,
-    and is chosen so that any number of them fits.
+    and is chosen so that any number of them fits. ``more_changes`` are what else to
+    suggest where nothing fits.
 
     Raises:
         DoesNotFitError: If not even batch 1 with everything recomputed fits.
@@ -92,6 +96,8 @@ def make_plan(
     started = time.perf_counter()
     sessions = traced_sessions(workload, budget, request, **settings)
     found = _best_found(sessions)
+    if isinstance(found, Refusal):
+        raise does_not_fit_error(found, more_changes)
     session = found.session
     session.traces.tracer.progress("judging the usual practices")
     baselines = deciding_baselines(session, _judged(found))
@@ -141,7 +147,8 @@ def _plan_compiled_model(
     session, judged = best.session, _judged(best)
     if not judged.fits:
         eager = session.changed(compile="none")  # whose blocks are measured
-        raise does_not_fit_error(eager, judged, judged.timeline.floor_bytes)
+        refused = Refusal(eager, judged, judged.timeline.floor_bytes)
+        raise does_not_fit_error(refused, None)
     estimate, rows, notes = recommend_one_micro_batch(session, judged)
     plan = _described(session, estimate, rows, notes)
     provenance = {
@@ -153,17 +160,13 @@ def _plan_compiled_model(
     return plan.changed(provenance=provenance)
 
 
-def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:
-    """Return the best search result over all precisions, or the lowest peak.
-
-    Raises:
-        DoesNotFitError: If even the lowest peak does not fit.
-    """
+def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
+    """Return the best search result over all precisions, or why nothing fits."""
     hopeful: list[PlanningSession] = []
     found: list[SearchResult] = []
     for session in sessions:
         may_be_better = all(keeping_weights_can_gain(session, each) for each in found)
-        if may_be_better and session.optimizer_step_fits:
+        if may_be_better and session.may_fit:
             hopeful.append(session)
             found.append(search_with_loss_chunks(session))
     rated = [
@@ -193,7 +196,7 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult:
             )
         if not accumulates:
             floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
-            raise does_not_fit_error(session, least, floor_bytes)
+            return Refusal(session, least, floor_bytes)
     return _best_found([each.changed(accumulation=None) for each in sessions])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 
@@ -10,7 +11,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.errors import TraceError
 from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.memory.chain.peak import optimizer_step_bytes
-from budgetfit.memory.replay import UNLIMITED_BYTES, replay
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay, setup_bytes
 from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
@@ -55,7 +56,7 @@ class SessionSettings(TypedDict):
     ``parallelisms`` are the ways to use several GPUs, to choose from; none: one GPU.
     ``fallback_precision`` is for models that cannot run in the first of ``precisions``;
     a warning says so. ``progress`` is called with a line of text for each longer piece
-    of work.
+    of work. ``compared``: as in ``DepthExtrapolator``, for several plans of one model.
     """
 
     precisions: Sequence[str]
@@ -66,6 +67,7 @@ class SessionSettings(TypedDict):
     parallelisms: NotRequired[Sequence[Parallelism]]
     fallback_precision: NotRequired[str | None]
     progress: NotRequired[Callable[[str], None] | None]
+    compared: NotRequired[set[bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,20 @@ class PlanningSession:
 
     @property
     def smallest_batch(self) -> int:
-        """The requested batch size, or the smallest that the model runs at."""
-        return self.request.batch_size or self._whole_part(
-            self.traces.smallest_batch(self.settings.recipe(1))
-        )
+        """The requested batch size, or the smallest that the model runs at.
+
+        Looked for with what is judged at that size anyway: with every block recomputed,
+        where that may be chosen and runs.
+        """
+        if self.request.batch_size is not None:
+            return self.request.batch_size
+        if self.request.checkpointing == "auto":
+            every_block = checkpoint_every_block(self.workload.blocks)
+            recomputed = self.settings.recipe(1, every_block)
+            with contextlib.suppress(TraceError):
+                return self._whole_part(self.traces.smallest_batch(recomputed))
+        kept = self.settings.recipe(1)
+        return self._whole_part(self.traces.smallest_batch(kept))
 
     @property
     def smallest_searched(self) -> int:
@@ -138,6 +150,22 @@ class PlanningSession:
         plain = self.block_chain.without_options()
         chain = plain.profile_at(self.smallest_searched, exact_blocks=False)
         return optimizer_step_bytes(chain) <= self.budget.usable_bytes
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether all fits that does not depend on recomputation or offload.
+
+        Beside the optimizer step that is the loading of a quantised base.
+        """
+        if not self.optimizer_step_fits:
+            return False
+        size = self.smallest_searched
+        trace = self.block_chain.without_options().all_kept(size)
+        if (trace.events[: trace.phases[0].end] > 0).all():
+            return True  # nothing temporary: the optimizer step has all of it
+        settings = self.budget.allocator
+        loaded_bytes = setup_bytes(trace, size, self.workload.gpu, settings)
+        return loaded_bytes <= self.budget.usable_bytes
 
     def judge(self, recipe: Recipe) -> Estimate:
         """Trace a recipe as applied to a fake copy of the model, and replay it."""
@@ -224,7 +252,9 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
     asked = settings.get("parallelisms") or (None,)
     found: list[PlanningSession] = []
     left_out: dict[str, TraceError] = {}  # by engine
-    traces = TraceSession(workload, settings.get("progress"))
+    traces = TraceSession(
+        workload, settings.get("progress"), compared=settings.get("compared")
+    )
     for parallelism in _worth_tracing(traces, budget, asked, settings):
         if parallelism is not None and parallelism.engine in left_out:
             continue

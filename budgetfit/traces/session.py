@@ -72,9 +72,11 @@ class TraceSession:
         progress: Callable[[str], None] | None = None,
         *,
         full_depth: bool = False,
+        compared: set[bool] | None = None,
     ) -> None:
+        """``compared``: as in ``DepthExtrapolator``."""
         self.tracer = Tracer(workload, progress or (lambda _: None))
-        self._extrapolator = None if full_depth else DepthExtrapolator()
+        self._extrapolator = None if full_depth else DepthExtrapolator(compared)
         self._compiled_sizes = COMPILED_BATCH_SIZES[0]
         self._affine: dict[Program, StepTrace | None] = {}
         self._exact: dict[tuple[Program, int], StepTrace] = {}
@@ -124,9 +126,12 @@ class TraceSession:
         found again.
         """
         own = self._extrapolator
-        other = TraceSession(workload, self.tracer.progress, full_depth=own is None)
-        if own is not None:
-            other._extrapolator = DepthExtrapolator(own.compared)
+        other = TraceSession(
+            workload,
+            self.tracer.progress,
+            full_depth=own is None,
+            compared=None if own is None else own.compared,
+        )
         other._loading = self._loading
         return other
 

@@ -13,6 +13,7 @@ import budgetfit
 from budgetfit import DoesNotFitError
 from budgetfit.core.plan import Plan
 from budgetfit.gpus.table import find_gpu
+from budgetfit.inputs import arguments
 from tests.api.planned import (
     CARD,
     KINDS,
@@ -291,6 +292,22 @@ def test_what_does_not_fit_says_what_is_needed_and_advises_what_fits(
         )
         assert again.fits, suggestion.text
         assert again.reserved_bytes == suggestion.peak_bytes
+
+
+def test_a_larger_card_takes_the_model_that_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[object] = []
+    read = arguments._read_model  # noqa: SLF001
+
+    def spy(asked: arguments.Arguments, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+        reads.append(asked.gpu)
+        return read(asked, *args, **options)
+
+    monkeypatch.setattr(arguments, "_read_model", spy)
+    with pytest.raises(DoesNotFitError, match="gpu="):
+        plan_mebi(15)
+    assert set(reads) == {CARD}
 
 
 def test_a_smaller_batch_or_free_checkpointing_is_advised_where_it_helps() -> None:

@@ -13,7 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import budgetfit
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.profiling.block_chain import TrainingSettings
+from budgetfit.planning.profiling.first_trace import with_checkpointable_blocks
+from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.recording.changed_containers import has_container
+from budgetfit.workload.workload import Workload
 
 CHANGE = "change a container that they are given"
 BLOCKS = 4
@@ -238,6 +243,20 @@ def test_only_blocks_of_a_container_that_changes_are_kept() -> None:
     assert plan.model.blocks == ("blocks.0", "blocks.2")
     assert len(plan.recipe.segments) == 2
     budgetfit.apply(plan).step(BATCH)
+
+
+@pytest.mark.parametrize("kind", CHANGING)
+def test_they_are_found_at_one_batch_size_too(kind: str) -> None:
+    workload = Workload(
+        model=CHANGING[kind](), batch=BATCH, loss=squares, gpu=find_gpu("rtx-4090")
+    ).with_found_blocks()
+    assert workload.blocks
+    traces = TraceSession(workload)
+    settings = TrainingSettings(precision="fp32", optimizer="sgd")
+    found = with_checkpointable_blocks(traces, settings, only_at=2).workload
+    both = with_checkpointable_blocks(traces, settings).workload
+    assert found.blocks == both.blocks != workload.blocks
+    assert found.notes == both.notes
 
 
 def test_containers_that_nothing_changes_are_recomputed_with() -> None:

@@ -5,13 +5,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.errors import InputError
+from budgetfit.errors import InputError, Suggestion
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.planning.alternatives import refusal, training_changes
 from budgetfit.planning.profiling.block_chain import TrainingSettings
@@ -40,6 +42,7 @@ def session(
 ) -> PlanningSession:
     traces = SimpleNamespace(
         log=[],
+        workload=SimpleNamespace(blocks=(), model=nn.Module()),
         exact=lambda _: SimpleNamespace(events=()),
         is_affine=lambda _: True,
         smallest_batch=lambda _: 1,
@@ -447,11 +450,61 @@ def test_a_suggestion_that_frees_too_little_is_not_tried(
         asked.append(changed)
         raise InputError("it was tried")
 
-    sgd = ({"optimizer": "sgd"}, session())
+    sgd = ({"optimizer": "sgd"}, session)
     monkeypatch.setattr(refusal, "_changes", lambda _: [sgd])
     monkeypatch.setattr(refusal, "fitting_or_lowest", not_found)
-    assert list(refusal.suggestions(session(), least)) == []
+    changes = refusal.changes_of_session(session(), least)
+    assert list(refusal.suggestions(changes)) == []
     assert bool(asked) == tried
+
+
+def test_no_change_of_training_is_tried_where_the_weights_alone_are_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changed = ({"precision": "bf16"}, session)
+    monkeypatch.setattr(refusal, "_changes", lambda _: [changed])
+    for weights, tried in ((USABLE // 2, True), (USABLE // 2 + 1, False)):
+        # In half precision.
+        model = nn.Linear(weights, 1, bias=False, device="meta", dtype=torch.float32)
+        large = session()
+        large.workload.model = model  # type: ignore[misc]
+        changes = refusal.changes_of_session(large, estimate(USABLE + MIB))
+        assert bool(list(changes)) == tried
+
+
+@pytest.mark.parametrize(("floor", "tried"), [(USABLE, True), (USABLE + 1, False)])
+def test_no_choice_of_what_is_recomputed_is_tried_where_none_can_be_enough(
+    *, monkeypatch: pytest.MonkeyPatch, floor: int, tried: bool
+) -> None:
+    least = estimate(USABLE + MIB)
+    timeline = SimpleNamespace(floor_bytes=floor)
+    least = replace(least, timeline=timeline)  # type: ignore[arg-type]
+    rows = [({name: None}, session) for name in ("checkpointing", "host_ram")]
+    monkeypatch.setattr(refusal, "_changes", lambda _: rows)
+    assert bool(list(refusal.changes_of_session(session(), least))) == tried
+
+
+def test_second_changes_are_solved_only_where_first_ones_are_too_few() -> None:
+    asked: list[str] = []
+
+    def change(argument: str, value: str, *, fits: bool = True) -> refusal.Change:
+        def solve() -> Suggestion | None:
+            asked.append(value)
+            found = refusal.suggestion({argument: value}, estimate(USABLE))
+            return found if fits else None
+
+        return refusal.Change(argument, solve)
+
+    eight, sgd = change("optimizer", "8bit", fits=False), change("optimizer", "sgd")
+    lora, qlora = change("method", "lora"), change("method", "qlora")
+    large, larger = change("gpu", "l40s"), change("gpu", "h100-pcie")
+    told = list(refusal.suggestions([eight, sgd, lora, qlora, large, larger]))
+    assert asked == ["8bit", "sgd", "lora", "l40s"]
+    assert [next(iter(row.arguments.values())) for row in told] == asked[1:]
+    asked.clear()
+    told = list(refusal.suggestions([lora, qlora, large, larger]))
+    assert asked == ["lora", "l40s", "qlora", "h100-pcie"]  # the second of each is next
+    assert len(told) == len(asked)
 
 
 def test_another_effective_batch_size_takes_the_optimizer_once() -> None:

@@ -15,6 +15,7 @@ from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
+from budgetfit.planning import session as planning_session
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
     TrainingSettings,
@@ -33,7 +34,8 @@ from budgetfit.planning.search.lowest_peak import (
 from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE
 from budgetfit.traces.session import TraceSession
-from budgetfit.traces.tracer import Tracer
+from budgetfit.traces.tracer import Program, Tracer
+from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.workload.workload import Workload
 from tests import models
 from tests.models import MIB, Mebi, text
@@ -195,10 +197,71 @@ def test_what_would_fit_is_traced_at_one_batch_size(
         raise AssertionError("traced at two batch sizes")
 
     monkeypatch.setattr(TraceSession, "affine", refuse)
+    traced: list[Program] = []
+    trace = Tracer.trace
+
+    def spy(tracer: Tracer, program: Program, *args: Any, **options: Any) -> RawTrace:
+        traced.append(program)
+        return trace(tracer, program, *args, **options)
+
+    monkeypatch.setattr(Tracer, "trace", spy)
     least = lowest_peak_plan(
         workload, budget(10_000), Request(), precisions=("fp32",), optimizer="sgd"
     )
     assert least.fits
+    assert all(program.segments for program in traced)  # what is kept says no more
+
+
+def test_forwards_are_compared_once_for_several_plans(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forwards: list[int] = []
+    first_forward = Tracer.first_forward
+
+    def spy(tracer: Tracer, program: Program, batch_size: int) -> RawTrace:
+        forwards.append(batch_size)
+        return first_forward(tracer, program, batch_size)
+
+    monkeypatch.setattr(Tracer, "first_forward", spy)
+    compared = set[bool]()
+    for gpu in ("rtx-4090", "h100-80gb"):
+        there = replace(workload, gpu=find_gpu(gpu))
+        settings = {"precisions": ("fp32",), "optimizer": "sgd", "compared": compared}
+        asked = budget(10_000), Request()
+        assert lowest_peak_plan(there, *asked, **settings).fits
+    assert forwards == [1]
+
+
+def test_loading_that_is_too_much_is_known_from_the_first_trace(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = session(workload, budget(1000))
+    monkeypatch.setattr(planning_session, "setup_bytes", lambda *_: 1000 * MIB + 1)
+    assert asked.may_fit  # nothing is temporary, and the optimizer step fits
+    kept = asked.block_chain.all_kept(1)
+    loading = kept.events.copy()
+    loading[0] = -1
+    monkeypatch.setattr(
+        BlockChain, "all_kept", lambda *_: replace(kept, events=loading)
+    )
+    assert not replace(asked).may_fit
+    monkeypatch.setattr(planning_session, "setup_bytes", lambda *_: 1000 * MIB)
+    assert asked.may_fit
+
+
+def test_where_nothing_fits_for_sure_the_lowest_of_long_traces_is_judged_alone(
+    workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = session(workload, budget(1))
+    first = lowest_judged(asked)
+    several = len(tried)
+    assert several > 1
+    monkeypatch.setattr(lowest_peak, "MAX_EVENTS_PROVEN", 0)
+    monkeypatch.setattr(PlanningSession, "optimizer_step_fits", True)
+    tried.clear()
+    assert lowest_judged(asked).recipe == tried[0]
+    assert len(tried) == 1
+    assert first.timeline.floor_bytes > asked.budget.usable_bytes
 
 
 def test_of_long_traces_no_other_blocks_are_judged_where_no_plan_can_fit(

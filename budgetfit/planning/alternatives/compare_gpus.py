@@ -73,6 +73,7 @@ def compare_gpus(  # noqa: PLR0913 - one value each, all needed
         TraceError: If the model cannot be traced.
     """
     opened: list[list[PlanningSession]] = []
+    compared = set[bool]()
     rows = []
     for card in cards:
         if progress is not None:
@@ -97,6 +98,7 @@ def compare_gpus(  # noqa: PLR0913 - one value each, all needed
                 parallelisms=card.parallelisms,
                 fallback_precision=fallback_for(precision),
                 progress=progress,
+                compared=compared,
             )
             opened.append(sessions)
         rows.append(_row(sessions, len(workload.notes)))
@@ -191,6 +193,8 @@ def _hopeful(sessions: Sequence[PlanningSession]) -> Sequence[PlanningSession]:
 
 def _best_or_lowest(session: PlanningSession) -> tuple[PlanningSession, Estimate]:
     """Return the best in one precision, with its session."""
+    if not session.may_fit:
+        return session, lowest_judged(session)
     found = search_with_loss_chunks(session)
     tried = [] if found.estimate is None else [found.estimate]
     if session.request.checkpointing == "auto":

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from budgetfit.applying.optimizers.cpu_offload import NAME as OFFLOADED
-from budgetfit.errors import DoesNotFitError, InputError, Suggestion, TraceError
+from budgetfit.errors import (
+    MAX_SUGGESTIONS,
+    DoesNotFitError,
+    InputError,
+    Suggestion,
+    TraceError,
+)
 from budgetfit.planning.alternatives.training_changes import (
     ADAMW_8BIT,
     PURE_BF16,
@@ -18,6 +26,8 @@ from budgetfit.planning.search.lowest_peak import fitting_or_lowest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import nn
+
     from budgetfit.core.plan import Estimate
     from budgetfit.planning.session import PlanningSession
 
@@ -27,48 +37,133 @@ FREED_CATEGORY: Final = {
     "optimizer": "optimizer_state",
     "optimizer_in_backward": "gradients",
 }
+HALF_BYTES: Final = 2
+# What the floor of a peak holds for, whatever is chosen.
+CHOICES: Final = ("checkpointing", "host_ram")
 
 
-def does_not_fit_error(
-    session: PlanningSession, least: Estimate, floor_bytes: int
-) -> DoesNotFitError:
-    """Return the ``DoesNotFitError`` with the need, largest category and suggestions.
+class Refusal(NamedTuple):
+    """What a search ends with where nothing fits.
 
-    Args:
+    Attributes:
         session: Of the lowest peak.
         least: The lowest peak.
         floor_bytes: As in the error: the smallest optimizer step of all tried.
     """
-    return DoesNotFitError(
+
+    session: PlanningSession
+    least: Estimate
+    floor_bytes: int
+
+
+class Change(NamedTuple):
+    """A change of arguments that may fit.
+
+    ``name`` is the first argument that it changes; ``suggestion`` solves it, and
+    returns None where it does not fit.
+    """
+
+    name: str
+    suggestion: Callable[[], Suggestion | None]
+
+
+MoreChanges = Callable[[DoesNotFitError], Iterable[Change]]
+
+
+def does_not_fit_error(
+    refusal: Refusal, more_changes: MoreChanges | None
+) -> DoesNotFitError:
+    """Return the ``DoesNotFitError`` with the need, largest category and suggestions.
+
+    ``more_changes``: those that are not of the session.
+    """
+    session, least, floor_bytes = refusal
+    error = DoesNotFitError(
         needed_bytes=least.reserved_bytes,
         usable_bytes=session.budget.usable_bytes,
         largest=max(least.at_peak_bytes.items(), key=lambda item: item[1]),
         floor_bytes=floor_bytes,
         batch_bytes=least.at_peak_bytes.get("batch", 0),
-        suggestions=tuple(suggestions(session, least)),
         notes=session.workload.notes,
         host_bytes=least.host_bytes,
         host_ram_bytes=session.budget.host_ram_bytes,
     )
+    changes = [*changes_of_session(session, least)]
+    if more_changes is not None:
+        changes += more_changes(error)
+    return error.with_suggestions(tuple(suggestions(changes)))
 
 
-def suggestions(session: PlanningSession, least: Estimate) -> Iterator[Suggestion]:
+def suggestions(changes: Iterable[Change]) -> Iterator[Suggestion]:
     """Yield changed arguments that would fit, each solved for itself.
 
-    Changes that free less than the excess of ``least`` are not tried.
+    First the first change of each argument that fits. The second of an argument is told
+    after all of these, so that it is solved only where they are too few, and so on.
     """
-    missing = least.reserved_bytes - session.budget.usable_bytes
+    waiting, found = list(changes), 0
+    while waiting and found < MAX_SUGGESTIONS:
+        names, later = set[str](), list[Change]()
+        for change in waiting:
+            if change.name in names:
+                later.append(change)
+                continue
+            made = change.suggestion()
+            if made is not None:
+                names.add(change.name)
+                found += 1
+                yield made
+        waiting = later
+
+
+def least_weights_bytes(model: nn.Module) -> int:
+    """Return what weights take, in half precision at most: no change makes them less.
+
+    Quantised ones take fewer bytes already, and stay so.
+    """
+    return sum(
+        each.numel() * min(each.element_size(), HALF_BYTES)
+        for each in model.parameters()
+    )
+
+
+def changes_of_session(session: PlanningSession, least: Estimate) -> Iterator[Change]:
+    """Yield changes of training, of the request and of the host's memory.
+
+    Left out: all where the weights do not fit; those that free less than the excess of
+    ``least``; and what is recomputed or offloaded where no choice of it can be enough.
+    """
+    usable_bytes = session.budget.usable_bytes
+    sharded = session.settings.parallelism is not None
+    if not sharded and least_weights_bytes(session.workload.model) > usable_bytes:
+        return
+    missing = least.reserved_bytes - usable_bytes
+    proven = least.timeline.floor_bytes > usable_bytes
     for arguments, changed in _changes(session):
-        frees = FREED_CATEGORY.get(next(iter(arguments)))
-        if frees is not None and least.at_peak_bytes.get(frees, 0) < missing:
+        name = next(iter(arguments))
+        if proven and name in CHOICES:
             continue
-        try:
-            found = fitting_or_lowest(changed).estimate
-        except (InputError, TraceError) as error:
-            session.traces.log.append(f"{arguments} is no advice: {error}")
-            continue
-        if found is not None and found.fits:
-            yield suggestion(arguments, found)
+        frees = FREED_CATEGORY.get(name)
+        if frees is None or least.at_peak_bytes.get(frees, 0) >= missing:
+            yield Change(name, partial(_solved, session, arguments, changed))
+
+
+def _solved(
+    session: PlanningSession,
+    arguments: dict[str, object],
+    changed: Callable[[], PlanningSession | None],
+) -> Suggestion | None:
+    """Return the suggestion of changed arguments; None if they do not fit."""
+    there = changed()
+    if there is None:
+        return None
+    try:
+        found = fitting_or_lowest(there).estimate
+    except (InputError, TraceError) as error:
+        session.traces.log.append(f"{arguments} is no advice: {error}")
+        return None
+    if found is None or not found.fits:
+        return None
+    return suggestion(arguments, found)
 
 
 def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
@@ -101,8 +196,8 @@ def _smallest_batch(session: PlanningSession) -> int:
 
 def _changes(
     session: PlanningSession,
-) -> Iterator[tuple[dict[str, object], PlanningSession]]:
-    """Yield changed arguments of ``plan``, each with its session."""
+) -> Iterator[tuple[dict[str, object], Callable[[], PlanningSession | None]]]:
+    """Yield changed arguments of ``plan``, each with what makes its session."""
     session = session.changed(loss_chunks=1)
     request, settings = session.request, session.settings
     # Updates in the backward are of one micro-batch: a smaller one is another batch.
@@ -110,23 +205,21 @@ def _changes(
     if not in_backward and request.batch_size is not None:
         smallest = _smallest_batch(session)
         if smallest < request.batch_size:
-            yield {"batch_size": smallest}, session.asking(batch_size=smallest)
+            yield {"batch_size": smallest}, partial(session.asking, batch_size=smallest)
     if request.checkpointing != "auto":
-        yield {"checkpointing": "auto"}, session.asking(checkpointing="auto")
+        yield {"checkpointing": "auto"}, partial(session.asking, checkpointing="auto")
     uses_host = request.checkpointing == "auto" or settings.optimizer == OFFLOADED
     if uses_host and session.budget.host_ram_bytes is not None:
         unlimited = replace(session.budget, host_ram_bytes=None)
         more = replace(session.changed(host_ram_bytes=None), budget=unlimited)
-        yield {"host_ram": None}, more
+        yield {"host_ram": None}, lambda: more
     used = []
     for training_change in training_changes(session):
-        changed = training_change.session()
-        if changed is not None:
-            used.append(training_change.arguments)
-            yield training_change.arguments, changed
+        used.append(training_change.arguments)
+        yield training_change.arguments, training_change.session
     further = [{"optimizer": name} for name in OPTIMIZERS if name != settings.optimizer]
     if can_use_pure_bf16(session):
         further += [{"precision": PURE_BF16}, {"precision": PURE_BF16, **further[0]}]
     for arguments in further:
         if arguments not in used:
-            yield {**arguments}, session.changed(**arguments)
+            yield {**arguments}, partial(session.changed, **arguments)

@@ -129,6 +129,8 @@ def with_checkpointable_blocks(
         InputError: If no tensor grows with the batch size.
     """
     workload = traces.workload
+    if only_at is not None and _every_block_recomputes(traces, settings, only_at):
+        return traces
     trace = _traced(traces, settings, (), only_at)
     _check_scales(trace, workload)
     ran = trace.blocks
@@ -137,8 +139,7 @@ def with_checkpointable_blocks(
     if trace.gives_containers:
         recipe = settings.recipe(only_at or TRACED_BATCH_SIZES[0])
         changing = traces.blocks_with_changed_containers(recipe).intersection(once)
-    model = workload.model
-    moving = {name for name in once if leads_to_iterator(model.get_submodule(name))}
+    moving = _blocks_with_iterators(workload, once)
     if once == workload.blocks and not changing and not moving:
         return without_inplace_blocks(traces, settings, only_at=only_at)
     notes = workload.notes
@@ -173,6 +174,29 @@ def with_checkpointable_blocks(
         replace(workload, blocks=kept, notes=notes), traces.tracer.progress
     )
     return without_inplace_blocks(traces, settings, only_at=only_at)
+
+
+def _every_block_recomputes(
+    traces: TraceSession, settings: TrainingSettings, batch_size: int
+) -> bool:
+    """Whether the trace with every block recomputed shows that all of them can be.
+
+    Where it does not, the one with everything kept says why.
+    """
+    workload = traces.workload
+    segments = checkpoint_every_block(workload.blocks)
+    try:
+        trace = _traced(traces, settings, segments, batch_size)
+    except TraceError:
+        return False
+    _check_scales(trace, workload)
+    once = trace.blocks == workload.blocks and not trace.gives_containers
+    return once and not _blocks_with_iterators(workload, workload.blocks)
+
+
+def _blocks_with_iterators(workload: Workload, blocks: Sequence[str]) -> set[str]:
+    model = workload.model
+    return {name for name in blocks if leads_to_iterator(model.get_submodule(name))}
 
 
 def _traced(

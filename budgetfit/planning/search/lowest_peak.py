@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SIMILAR_PEAK: Final = 0.01
 MAX_JUDGED: Final = 6
 MAX_EVENTS: Final = 100_000
-MAX_EVENTS_PROVEN: Final = 10_000  # where the optimizer step alone is too much
+MAX_EVENTS_PROVEN: Final = 10_000  # where no plan can fit, whatever it recomputes
 # A peak just above the budget is searched longer: small changes save 20 MiB segments.
 NEARLY_FITS: Final = 0.04  # above what is usable
 MAX_EVENTS_NEARLY_FITS: Final = 400_000
@@ -216,7 +216,10 @@ class _Rated(NamedTuple):
 
 
 def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
-    """Return the lowest judged peak, or the first that fits; None if empty."""
+    """Return the lowest judged peak, or the first that fits; None if empty.
+
+    Of large models of which no plan can fit, that of the first.
+    """
     least: Estimate | None = None
     events = 0
     most_events = MAX_EVENTS
@@ -235,7 +238,10 @@ def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
         if least.reserved_bytes <= usable_bytes * (1 + NEARLY_FITS):
             most_events = MAX_EVENTS_NEARLY_FITS
         is_far_above = least.reserved_bytes > usable_bytes * FAR_ABOVE
-        events += len(row.session.traces.exact(row.recipe).events)
+        traced = len(row.session.traces.exact(row.recipe).events)
+        if traced > MAX_EVENTS_PROVEN and found.timeline.floor_bytes > usable_bytes:
+            break
+        events += traced
     return least
 
 
