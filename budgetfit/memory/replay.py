@@ -93,6 +93,7 @@ def storage_bytes(
     return sizes
 
 
+@lru_cache(maxsize=8)  # a chunked loss is compared with the same trace each time
 def block_bytes(
     trace: StepTrace,
     batch_size: int,
@@ -115,6 +116,7 @@ def block_bytes(
     )
     mallocs = trace.events > 0
     blocks[trace.events[mallocs] - 1] = result.deltas[mallocs]
+    blocks.flags.writeable = False  # it is cached
     return blocks
 
 
