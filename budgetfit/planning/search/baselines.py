@@ -60,14 +60,13 @@ def best_with_policy(
     Raises:
         InputError: If the policy or one of the named blocks is not known.
     """
-    plain = session.changed(loss_chunks=1).block_chain.without_options()
-    session = replace(session, block_chain=plain)
+    session = _without_chunks_and_options(session)
     if policy in ("sqrt", EVERY_N_POLICY):
         for rounds in (1, MAX_REFUSALS):
             found = search(session.asking(checkpointing=policy), max_rounds=rounds)
             if found.estimate is not None:
                 return found.estimate
-    segments = policy_segments(plain, policy, session.smallest_searched)
+    segments = policy_segments(session.block_chain, policy, session.smallest_searched)
     return best_with_segments(session, segments) or session.judge(
         session.settings.recipe(session.smallest_batch, segments)
     )
@@ -81,9 +80,18 @@ def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> b
     """
     if session.request.checkpointing != "auto" or not session.workload.blocks:
         return False
-    plain = session.changed(loss_chunks=1).block_chain.without_options()
-    asked = replace(session, block_chain=plain).asking(checkpointing=policy)
+    asked = _without_chunks_and_options(session).asking(checkpointing=policy)
     return can_gain(asked, known, 0.0)
+
+
+def _without_chunks_and_options(session: PlanningSession) -> PlanningSession:
+    """Return the session with a whole loss, its blocks kept or recomputed.
+
+    Where it has a whole loss already, its chain's profiles serve.
+    """
+    if session.settings.loss_chunks > 1:
+        session = session.changed(loss_chunks=1)
+    return replace(session, block_chain=session.block_chain.without_options())
 
 
 def best_with_segments(
