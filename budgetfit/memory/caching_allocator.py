@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, insort
-from itertools import accumulate, chain
+from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
 
 from budgetfit.core.step_trace import EMPTY_CACHE
 from budgetfit.memory.reference_allocator.allocator import (
@@ -24,6 +26,8 @@ from budgetfit.memory.segment_addresses import SegmentAddresses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from numpy.typing import NDArray
 
 # A block is one int, its size and then its address: ints compare faster than tuples.
 _ADDRESS_BITS: Final = 50
@@ -38,7 +42,7 @@ class AllocatorRun(NamedTuple):
     for a free, 0 for an empty request). It ends early where memory runs out.
     """
 
-    deltas: list[int]
+    deltas: NDArray[np.int64]
     peak_allocated_bytes: int
     peak_reserved_bytes: int
 
@@ -53,6 +57,9 @@ class MappedBlock(NamedTuple):
     size_bytes: int
     storage: int
     starts_segment: bool
+
+
+AllocatorState = dict[str, Any]  # of the allocator's attributes
 
 
 class CachingAllocator:
@@ -102,23 +109,26 @@ class CachingAllocator:
         ``EMPTY_CACHE`` empties the cache. Sizes are multiples of 512.
         """
         self._peak_reserved_bytes = self.reserved_bytes
-        deltas = self._deltas(events, sizes)
-        before = self.allocated_bytes
-        self.allocated_bytes = before + sum(deltas)
-        peak = max(accumulate(deltas, initial=before))
+        deltas = np.array(self._deltas(events, sizes), np.int64)
+        alive = self.allocated_bytes + deltas.cumsum()
+        peak = int(alive.max(initial=self.allocated_bytes))
+        self.allocated_bytes += int(deltas.sum())
         return AllocatorRun(deltas, peak, self._peak_reserved_bytes)
+
+    def state(self) -> AllocatorState:
+        """Return what decides how it goes on: with equal states, events do the same."""
+        state = _copied(vars(self))
+        del state["_peak_reserved_bytes"]  # of the last run
+        return state
+
+    def restore(self, state: AllocatorState) -> None:
+        """Go on from the state of an allocator of the same device and streams."""
+        vars(self).update(_copied(state))
 
     def copy(self) -> CachingAllocator:
         """Return an allocator in the same state, which runs on its own."""
         other = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, (list, dict)):
-                setattr(other, name, value.copy())
-        vars(other)["_addresses"] = self._addresses.copy()
-        vars(other)["_pools"] = {
-            stream: (small.copy(), large.copy())
-            for stream, (small, large) in self._pools.items()
-        }
+        other.restore(self.state())
         return other
 
     def block_of(self, storage: int) -> tuple[int, int] | None:
@@ -244,3 +254,15 @@ class CachingAllocator:
                 else:
                     left.append(key)
             keys[:] = left
+
+
+def _copied(state: AllocatorState) -> AllocatorState:
+    copies = {
+        name: value.copy() if isinstance(value, (dict, SegmentAddresses)) else value
+        for name, value in state.items()
+    }
+    copies["_pools"] = {
+        stream: (small.copy(), large.copy())
+        for stream, (small, large) in state["_pools"].items()
+    }
+    return copies

@@ -37,7 +37,7 @@ def category_bytes(
     ran = [events[part.event_range.start : part.event_range.end] for part in parts]
     runs = [allocator.run(part, sizes) for part in ran]
     happened = np.fromiter(chain.from_iterable(ran), np.int64)
-    deltas = np.fromiter(chain.from_iterable(run.deltas for run in runs), np.int64)
+    deltas = np.concatenate([run.deltas for run in runs])
     ends = np.cumsum([len(run.deltas) for run in runs])
     alive = np.concatenate([[0], np.cumsum(deltas)])  # before each event, and at last
     moments = [

@@ -28,11 +28,13 @@ def loss_storages(trace: StepTrace) -> NDArray[np.bool_]:
     backward, by a module that contains blocks or by none. All False without blocks.
     """
     found = np.zeros(len(trace.layer), np.bool_)
-    holders = {-1} | {
-        index
-        for index, path in enumerate(trace.layers)
-        if any(name.startswith(f"{path}." if path else "") for name in trace.blocks)
+    above = {""} | {
+        name[:end]
+        for name in trace.blocks
+        for end, letter in enumerate(name)
+        if letter == "."
     }
+    holders = {-1} | {n for n, path in enumerate(trace.layers) if path in above}
     events = trace.events.astype(np.int64)
     for start, end in _after_blocks(trace):
         inside = events[start:end]

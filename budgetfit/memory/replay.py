@@ -7,8 +7,8 @@ in the order in which training would make them.
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache, partial
-from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from budgetfit.memory.replay_schedule import (
     ScheduledRange,
     last_step,
     schedule,
+    units_of,
     with_micro_steps,
 )
 from budgetfit.memory.scratch_sizes.rules import DeviceProperties, scratch_bytes
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.budget import Budget
     from budgetfit.gpus.table import Gpu
-    from budgetfit.memory.caching_allocator import AllocatorRun
+    from budgetfit.memory.caching_allocator import AllocatorRun, AllocatorState
     from budgetfit.memory.simulated_allocator import SimulatedAllocator
 
 MAX_LAYERS_SHOWN = 12  # shown at the peak
@@ -92,6 +93,7 @@ def storage_bytes(
     return sizes
 
 
+@lru_cache(maxsize=8)  # a chunked loss is compared with the same trace each time
 def block_bytes(
     trace: StepTrace,
     batch_size: int,
@@ -113,7 +115,8 @@ def block_bytes(
         trace.events.tolist(), _rounded_bytes(trace, device, settings, batch_size)
     )
     mallocs = trace.events > 0
-    blocks[trace.events[mallocs] - 1] = np.array(result.deltas, np.int64)[mallocs]
+    blocks[trace.events[mallocs] - 1] = result.deltas[mallocs]
+    blocks.flags.writeable = False  # it is cached
     return blocks
 
 
@@ -284,15 +287,34 @@ def _run(
 ) -> Iterator[AllocatorRun]:
     """Run one event range after the other, until memory runs out.
 
+    A unit that finds the allocator as it found it the last time is not run again: it
+    does the same. That is a third of a step's micro-steps.
+
     ``sizes_at`` returns the rounded requests at a number of samples.
     """
-    for part in parts:
-        yield allocator.run(
-            events[part.event_range.start : part.event_range.end],
-            sizes_at(part.samples),
-        )
-        if allocator.failed_event is not None:
-            return
+    units = list(units_of(parts))
+    keys = [
+        tuple((row.start, row.end, samples) for row, samples in unit) for unit in units
+    ]
+    times = Counter(keys)
+    known: dict[Hashable, tuple[AllocatorState, list[AllocatorRun], AllocatorState]]
+    known = {}
+    for key, unit in zip(keys, units, strict=True):
+        before = allocator.state() if times[key] > 1 else None
+        if before is not None and key in known and known[key][0] == before:
+            _, runs, after = known[key]
+            allocator.restore(after)
+            yield from runs
+            continue
+        runs = []
+        for part in unit:
+            inside = events[part.event_range.start : part.event_range.end]
+            runs.append(allocator.run(inside, sizes_at(part.samples)))
+            yield runs[-1]
+            if allocator.failed_event is not None:
+                return
+        if before is not None and (left := allocator.state()) is not None:
+            known[key] = before, runs, left
 
 
 def _failed_bytes(
@@ -324,7 +346,7 @@ def _at_peak(
     trace: StepTrace,
     parts: list[ScheduledRange],
     events: list[int],
-    deltas: list[list[int]],
+    deltas: list[NDArray[np.int64]],
 ) -> tuple[dict[str, int], tuple[tuple[str, int], ...]]:
     """Return the live bytes by category and layer at the peak of the last range run.
 
@@ -336,19 +358,20 @@ def _at_peak(
         events: The events that it refers to.
         deltas: The change of allocated bytes at each event of each range that was run.
     """
+    numbers = np.array(events)
     happened = [
-        events[part.event_range.start : part.event_range.start + len(blocks)]
+        numbers[part.event_range.start : part.event_range.start + len(blocks)]
         for part, blocks in zip(parts, deltas, strict=False)
     ]
-    storages = np.fromiter(chain.from_iterable(happened), np.int64)
-    blocks = np.fromiter(chain.from_iterable(deltas), np.int64)
+    storages, blocks = np.concatenate(happened), np.concatenate(deltas)
     before = len(blocks) - len(deltas[-1])
     inside = np.cumsum(blocks)[before:]
     until = before + (int(inside.argmax()) + 1 if inside.size else 0)
-    # The last event of each storage.
-    numbers, latest = np.unique(np.abs(storages[:until])[::-1], return_index=True)
-    last = blocks[:until][::-1][latest]
-    alive, sizes = numbers[last > 0] - 1, last[last > 0]
+    # Of several values for one place, numpy keeps the last: that of the last event.
+    last = np.zeros(trace.fixed_bytes.size + 1, np.int64)
+    last[np.abs(storages[:until])] = blocks[:until]
+    alive = np.flatnonzero(last > 0) - 1
+    sizes = last[alive + 1]
     category = np.bincount(trace.category[alive], sizes, len(CATEGORIES))
     # Storages outside of all layers come first, those of the loss last.
     names = "", *trace.layers, LOSS, LOGITS_AND_LOSS

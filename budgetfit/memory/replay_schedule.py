@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
 
@@ -63,6 +63,34 @@ class ScheduledRange(NamedTuple):
 
     event_range: EventRange
     samples: int
+
+
+def units_of(
+    parts: Iterable[ScheduledRange],
+) -> Iterator[tuple[ScheduledRange, ...]]:
+    """Cut a schedule where a micro-step, the optimizer or an added range begins.
+
+    The forward and backward of a repeated micro-step are a unit, whose events are those
+    of the micro-step before; what follows the two may differ.
+    """
+    unit: list[ScheduledRange] = []
+    for part in parts:
+        if unit and not _go_on(unit[-1].event_range, part.event_range):
+            yield tuple(unit)
+            unit = []
+        unit.append(part)
+    if unit:
+        yield tuple(unit)
+
+
+def _go_on(before: EventRange, row: EventRange) -> bool:
+    """Whether a range goes on with the same passes, or with the same other phases."""
+    return (row.step, row.micro_step, row.phase in PASSES, row.start) == (
+        before.step,
+        before.micro_step,
+        before.phase in PASSES,
+        before.end,
+    )
 
 
 def with_micro_steps(

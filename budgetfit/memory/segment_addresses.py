@@ -6,6 +6,7 @@ decides what is reserved.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 CHUNK_BYTES: Final = 128 << 20
@@ -15,6 +16,7 @@ _GAP_BYTES: Final = 512
 _FIRST_ADDRESS: Final = 1 << 49  # room above and below
 
 
+@dataclass
 class SegmentAddresses:
     """Addresses of segments in the order of ``cudaMalloc``.
 
@@ -28,15 +30,13 @@ class SegmentAddresses:
 
     rise: ClassVar[bool] = False
 
-    def __init__(self) -> None:
-        self._edge = _FIRST_ADDRESS  # of the addresses used so far
-        self._left: list[tuple[int, int]] = []  # address and pages, the oldest first
+    _edge: int = _FIRST_ADDRESS  # of the addresses used so far
+    # Address and pages, the oldest first.
+    _left: list[tuple[int, int]] = field(default_factory=list)
 
     def copy(self) -> SegmentAddresses:
         """Return the same state, which goes on on its own."""
-        other = SegmentAddresses()
-        other._edge, other._left = self._edge, self._left.copy()
-        return other
+        return SegmentAddresses(self._edge, self._left.copy())
 
     def take(self, size_bytes: int) -> int:
         """Return the address of a new segment."""

@@ -15,6 +15,7 @@ from budgetfit.core.step_trace import EMPTY_CACHE
 from budgetfit.memory.caching_allocator import (
     NO_STREAMS,
     AllocatorRun,
+    AllocatorState,
     CachingAllocator,
     MappedBlock,
 )
@@ -61,6 +62,12 @@ class SimulatedAllocator(Protocol):
 
     def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
         """Run events as ``CachingAllocator.run``."""
+
+    def state(self) -> AllocatorState | None:
+        """Return its state as ``CachingAllocator.state``; None if it cannot tell it."""
+
+    def restore(self, state: AllocatorState) -> None:
+        """Go on from a state as ``CachingAllocator.restore``."""
 
     def copy(self) -> SimulatedAllocator:
         """Return an allocator in the same state, which runs on its own."""
@@ -184,8 +191,16 @@ class _ReferenceEvents:
                 deltas.append(0 if block is None else -block.size_bytes)
                 allocator.free(block)
         return AllocatorRun(
-            deltas, allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+            np.array(deltas, np.int64),
+            allocator.peak_allocated_bytes,
+            allocator.peak_reserved_bytes,
         )
+
+    def state(self) -> None:
+        """Return nothing: blocks refer to each other, without end."""
+
+    def restore(self, state: AllocatorState) -> None:
+        raise NotImplementedError  # it has no state to go on from
 
     def copy(self) -> _ReferenceEvents:
         """Run the same events again: blocks refer to each other, without end."""

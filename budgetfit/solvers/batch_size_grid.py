@@ -57,15 +57,20 @@ def bisect(fits: Callable[[int], bool], fitting: int, failing: int) -> int:
 
 
 def largest_fitting(fits: Callable[[int], bool], bound: int) -> int:
-    """Return the largest number up to ``bound`` that fits; usually close to it.
+    """Return the largest number up to ``bound`` that fits; usually close to it."""
+    return bisect(fits, *fitting_below(fits, bound))
 
-    Goes down from the bound in doubling steps, then bisects the last one.
+
+def fitting_below(fits: Callable[[int], bool], bound: int) -> tuple[int, int]:
+    """Return a number that fits, or 0, and a larger one that does not.
+
+    Goes down from the bound in doubling steps.
     """
     too_many, step, enough = bound + 1, 1, bound
     while enough > 0 and not fits(enough):
         too_many, enough = enough, max(0, enough - step)
         step *= 2
-    return bisect(fits, enough, too_many)
+    return enough, too_many
 
 
 def batch_size_grid(largest_fitting_batch: int) -> list[int]:

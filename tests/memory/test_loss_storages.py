@@ -7,8 +7,8 @@ from budgetfit.memory.replay import replay
 from tests.memory.made_traces import MIB, TraceMaker
 from tests.memory.test_replay import ADA, LARGE
 
-# The whole model, a block, the head behind it, and a holder of other modules.
-LAYERS = ("", "blocks.0", "head", "side")
+# The whole model, a block, the head behind it, and holders of other modules and of it.
+LAYERS = ("", "blocks.0", "head", "side", "blocks")
 
 
 def step(*, loss_layer: int, head_layer: int = 2) -> TraceMaker:
@@ -45,6 +45,10 @@ def test_a_loss_that_no_module_makes_is_a_loss() -> None:
 
 def test_a_module_that_holds_no_block_keeps_its_name() -> None:
     assert LOGITS_AND_LOSS not in largest(step(loss_layer=3), 3)
+
+
+def test_a_module_that_holds_a_block_makes_logits_and_loss_too() -> None:
+    assert largest(step(loss_layer=4), 3)[LOGITS_AND_LOSS] == 2 * 3 * LARGE // MIB
 
 
 def test_without_blocks_nothing_is_known_to_be_a_loss() -> None:

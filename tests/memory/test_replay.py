@@ -237,6 +237,8 @@ def test_blocks_are_requests_rounded_up_with_tails_too_small_to_split() -> None:
         made.born("almost", 20 * MIB - 512)  # a segment of 20 MiB: 512 stay with it
     sizes = block_bytes(made.trace(), 1, device_properties(ADA))
     assert sizes.tolist() == [512, 0, 20 * MIB]
+    with pytest.raises(ValueError, match="read-only"):  # others get the same array
+        sizes[0] = 0
 
 
 # -- laws -----------------------------------------------------------------------------

@@ -1,10 +1,15 @@
 """What is played beyond the trace: more micro-steps, more steps, other batch sizes."""
 
+from unittest import mock
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
-from budgetfit.memory.replay import replay
+from budgetfit.memory.caching_allocator import AllocatorRun, CachingAllocator
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay, unlimited_replay
 from budgetfit.memory.replay_schedule import (
     TURNING_REPEATS,
     append_next_step,
@@ -82,6 +87,78 @@ def test_an_added_micro_step_gives_its_batch_back_before_the_next_comes() -> Non
     assert events[: len(trace.events)] == trace.events.tolist()
     few, many = (replay(trace, 1, ADA, micro_steps=n) for n in (2, 4))
     assert many.allocated_bytes == few.allocated_bytes == (40 + 40 + 20 + 2) * MIB
+
+
+def runs_of(trace: StepTrace, micro_steps: int) -> list[AllocatorRun]:
+    """What each range does, every one of them run."""
+    parts, events, sizes, allocator = unlimited_replay(
+        trace, 2, ADA, micro_steps=micro_steps
+    )
+    ranges = [events[part.event_range.start : part.event_range.end] for part in parts]
+    return [allocator.run(each, sizes) for each in ranges]
+
+
+def count_of_runs(trace: StepTrace, micro_steps: int) -> int:
+    run = CachingAllocator.run
+    with mock.patch.object(
+        CachingAllocator, "run", autospec=True, side_effect=run
+    ) as it:
+        replay(trace, 2, ADA, micro_steps=micro_steps)
+    return it.call_count
+
+
+def test_a_micro_step_that_starts_as_the_one_before_it_is_not_run_again() -> None:
+    trace = two_micro_steps()
+    # The last two of four micro-steps, but for what frees the last batch, in two steps;
+    # and all of the step that is repeated.
+    in_a_step = 4 * 2 + 2 + 1
+    skipped = 2 * (2 * 2 + 1) + in_a_step
+    assert count_of_runs(trace, 4) == len(runs_of(trace, 4)) - skipped
+
+
+MOST_LIFE = 6
+SIZES = st.integers(1, 30_000_000)
+
+
+@given(st.lists(st.tuples(SIZES, st.integers(0, MOST_LIFE)), min_size=1, max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_what_is_not_run_again_would_have_done_the_same(
+    storages: list[tuple[int, int]],
+) -> None:
+    """Storages live for so many others; the last batch outlives its micro-step."""
+    made = TraceMaker()
+    with made.phase("setup", -1):
+        made.born("w", 3 * MIB)
+    for step in (0, 1):
+        for micro_step in (0, 1):
+            with made.phase("forward", step, micro_step):
+                made.born(f"batch {micro_step}", per_sample=MIB)
+                for index, (size, _) in enumerate(storages):
+                    made.born(str(index), size, per_sample=512)
+                    done = (n for n in range(index) if n + storages[n][1] == index)
+                    made.die(*map(str, done))
+            with made.phase("backward", step, micro_step):
+                last = len(storages)
+                for n in range(last - 1, -1, -1):
+                    if micro_step == 0:
+                        made.born(f"gradient {n}", storages[n][0])
+                    if n + storages[n][1] >= last:
+                        made.die(str(n))
+                if micro_step == 0:
+                    made.die("batch 0")
+        with made.phase("optimizer", step, 1):
+            for n, (size, _) in enumerate(storages):
+                if step == 0:
+                    made.born(f"state {n}", size)
+                made.born(f"update {n}", size)
+                made.die(f"update {n}", f"gradient {n}")
+            made.die("batch 1")
+    trace = made.trace()
+    points = replay(trace, 2, ADA, limit_bytes=UNLIMITED_BYTES, micro_steps=5).points
+    assert [(each.allocated_bytes, each.reserved_bytes) for each in points] == [
+        (each.peak_allocated_bytes, each.peak_reserved_bytes)
+        for each in runs_of(trace, 5)
+    ]
 
 
 def test_a_trace_of_one_micro_step_is_played_as_it_is() -> None:

@@ -3,6 +3,7 @@
 import functools
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from budgetfit.planning.search.loss_chunking import (
 )
 from budgetfit.planning.search.search import search
 from budgetfit.planning.session import PlanningSession, Request, rank
+from budgetfit.solvers.problem import Problem
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
@@ -241,3 +243,24 @@ def test_batch_sizes_are_compared_by_the_time_that_the_judge_shows() -> None:
         shown = session().judge(recipe).step_ms
         assert step_ns == pytest.approx(1e6 * shown, abs=2)
         assert profile.optimizer_ns < step_ns / 2
+
+
+def test_the_largest_size_is_only_sought_where_it_decides() -> None:
+    batches = BaselineProfile(session(), ())
+    replayed: list[int] = []
+
+    def fits_in_replay(size: int) -> bool:
+        replayed.append(size)
+        return size <= 22
+
+    def fits(size: int) -> bool:
+        problem = Problem(chain=batches.profile_at(size), limit_bytes=1)
+        return batches.solve(problem).segments is not None
+
+    with (
+        mock.patch.object(batches, "_replayed", fits_in_replay),
+        mock.patch.object(batches, "_largest_by_live_bytes", return_value=40),
+    ):
+        assert [fits(size) for size in (8, 32)] == [True, False]
+        assert replayed == [40, 39, 37, 33, 25, 9]
+        assert [size for size in range(1, 50) if fits(size)] == [*range(1, 23)]

@@ -16,7 +16,6 @@ from budgetfit.memory.simulated_allocator import rounded_bytes
 
 if TYPE_CHECKING:
     from budgetfit.core.allocator_settings import AllocatorSettings
-    from budgetfit.core.step_trace import Phase
     from budgetfit.memory.scratch_sizes.rules import DeviceProperties
 
 NEVER = np.iinfo(np.int64).max
@@ -31,16 +30,12 @@ class LiveBytes:
         batch_size: Samples per micro-batch.
         sizes: Bytes of each storage.
         after: ``after[i]``: bytes alive after ``i`` events.
-        alloc_event: Event that allocates each storage.
-        free_event: Event that frees each storage; ``NEVER`` if none does.
     """
 
     trace: StepTrace
     batch_size: int
     sizes: NDArray[np.int64]
     after: NDArray[np.int64]
-    alloc_event: NDArray[np.int64]
-    free_event: NDArray[np.int64]
 
     @classmethod
     def of(
@@ -63,31 +58,49 @@ class LiveBytes:
         else:
             requests = storage_bytes(trace, batch_size, device)
             sizes = rounded_bytes(requests, settings)
-        life = _lifetimes(trace)
+        life = lifetimes(trace)
         after = np.concatenate([[0], np.cumsum(life.signs * sizes[life.storage])])
-        return cls(trace, batch_size, sizes, after, life.alloc_event, life.free_event)
+        return cls(trace, batch_size, sizes, after)
 
     def peak(self, start: int, end: int) -> int:
         """Return the most bytes alive from event ``start`` up to ``end``."""
         return int(self.after[start : end + 1].max())
 
-    def phase(self, name: str, step: int, micro_step: int) -> Phase:
-        """Return a phase of the trace."""
-        return next(
-            row
-            for row in self.trace.phases
-            if (row.name, row.step, row.micro_step) == (name, step, micro_step)
-        )
+    def of_storages(
+        self, events: StorageEvents, moments: NDArray[np.int64]
+    ) -> list[int]:
+        """Return the bytes of some storages that are alive at each moment.
 
-    def after_of(self, which: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return ``after`` for the selected storages only."""
-        life = _lifetimes(self.trace)
-        sizes = np.where(which, self.sizes, 0)
-        return np.concatenate([[0], np.cumsum(life.signs * sizes[life.storage])])
+        Args:
+            events: Those of the storages.
+            moments: Numbers of events before them.
+        """
+        sizes = events.signs * self.sizes[events.storage]
+        after = np.concatenate([[0], np.cumsum(sizes)])
+        alive: list[int] = after[events.position.searchsorted(moments)].tolist()
+        return alive
 
 
-class _Lifetimes(NamedTuple):
-    """Storage and sign of each event, and the first and last event of each storage."""
+class StorageEvents(NamedTuple):
+    """The events of some storages: where they are, and each one's storage and sign."""
+
+    position: NDArray[np.int64]
+    storage: NDArray[np.int64]
+    signs: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, trace: StepTrace, which: NDArray[np.bool_]) -> StorageEvents:
+        """Return the events of the selected storages of a trace."""
+        life = lifetimes(trace)
+        position = np.flatnonzero(which[life.storage] & (life.signs != 0))
+        return cls(position, life.storage[position], life.signs[position])
+
+
+class Lifetimes(NamedTuple):
+    """Storage and sign of each event, and the first and last event of each storage.
+
+    A storage that is not freed has ``NEVER`` instead of its last event.
+    """
 
     storage: NDArray[np.int64]
     signs: NDArray[np.int64]
@@ -96,7 +109,8 @@ class _Lifetimes(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _lifetimes(trace: StepTrace) -> _Lifetimes:
+def lifetimes(trace: StepTrace) -> Lifetimes:
+    """Return when the storages of a trace live."""
     events = trace.events.astype(np.int64)
     storage = np.abs(events) - 1
     allocs = np.full(trace.fixed_bytes.size, NEVER)
@@ -104,4 +118,4 @@ def _lifetimes(trace: StepTrace) -> _Lifetimes:
     positions = np.arange(len(events))
     allocs[storage[events > 0]] = positions[events > 0]
     frees[storage[events < 0]] = positions[events < 0]
-    return _Lifetimes(storage, np.sign(events), allocs, frees)
+    return Lifetimes(storage, np.sign(events), allocs, frees)

@@ -6,12 +6,14 @@ becomes a stage of its own, so that the chain covers the whole step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from budgetfit.memory.chain.live_bytes import LiveBytes
+import numpy as np
+
+from budgetfit.memory.chain.live_bytes import LiveBytes, StorageEvents, lifetimes
 
 if TYPE_CHECKING:
     from budgetfit.core.recipe import Segment
@@ -123,18 +125,55 @@ def steady_micro_step(trace: StepTrace) -> tuple[int, int]:
 
 def stages(live: LiveBytes) -> tuple[Stage, ...]:
     """Cut the steady micro-step into the stages of the chain, in execution order."""
-    step = _SteadyStep.of(live)
-    found: list[Stage] = []
-    # Forwards are cut from the front, and their backwards from the end.
-    position, back = step.forward.start, step.backward.end
-    for index, row in enumerate(step.passes):
-        if row.start > position:
-            found.append(step.before_block(index, position, back))
-            back = found[-1].backward[0]
-        found.append(step.block(index, back))
-        position, back = found[-1].forward[1], found[-1].backward[0]
-    found.append(step.epilogue(position, back))
-    return tuple(found)
+    return tuple(
+        stage
+        if stage.output_storage < 0
+        else stage._replace(output_bytes=int(live.sizes[stage.output_storage]))
+        for stage in _cut(live.trace).chain
+    )
+
+
+class _Cut(NamedTuple):
+    """The stages of a trace, and what else is the same at every batch size.
+
+    Attributes:
+        chain: The stages, without the bytes of their outputs.
+        start: Events before the steady forward.
+        transient: Events of what is freed before the backward: what of it is alive at a
+            stage's end is cached.
+        lasting: Events of what is allocated in the backward and still alive after it:
+            weight gradients.
+        passed_on: Of each stage, whether later ones take its output and nothing saves
+            it.
+    """
+
+    chain: tuple[Stage, ...]
+    start: int
+    transient: StorageEvents
+    lasting: StorageEvents
+    passed_on: tuple[bool, ...]
+
+
+@lru_cache(maxsize=16)
+def _cut(trace: StepTrace) -> _Cut:
+    step = _SteadyStep.of(trace)
+    forward, backward = step.forward, step.backward
+    chain, life = tuple(step.stages()), lifetimes(trace)
+    born, freed = life.alloc_event, life.free_event
+    return _Cut(
+        chain,
+        forward.start,
+        StorageEvents.of(trace, (born >= forward.start) & (freed < backward.start)),
+        StorageEvents.of(trace, (born >= backward.start) & (freed >= backward.end)),
+        tuple(
+            bool(
+                stage.output_storage >= 0
+                and forward.start <= born[stage.output_storage] < stage.forward[1]
+                and stage.forward[1] <= freed[stage.output_storage] < backward.start
+            )
+            for stage in chain
+        ),
+    )
 
 
 class _SteadyStep(NamedTuple):
@@ -143,25 +182,43 @@ class _SteadyStep(NamedTuple):
     ``passes`` are the forward passes; ``backwards`` the backward ones, by block.
     """
 
-    live: LiveBytes
+    trace: StepTrace
     forward: Phase
     backward: Phase
     passes: tuple[BlockPass, ...]
     backwards: dict[int, BlockPass]
 
     @classmethod
-    def of(cls, live: LiveBytes) -> _SteadyStep:
-        moment = steady_micro_step(live.trace)
-        rows = [
-            row for row in live.trace.passes if (row.step, row.micro_step) == moment
-        ]
+    def of(cls, trace: StepTrace) -> _SteadyStep:
+        moment = steady_micro_step(trace)
+        forward, backward = (
+            next(
+                row
+                for row in trace.phases
+                if (row.name, row.step, row.micro_step) == (name, *moment)
+            )
+            for name in ("forward", "backward")
+        )
+        rows = [row for row in trace.passes if (row.step, row.micro_step) == moment]
         return cls(
-            live,
-            live.phase("forward", *moment),
-            live.phase("backward", *moment),
+            trace,
+            forward,
+            backward,
             tuple(row for row in rows if row.direction == "forward"),
             {row.block: row for row in rows if row.direction == "backward"},
         )
+
+    def stages(self) -> Iterator[Stage]:
+        """Yield the stages, without the bytes of their outputs."""
+        # Forwards are cut from the front, and their backwards from the end.
+        position, back = self.forward.start, self.backward.end
+        for index, row in enumerate(self.passes):
+            if row.start > position:
+                yield (around := self.before_block(index, position, back))
+                back = around.backward[0]
+            yield (block := self.block(index, back))
+            position, back = block.forward[1], block.backward[0]
+        yield self.epilogue(position, back)
 
     def before_block(self, index: int, position: int, back: int) -> Stage:
         """Return the stage from ``position`` to a block, with its backward."""
@@ -174,13 +231,13 @@ class _SteadyStep(NamedTuple):
             (position, row.start),
             (found.end if found else back, back),
             row.input_storage,
-            self._output_bytes(row.input_storage),
+            0,
             joins_next=False,
         )
 
     def block(self, index: int, back: int) -> Stage:
         """Return a block's stage; its backward is empty if it needs no gradient."""
-        trace, row = self.live.trace, self.passes[index]
+        trace, row = self.trace, self.passes[index]
         found = self.backwards.get(row.block)
         is_last = index + 1 == len(self.passes)
         following = row.end if is_last else self.passes[index + 1].start
@@ -192,7 +249,7 @@ class _SteadyStep(NamedTuple):
             (row.start, stop),
             (found.start, found.end) if found else (back, back),
             row.output_storage,
-            self._output_bytes(row.output_storage),
+            0,
             joins_next=not is_last and trace.joined[index] and stop == following,
         )
 
@@ -208,9 +265,6 @@ class _SteadyStep(NamedTuple):
             joins_next=False,
         )
 
-    def _output_bytes(self, storage: int) -> int:
-        return int(self.live.sizes[storage]) if storage >= 0 else 0
-
 
 def _allocates(trace: StepTrace, start: int, end: int) -> bool:
     return bool((trace.events[start:end] > 0).any())
@@ -220,26 +274,21 @@ def stage_bytes(
     live: LiveBytes, chain: Sequence[Stage]
 ) -> tuple[int, tuple[StageBytes, ...]]:
     """Return the static bytes of a trace and the bytes of each stage."""
-    step, micro_step = steady_micro_step(live.trace)
-    forward = live.phase("forward", step, micro_step)
-    backward = live.phase("backward", step, micro_step)
-    static = int(live.after[forward.start])
-    in_forward = live.alloc_event >= forward.start
-    # Freed before the backward: what of it is alive at a stage's end is cached.
-    transient = live.after_of(in_forward & (live.free_event < backward.start))
-    # Allocated in the backward and still alive after it: weight gradients.
-    lasting = (live.alloc_event >= backward.start) & (live.free_event >= backward.end)
-    gradients = live.after_of(lasting)
+    cut = _cut(live.trace)
+    static = int(live.after[cut.start])
+    ranges = np.array([(*stage.forward, *stage.backward) for stage in chain]).T
+    transient = live.of_storages(cut.transient, ranges[1])
+    begun, left = (live.of_storages(cut.lasting, moments) for moments in ranges[2:])
+    alive = live.after[ranges[1]].tolist()
     prefix = cached = 0
     measured = []
-    for stage in chain:
+    for index, stage in enumerate(chain):
         start, end = stage.forward
         begin, stop = stage.backward
         # The output is not cached: it is counted with the stage that takes it.
-        new_cached = int(transient[end]) - _transient_output(
-            live, stage, forward, backward
-        )
-        total = int(live.after[end]) - static - stage.output_bytes
+        passed_on = stage.output_bytes if cut.passed_on[index] else 0
+        new_cached = transient[index] - passed_on
+        total = alive[index] - static - stage.output_bytes
         new_prefix = total - new_cached
         measured.append(
             StageBytes(
@@ -249,23 +298,11 @@ def stage_bytes(
                 backward=live.peak(begin, stop) - static - new_prefix
                 if stop > begin
                 else 0,
-                gradient=int(gradients[stop] - gradients[begin]),
+                gradient=left[index] - begun[index],
             )
         )
         prefix, cached = new_prefix, new_cached
     return static, _backward_above_gradients(chain, measured)
-
-
-def _transient_output(
-    live: LiveBytes, stage: Stage, forward: Phase, backward: Phase
-) -> int:
-    """Return the bytes of an output that later stages take and nothing saves."""
-    output, end = stage.output_storage, stage.forward[1]
-    if output < 0:
-        return 0
-    is_made_here = forward.start <= live.alloc_event[output] < end
-    is_freed_before_backward = end <= live.free_event[output] < backward.start
-    return stage.output_bytes if is_made_here and is_freed_before_backward else 0
 
 
 def _backward_above_gradients(

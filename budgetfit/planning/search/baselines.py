@@ -18,7 +18,11 @@ from budgetfit.memory.replay import device_properties, replay
 from budgetfit.planning.judge import step_time
 from budgetfit.planning.search.policies import EVERY_N_POLICY, policy_segments
 from budgetfit.planning.search.search import best_batch, can_gain, search
-from budgetfit.solvers.batch_size_grid import largest_fitting, largest_fitting_batch
+from budgetfit.solvers.batch_size_grid import (
+    bisect,
+    fitting_below,
+    largest_fitting_batch,
+)
 from budgetfit.solvers.problem import Problem, Solution
 from budgetfit.timing.kernel_times import StepTime
 
@@ -56,14 +60,13 @@ def best_with_policy(
     Raises:
         InputError: If the policy or one of the named blocks is not known.
     """
-    plain = session.changed(loss_chunks=1).block_chain.without_options()
-    session = replace(session, block_chain=plain)
+    session = _without_chunks_and_options(session)
     if policy in ("sqrt", EVERY_N_POLICY):
         for rounds in (1, MAX_REFUSALS):
             found = search(session.asking(checkpointing=policy), max_rounds=rounds)
             if found.estimate is not None:
                 return found.estimate
-    segments = policy_segments(plain, policy, session.smallest_searched)
+    segments = policy_segments(session.block_chain, policy, session.smallest_searched)
     return best_with_segments(session, segments) or session.judge(
         session.settings.recipe(session.smallest_batch, segments)
     )
@@ -77,9 +80,18 @@ def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> b
     """
     if session.request.checkpointing != "auto" or not session.workload.blocks:
         return False
-    plain = session.changed(loss_chunks=1).block_chain.without_options()
-    asked = replace(session, block_chain=plain).asking(checkpointing=policy)
+    asked = _without_chunks_and_options(session).asking(checkpointing=policy)
     return can_gain(asked, known, 0.0)
+
+
+def _without_chunks_and_options(session: PlanningSession) -> PlanningSession:
+    """Return the session with a whole loss, its blocks kept or recomputed.
+
+    Where it has a whole loss already, its chain's profiles serve.
+    """
+    if session.settings.loss_chunks > 1:
+        session = session.changed(loss_chunks=1)
+    return replace(session, block_chain=session.block_chain.without_options())
 
 
 def best_with_segments(
@@ -120,7 +132,8 @@ class BaselineProfile:
             settings.recipe(2, segments),
             gradient_accumulation_steps=settings.accumulation or accumulation,
         )
-        self._largest: int | None = None
+        # The largest size known to fit, and the smallest known not to; 0: none is.
+        self._fitting, self._failing = 0, 0
         self._seen: dict[int, bool] = {}
         self.refused: set[int] = set()
 
@@ -176,16 +189,22 @@ class BaselineProfile:
         return StepTime(*(round(low + share * (high - low)) for low, high in ends))
 
     def _fits(self, size: int) -> bool:
-        """Whether a batch size fits, by the largest that does: memory is monotonic."""
+        """Whether a batch size fits, by the largest that does: memory is monotonic.
+
+        That is found close to the largest by live bytes, and exactly where it matters.
+        """
         recipe = replace(self._recipe, batch_size=size)
         if not self._session.traces.is_affine(recipe):
             larger = (seen for seen, fits in self._seen.items() if fits and seen > size)
             return any(larger) or self._replayed(size)
         trace = self._session.traces.affine(recipe)
-        if self._largest is None:
+        if not self._failing:
             bound = self._largest_by_live_bytes(trace)
-            self._largest = largest_fitting(self._replayed, bound)
-        return size <= self._largest
+            self._fitting, self._failing = fitting_below(self._replayed, bound)
+        if self._fitting < size < self._failing:
+            self._fitting = bisect(self._replayed, self._fitting, self._failing)
+            self._failing = self._fitting + 1
+        return size <= self._fitting
 
     def _largest_by_live_bytes(self, trace: StepTrace) -> int:
         """Return the largest batch size whose live bytes are usable; 0 for none.
