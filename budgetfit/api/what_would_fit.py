@@ -36,7 +36,10 @@ def what_would_fit(asked: ParsedArguments, error: DoesNotFitError) -> Iterator[C
         error: Why nothing fits.
     """
     for arguments in _changes(asked, error):
-        yield Change(next(iter(arguments)), partial(_solved, asked, arguments))
+        name = next(iter(arguments))
+        if name == "method":  # LoRA and QLoRA are asked for apart
+            name = arguments[name]
+        yield Change(name, partial(_solved, asked, arguments))
     # Shorter samples make a smaller batch, but no smaller weights.
     least_bytes = error.floor_bytes - error.batch_bytes
     if asked.lengths is None and least_bytes <= error.usable_bytes:

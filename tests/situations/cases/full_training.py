@@ -40,7 +40,7 @@ CASES = (
         Refused(
             floor_gib=35.90,
             known_gib=56.42,
-            suggests=("adamw_bnb_8bit", 'method="lora"'),
+            suggests=("adamw_bnb_8bit", 'method="lora"', 'method="qlora"'),
         ),
         "3.2127 B parameters: weights 11.97, AdamW 23.94; 35.90 even where gradients "
         "are used up in the backward pass, 47.87 otherwise. Loss in 64 parts, every "
