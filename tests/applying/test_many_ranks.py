@@ -1,5 +1,6 @@
 """A plan for several GPUs, carried out by two processes with gloo."""
 
+import contextlib
 import gc
 import importlib
 import warnings
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor
 import budgetfit
 from budgetfit import InputError, Parallelism, Segment
 from budgetfit.applying.checkpointing import recipe_application
+from budgetfit.applying.loss import chunked_loss, gradient_sum
 from budgetfit.applying.run.run import Run
 from tests.gloo_ranks import on_ranks
 from tests.integrations.tiny_training import (
@@ -51,6 +53,7 @@ def segments_for(name: str) -> tuple[Segment, ...]:
     return {
         "none": (),
         "chunks": (),
+        "sums": (),
         "mixed": mixed_segments(model),
         "one": (Segment(tuple(blocks)),),
         "host": tuple(Segment((each,), input_on_host=True) for each in blocks),
@@ -86,11 +89,23 @@ def train(
     parallelism: dict[str, Any] | None, treated: str
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses of micro-batches, and weights after them; a rank has every second one."""
-    run = start(parallelism, treated, loss_chunks=3 if treated == "chunks" else 1)
+    run = start(
+        parallelism, treated, loss_chunks=3 if treated in {"chunks", "sums"} else 1
+    )
     own = batches(2 * RANKS * UPDATES)
     if parallelism is not None:
         own = own[torch.distributed.get_rank() :: RANKS]
-    losses = [float(run.step(batch, max_grad_norm=0.5)) for batch in own]
+    with contextlib.ExitStack() as stack:
+        if treated == "sums":  # as of many parts in 16 bits
+            stack.enter_context(
+                mock.patch.object(chunked_loss, "MOST_ADDED_IN_16_BITS", 1)
+            )
+            stack.enter_context(
+                mock.patch.object(
+                    gradient_sum, "_is_used_in_16_bits", return_value=True
+                )
+            )
+        losses = [float(run.step(batch, max_grad_norm=0.5)) for batch in own]
     assert run.steps_done == UPDATES
     return losses, weights(run)
 
@@ -112,13 +127,14 @@ def _train_all() -> dict[tuple[str, str], Any]:
     cases += [("ddp", "mixed"), ("fsdp2", "mixed"), ("fsdp2", "one"), ("fsdp2", "host")]
     cases += [(name, "chunks") for name in ("ddp", "ddp, each batch", "fsdp2")]
     cases += [(name, "chunks") for name in ("fsdp2, kept", "fsdp2, each batch")]
+    cases += [(name, "sums") for name in ("ddp", "fsdp2", "fsdp2, kept")]
     return {case: train(SETTINGS[case[0]], case[1]) for case in cases}
 
 
 def test_ranks_train_as_one_process_with_all_their_samples() -> None:
     first, second = on_ranks(_train_all, RANKS)
     expected = {treated: one_process(treated) for treated in ("none", "mixed")}
-    assert len(first) == 14
+    assert len(first) == 17
     for case, found in first.items():
         # Recomputation changes nothing: the model has no dropout.
         assert_same(found, expected["mixed" if case[1] == "mixed" else "none"])
