@@ -28,6 +28,7 @@ from budgetfit.planning.profiling.first_trace import check_estimate_scales
 from budgetfit.planning.reports.accumulation_warnings import accumulation_warnings
 from budgetfit.planning.reports.block_report import block_table
 from budgetfit.planning.reports.layer_table import layer_table
+from budgetfit.planning.reports.rounding_warnings import rounding_warnings
 from budgetfit.planning.search.accumulation import (
     recommend_one_micro_batch,
 )
@@ -290,6 +291,7 @@ def _described(
             *workload.notes,
             *session.notes,
             *notes,
+            *rounding_warnings(workload.model, recipe),
             *_host_warnings(session, estimate),
             *accumulation_warnings(traces, recipe),
             *_compile_warnings(estimate),
