@@ -36,9 +36,8 @@ def what_would_fit(asked: ParsedArguments, error: DoesNotFitError) -> Iterator[C
         error: Why nothing fits.
     """
     for arguments in _changes(asked, error):
-        name = next(iter(arguments))
-        if name == "method":  # LoRA and QLoRA are asked for apart
-            name = arguments[name]
+        # LoRA and QLoRA are asked for apart.
+        name = arguments.get("method") or next(iter(arguments))
         yield Change(name, partial(_solved, asked, arguments))
     # Shorter samples make a smaller batch, but no smaller weights.
     least_bytes = error.floor_bytes - error.batch_bytes

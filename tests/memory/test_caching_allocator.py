@@ -206,19 +206,27 @@ def test_all_events_at_once_are_as_one_by_one(
         assert getattr(done, name) == highest
 
 
-@given(requests, requests)
-def test_a_copy_goes_on_as_the_original_does(
+def begun(
     first: list[int | float], second: list[int | float]
-) -> None:
+) -> tuple[CachingAllocator, list[int], list[int]]:
+    """Return an allocator after the first requests, the events to come, and sizes."""
     events, asked = program([*first, *second])
     rounded = [round_bytes(each) for each in asked]
     cut = len(program(first)[0])
     quick = CachingAllocator(300 * MIB)
     quick.run(events[:cut], rounded)
+    return quick, events[cut:], rounded
+
+
+@given(requests, requests)
+def test_a_copy_goes_on_as_the_original_does(
+    first: list[int | float], second: list[int | float]
+) -> None:
+    quick, later, rounded = begun(first, second)
     if quick.failed_event is None:
         copy = quick.copy()
-        once = quick.run(events[cut:], rounded), quick.retries, quick.failed_event
-        again = copy.run(events[cut:], rounded), copy.retries, copy.failed_event
+        once = quick.run(later, rounded), quick.retries, quick.failed_event
+        again = copy.run(later, rounded), copy.retries, copy.failed_event
         assert repr(once) == repr(again)
 
 
@@ -226,16 +234,12 @@ def test_a_copy_goes_on_as_the_original_does(
 def test_a_restored_state_goes_on_as_it_did(
     first: list[int | float], second: list[int | float]
 ) -> None:
-    events, asked = program([*first, *second])
-    rounded = [round_bytes(each) for each in asked]
-    cut = len(program(first)[0])
-    quick = CachingAllocator(300 * MIB)
-    quick.run(events[:cut], rounded)
+    quick, later, rounded = begun(first, second)
     if quick.failed_event is None:
         before = quick.state()
         runs = []
         for _ in range(3):
-            runs.append((repr(quick.run(events[cut:], rounded)), quick.state()))
+            runs.append((repr(quick.run(later, rounded)), quick.state()))
             quick.restore(before)
             assert quick.state() == before
         assert runs[0] == runs[1] == runs[2]

@@ -59,8 +59,8 @@ class Refusal(NamedTuple):
 class Change(NamedTuple):
     """A change of arguments that may fit.
 
-    ``name`` is the first argument that it changes; ``suggestion`` solves it, and
-    returns None where it does not fit.
+    ``name`` is the first argument that it changes, or the method that it changes to;
+    ``suggestion`` solves it, and returns None where it does not fit.
     """
 
     name: str
