@@ -132,25 +132,19 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
         more_runs: How often the unmodified model may run again where gradients differ,
             for its noise. 0 where ranks might not agree that they do.
     """
-    plain: Gradients = {}
     seen = RecomputationWatcher()
     restore = _restorer((model, *loss_modules))
-
-    def whole(trained: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
-        for name, grad in _gradients(trained):
-            yield name, mean(grad.to("cpu", copy=True)) if grad is not None else None
-
-    def keep(trained: nn.Module) -> None:
-        plain.update(whole(trained))
+    plain = _run_to_gradients(
+        model, make_plain, batch, seed, lambda trained: dict(_copies(trained, mean))
+    )
+    restore()
 
     def compare_again(trained: nn.Module) -> dict[str, float]:
-        return relative_errors(whole(trained), plain)
+        return relative_errors(_copies(trained, mean), plain)
 
     def compare(trained: nn.Module) -> dict[str, float]:
         return relative_errors(_gradients(trained), plain)
 
-    _run_to_gradients(model, make_plain, batch, seed, keep)
-    restore()
     idle: set[str] = set()
     with find_blocks_saving_nothing(model, sorted(planned), idle):
         noise = _run_to_gradients(model, make_plain, batch, seed, compare_again)
@@ -199,7 +193,6 @@ def gradient_difference(  # noqa: PLR0913 - as ``check_gradients``
     make_other: MakeRun,
     batch: Any,
     *,
-    seed: int = 0,
     loss_modules: Sequence[nn.Module] = (),
     left_out: Collection[str] = (),
 ) -> tuple[float, str]:
@@ -208,19 +201,14 @@ def gradient_difference(  # noqa: PLR0913 - as ``check_gradients``
     Relative to its norm in the other run. Arguments as for ``check_gradients``;
     ``left_out``: parameters that are not compared.
     """
-    other: Gradients = {}
     restore = _restorer((model, *loss_modules))
-
-    def keep(trained: nn.Module) -> None:
-        for name, grad in _gradients(trained):
-            other[name] = None if grad is None else grad.to("cpu", copy=True)
-
-    def compare(trained: nn.Module) -> dict[str, float]:
-        return relative_errors(_gradients(trained), other)
-
-    _run_to_gradients(model, make_other, batch, seed, keep)
+    other = _run_to_gradients(
+        model, make_other, batch, 0, lambda trained: dict(_copies(trained))
+    )
     restore()
-    errors = _run_to_gradients(model, make_one, batch, seed, compare)
+    errors = _run_to_gradients(
+        model, make_one, batch, 0, lambda run: relative_errors(_gradients(run), other)
+    )
     restore()
     return _largest(errors, left_out)
 
@@ -391,6 +379,15 @@ def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
         elif hasattr(grad, "full_tensor"):
             grad = grad.full_tensor()
         yield name, None if grad is None else grad.to_dense()
+
+
+def _copies(
+    model: nn.Module,
+    mean: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
+) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """Yield gradients by name, copied to CPU memory one after the other."""
+    for name, grad in _gradients(model):
+        yield name, None if grad is None else mean(grad.to("cpu", copy=True))
 
 
 def _restorer(models: Sequence[nn.Module]) -> Callable[[], None]:
