@@ -120,7 +120,7 @@ def remaining_alternatives(
     shown = [row.label for row in first]
     # Where nothing has to be recomputed, every n-th block need not be either.
     usual = (*BASELINES, EVERY_NTH) if plan.recipe.segments else BASELINES
-    if any(_is_every_nth(label) for label in shown):
+    if any(row.label == _named(EVERY_NTH[0], row.estimate, session) for row in first):
         usual = BASELINES
     rest = _baselines(session, [pair for pair in usual if pair[0] not in shown])
     rows = (
@@ -133,10 +133,10 @@ def remaining_alternatives(
     return (*rows, *compiled_row(session, plan), *training_change_rows(session, plan))
 
 
-def _is_every_nth(label: str) -> bool:
-    before, after = EVERY_NTH[0].split("n-th")
-    n = label.removeprefix(before).removesuffix(after)
-    return label == f"{before}{n}{after}"
+def _named(label: str, found: Estimate, session: PlanningSession) -> str:
+    """Return the label with the number of ``n-th``."""
+    n = every_n_of_segments(found.recipe.segments, session.workload.blocks)
+    return label.replace("n-th", ordinal(n or 0))
 
 
 def _without_host(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:
@@ -158,10 +158,11 @@ def _baselines(
         if policy != "none" and not blocks:
             continue
         found = best_with_policy(session, policy)
-        n = every_n_of_segments(found.recipe.segments, blocks)
-        if policy == EVERY_N_POLICY and not (found.fits and n):
+        if policy == EVERY_N_POLICY and not (
+            found.fits and every_n_of_segments(found.recipe.segments, blocks)
+        ):
             continue
-        named = label.replace("n-th", ordinal(n or 0))
+        named = _named(label, found, session)
         rows.append(Alternative(label=named, estimate=found, fits=bool(found.fits)))
     return tuple(rows)
 
