@@ -61,14 +61,9 @@ def plan_text(
     return Group(*parts)
 
 
-def details_text(
-    plan: Plan, *, saved_as: str | None = None, samples: int | None = None
-) -> RenderableType:
-    """Render a plan with its memory by category and all alternatives.
-
-    The arguments are those of ``plan_text``.
-    """
-    return Group(recommendation_text(plan, samples), reasons_text(plan, saved_as))
+def details_text(plan: Plan) -> RenderableType:
+    """Render a plan with its memory by category and all alternatives."""
+    return Group(recommendation_text(plan), reasons_text(plan))
 
 
 def recommendation_text(plan: Plan, samples: int | None = None) -> RenderableType:

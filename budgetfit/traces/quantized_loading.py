@@ -101,17 +101,6 @@ class Loading:
         return _joined(trace, self._log, first)
 
 
-def with_loading(
-    trace: StepTrace,
-    model: nn.Module,
-    *,
-    ahead: int = 0,
-    empties: bool | None = None,
-) -> StepTrace:
-    """Return the trace of a model with its loading, see there."""
-    return Loading(model, ahead=ahead, empties=empties).before(trace)
-
-
 def has_quantized_layers(model: nn.Module) -> bool:
     """Whether a model to trace has layers that bitsandbytes quantises."""
     return any(map(_is_quantized, model.modules()))

@@ -14,7 +14,7 @@ from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import device_properties, replay, storage_bytes
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
-from budgetfit.traces.cache.file import read_trace, write_trace
+from budgetfit.traces.cache.cache import read_trace, write_trace
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.batch_scaling import (

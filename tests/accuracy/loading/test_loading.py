@@ -12,7 +12,7 @@ from budgetfit.core.step_trace import EMPTY_CACHE, StepTrace
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.memory.caching_allocator import CachingAllocator
 from budgetfit.traces import session
-from budgetfit.traces.quantized_loading import with_loading
+from budgetfit.traces.quantized_loading import Loading
 from budgetfit.workload.workload import Workload
 from tests.accuracy.loading.cases import CASES, FILE, LENGTH, SAMPLES
 from tests.accuracy.loading.report import FIGURES, H100, ON_H100, compare, table
@@ -57,7 +57,7 @@ def traced(asked: dict[str, object]) -> tuple[StepTrace, StepTrace]:
     workload = workload_of(asked)
     with mock.patch.object(session.Loading, "before", lambda _, trace: trace):
         steps = session.TraceSession(workload).exact(CASES["qlora"].recipe)
-    return steps, with_loading(steps, workload.model)
+    return steps, Loading(workload.model).before(steps)
 
 
 def test_loading_is_found_once_for_a_session() -> None:

@@ -6,7 +6,7 @@ from functools import cache
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
-from budgetfit.traces.quantized_loading import with_loading
+from budgetfit.traces.quantized_loading import Loading
 from tests.accuracy.real_cards.program import trace_run, trace_steps
 from tests.accuracy.real_cards.runs import MIB, CardRun
 
@@ -82,10 +82,10 @@ def reserved_with_threads(
 ) -> tuple[float, ...]:
     """Predict what is reserved, in MiB, with each lead of the threads that load.
 
-    ``empties``: as in ``with_loading``; peft before 0.20 does not.
+    ``empties``: as in ``Loading``; peft before 0.20 does not.
     """
     steps, model = trace_steps(run)
-    loaded = (with_loading(steps, model, ahead=x, empties=empties) for x in leads)
+    loaded = (Loading(model, ahead=x, empties=empties).before(steps) for x in leads)
     return tuple(
         replay(
             trace, run.batch_size, find_gpu(GPU), limit_bytes=UNLIMITED_BYTES

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.traces.depth_extrapolator import DepthExtrapolator
-from budgetfit.traces.quantized_loading import with_loading
+from budgetfit.traces.quantized_loading import Loading
 from budgetfit.traces.tracer import Program, Tracer
 from budgetfit.tracing.fake.shortened_model import Shortening
 from budgetfit.tracing.recording.raw_trace import RawTrace
@@ -129,7 +129,8 @@ class LoopTracer(Tracer):
 
 def trace_run(run: CardRun) -> StepTrace:
     """Trace the run's program at its batch size."""
-    return with_loading(*trace_steps(run))
+    steps, model = trace_steps(run)
+    return Loading(model).before(steps)
 
 
 def trace_steps(run: CardRun) -> tuple[StepTrace, nn.Module]:
