@@ -4,9 +4,11 @@ Traces cost by the op and not by the byte, so depth is small and width does not 
 ``Mebi`` is the model for arithmetic by hand: all its tensors are whole MiB.
 """
 
+import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import (
@@ -39,6 +41,21 @@ WIDTH = 32
 def mean(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
     """A loss for models that have none, which a plan without one assumes."""
     return mean_of_outputs(outputs)
+
+
+def seed(number: int) -> None:
+    """Seed all global generators."""
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002 - the global one
+
+
+def still(model: nn.Module) -> nn.Module:
+    """Without dropout, so that micro-batches draw nothing."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
 
 
 def without_loss() -> None:

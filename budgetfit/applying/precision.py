@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -17,13 +17,15 @@ from budgetfit.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from budgetfit.core.adapter import ComputeDtype
     from budgetfit.core.precision import Precision
 
-_DTYPES = {
+DTYPES: Final[dict[ComputeDtype, torch.dtype]] = {
     "fp32": torch.float32,
     "fp16": torch.float16,
     "bf16": torch.bfloat16,
 }
+DTYPE_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def apply_precision(
@@ -53,7 +55,7 @@ def apply_precision(
     _refuse_fp16_weights(model, precision)
     with Undo() as undo:
         if precision.weights != "as-is":
-            dtype = _DTYPES[precision.weights]
+            dtype = DTYPES[precision.weights]
             as_loaded = _buffers_as_loaded(model, dtype)
             for tensor in tensors_in_apply_order(model):
                 if not tensor.is_floating_point() or tensor.dtype == dtype:
@@ -96,7 +98,8 @@ def _buffers_as_loaded(model: nn.Module, dtype: torch.dtype) -> set[int]:
 
 def computes_in(precision: Precision) -> torch.dtype:
     """Return the dtype of matrix products; bf16 where it is that of the weights."""
-    return _DTYPES.get(precision.autocast or precision.weights, torch.bfloat16)
+    name = precision.autocast or precision.weights
+    return torch.bfloat16 if name == "as-is" else DTYPES[name]
 
 
 def autocast_context(
@@ -105,7 +108,7 @@ def autocast_context(
     """Return ``torch.autocast`` for forward and loss; never for backward."""
     if precision.autocast is None:
         return nullcontext()
-    return torch.autocast(device_type, dtype=_DTYPES[precision.autocast])
+    return torch.autocast(device_type, dtype=DTYPES[precision.autocast])
 
 
 def make_scaler(precision: Precision, device_type: str) -> torch.amp.GradScaler | None:
@@ -149,7 +152,7 @@ def cast_batch(batch: Any, precision: Precision, device: torch.device) -> Any:
 
     Pinned tensors are copied with ``non_blocking=True``.
     """
-    dtype = None if precision.weights == "as-is" else _DTYPES[precision.weights]
+    dtype = None if precision.weights == "as-is" else DTYPES[precision.weights]
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         wanted = dtype if tensor.is_floating_point() else None

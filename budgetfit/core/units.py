@@ -6,9 +6,6 @@ from fractions import Fraction
 from typing import Final, SupportsIndex
 
 from budgetfit.errors import InputError
-from budgetfit.utils.format_bytes import format_bytes
-
-__all__ = ["format_bytes", "parse_bytes"]
 
 # GB is decimal and GiB binary, as in accelerate and on a disk.
 _BYTES_PER_UNIT: Final = {

@@ -238,10 +238,6 @@ def _pooled(making: _Making) -> Tensor | None:
     return None if width is None else making.floats(int(width))
 
 
-def _guidance(making: _Making) -> Tensor | None:
-    return making.floats() if making.first("guidance_embeds") else None
-
-
 def _classes(making: _Making) -> Tensor | None:
     """Return class labels: ids, or embeddings that the model projects."""
     kind = making.first("class_embed_type")
@@ -288,10 +284,6 @@ def _image_ids(making: _Making) -> Tensor | None:
     return _ids(making, making.sizes.tokens)
 
 
-def _text_ids(making: _Making) -> Tensor:
-    return _ids(making, making.sizes.text_tokens)
-
-
 def _ids(making: _Making, tokens: int) -> Tensor:
     axes = making.first("axes_dims_rope", "axes_dim", "axes_dims") or (0, 0, 0)
     return torch.zeros((tokens, len(axes)), device="cpu")
@@ -316,14 +308,6 @@ def _indicator(making: _Making) -> Tensor:
     roles = _segments(making) * 3
     roles[:, making.sizes.text_tokens :] = 2
     return roles
-
-
-def _image_shapes(making: _Making) -> list[tuple[int, int, int]]:
-    return [tuple(making.sizes.grid)]  # type: ignore[list-item]
-
-
-def _size_of_image(making: _Making) -> Tensor:
-    return making.floats(2)
 
 
 def _rotary(making: _Making) -> tuple[Tensor, Tensor] | None:
@@ -433,7 +417,9 @@ _ARGUMENTS: Final[dict[str, Callable[[_Making], Any]]] = {
         ("encoder_attention_mask", "encoder_hidden_states_mask", "encoder_mask"),
         _text_mask,
     ),
-    **dict.fromkeys(("original_size", "target_size", "crop_coords"), _size_of_image),
+    **dict.fromkeys(
+        ("original_size", "target_size", "crop_coords"), lambda making: making.floats(2)
+    ),
     "added_cond_kwargs": _added_conditions,
     "attention_mask": _prior_mask,
     "added_time_ids": lambda making: making.floats(_VIDEO_IDS),
@@ -448,11 +434,13 @@ _ARGUMENTS: Final[dict[str, Callable[[_Making], Any]]] = {
     "encoder_hidden_states_image": _image_states,
     "encoder_hidden_states_llama3": _layers_of_text,
     "encoder_hidden_states_t5": _t5_text,
-    "guidance": _guidance,
+    "guidance": lambda making: (
+        making.floats() if making.first("guidance_embeds") else None
+    ),
     "height": _latent_extent("height"),
     "image_rotary_emb": _rotary,
     "img_ids": _image_ids,
-    "img_shapes": _image_shapes,
+    "img_shapes": lambda making: [tuple(making.sizes.grid)],
     "indicator": _indicator,
     "input_ids": _codes,
     "micro_conds": lambda making: making.floats(_MICRO_CONDITIONS),
@@ -464,6 +452,6 @@ _ARGUMENTS: Final[dict[str, Callable[[_Making], Any]]] = {
     ),
     "segment_ids": _segments,
     "timestep_ratio": lambda making: making.floats(),
-    "txt_ids": _text_ids,
+    "txt_ids": lambda making: _ids(making, making.sizes.text_tokens),
     "width": _latent_extent("width"),
 }

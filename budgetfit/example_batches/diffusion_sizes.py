@@ -201,13 +201,13 @@ def _is_packed(takes: frozenset[str]) -> bool:
 
 
 def _factors(model: nn.Module, takes: frozenset[str]) -> tuple[int, int]:
-    config: Any = model.config
-    channels = getattr(config, "in_channels", None)
+    channels = getattr(model.config, "in_channels", None)
+    is_wan = type(model).__name__.startswith("Wan")
     if is_autoencoder(model):
         return 1, 1
     if channels == RGB and "sample" in takes:
         return 1, 1  # a model of pixels, such as DeepFloyd's
-    if channels is not None and channels >= _WIDE_WAN and _begins(model, "Wan"):
+    if channels is not None and channels >= _WIDE_WAN and is_wan:
         return 16, 4
     found: tuple[int, int] = by_class(_PER_LATENT, model)
     return found
@@ -322,7 +322,3 @@ def _text_tokens(request: BatchRequest) -> int:
             return int(getattr(config, name))
     found: int = by_class(_TEXT_TOKENS, request.model)
     return found
-
-
-def _begins(model: nn.Module, start: str) -> bool:
-    return type(model).__name__.startswith(start)

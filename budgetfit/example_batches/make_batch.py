@@ -24,21 +24,11 @@ from budgetfit.example_batches.diffusion import (
     make_diffusion_batch,
 )
 from budgetfit.example_batches.plain_modules import (
-    batch_dimension,
     make_plain_module_batch,
     no_example_batch,
 )
 from budgetfit.example_batches.request import BatchRequest, unwrap_model
 from budgetfit.example_batches.transformers_inputs import make_transformers_batch
-
-__all__ = [
-    "ExampleBatch",
-    "batch_dimension",
-    "copy_to_cpu",
-    "loss_for",
-    "make_batch",
-    "max_positions",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,10 +47,10 @@ from budgetfit.core.validation import (
 from budgetfit.errors import InputError
 from budgetfit.example_batches.make_batch import (
     ExampleBatch,
-    batch_dimension,
     loss_for,
     make_batch,
 )
+from budgetfit.example_batches.plain_modules import batch_dimension
 from budgetfit.inputs.adapter import (
     adapter_as_stored,
     base_of_adapter,

@@ -23,7 +23,8 @@ from budgetfit.core.plan import Plan
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.sample_lengths import summarize_lengths
 from budgetfit.errors import InputError
-from budgetfit.example_batches.make_batch import batch_dimension, make_batch
+from budgetfit.example_batches.make_batch import make_batch
+from budgetfit.example_batches.plain_modules import batch_dimension
 from budgetfit.inputs.adapter import base_of_adapter
 from budgetfit.integrations.model_sources.model_source import (
     as_torch_module,

@@ -22,11 +22,10 @@ from budgetfit.memory.caching_allocator import (
 from budgetfit.memory.reference_allocator.allocator import (
     MIN_BLOCK_BYTES,
     ROUNDED_FROM_BITS,
-    Block,
     OutOfMemory,
     ReferenceAllocator,
 )
-from budgetfit.memory.reference_allocator.block_pool import UNMAPPED
+from budgetfit.memory.reference_allocator.block_pool import UNMAPPED, Block
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

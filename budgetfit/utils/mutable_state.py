@@ -283,13 +283,9 @@ def _no_size(_: object) -> int:
     return 0
 
 
-def _dict_items(content: dict[Any, Any]) -> Iterable[Any]:
-    return content.values()
-
-
 _CONTAINERS: Final[tuple[tuple[type, _Part], ...]] = (
     (list, _Part(list, _write_list, _same_items, iter)),
-    (dict, _Part(_read_dict, _write_dict, _same_dict, _dict_items)),
+    (dict, _Part(_read_dict, _write_dict, _same_dict, dict.values)),
     (set, _Part(set, _write_set, operator.eq, iter)),
     (collections.deque, _Part(list, _write_deque, _same_items, iter)),
     (bytearray, _Part(bytes, _write_buffer, operator.eq, _nothing)),
@@ -349,7 +345,7 @@ def _attributes(slots: Sequence[Any]) -> _Part:
                 with contextlib.suppress(AttributeError):
                     member.__delete__(target)
 
-    return _Part(read, write, _same_dict, _dict_items, _no_size)
+    return _Part(read, write, _same_dict, dict.values, _no_size)
 
 
 def _read_class(target: type) -> dict[str, Any]:
@@ -370,5 +366,5 @@ def _write_class(target: type, content: dict[str, Any]) -> None:
 
 
 _CLASS: Final = _Kind(
-    (_Part(_read_class, _write_class, _same_dict, _dict_items, _no_size),)
+    (_Part(_read_class, _write_class, _same_dict, dict.values, _no_size),)
 )

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.attention_implementation import describe_attention
+from budgetfit.applying.precision import DTYPE_NAMES
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Linear, parameter_count
 from budgetfit.applying.torch_compile import unwrap_compiled
 from budgetfit.batches.batch_tree import describe_batch
@@ -26,7 +27,6 @@ from budgetfit.tracing.cuda.triton.kernels_on_fakes import triton_is_loaded
 from budgetfit.workload.model_check import trainable_count, unwrap_model
 from budgetfit.workload.settings_check import model_settings
 
-_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _MIN_DTYPE_SHARE = 0.01  # of the bytes
 if TYPE_CHECKING:
     from budgetfit.core.recipe import Recipe
@@ -171,8 +171,8 @@ class Workload:
             for parameter in module.parameters(recurse=False):
                 packed = isinstance(module, Nf4Linear)
                 bits = packed and parameter is module.weight
-                name = "4 bits" if bits else _SHORT.get(parameter.dtype)
-                name = name or str(parameter.dtype).removeprefix("torch.")
+                plain = str(parameter.dtype).removeprefix("torch.")
+                name = "4 bits" if bits else DTYPE_NAMES.get(parameter.dtype, plain)
                 shares[parameter.requires_grad][name] += parameter.nbytes
         frozen, trained = (
             " and ".join(

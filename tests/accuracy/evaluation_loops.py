@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from tests.accuracy.evaluation_cases import CASES, LORA_RANK
+from tests.accuracy.loop_programs import one_word_tokenizer
 from tests.accuracy.provenance import (
     answer_for_the_device,
     choose_cudnn,
@@ -240,7 +241,7 @@ def _trainer(task: Task, folder: str, callback: Any) -> Any:
         args=settings(**arguments),
         train_dataset=_texts(task, len(task.training_data())),
         eval_dataset=_texts(task, evaluation_samples(samples)),
-        processing_class=_tokenizer(),
+        processing_class=one_word_tokenizer(),
         callbacks=[callback],
     )
 
@@ -269,22 +270,6 @@ def _texts(task: Task, count: int) -> Any:
     half = " ".join(["w"] * (length // 2))
     return datasets.Dataset.from_dict(
         {name: [half] * count for name in ("prompt", "chosen", "rejected")}
-    )
-
-
-def _tokenizer() -> Any:
-    """One word; made here, nothing is downloaded."""
-    import tokenizers
-
-    words = {"<end>": 0, "<none>": 1, "w": 2}
-    level = tokenizers.models.WordLevel(words, unk_token="<none>")  # noqa: S106
-    built = tokenizers.Tokenizer(level)
-    built.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=built,
-        eos_token="<end>",  # noqa: S106
-        pad_token="<end>",  # noqa: S106
-        unk_token="<none>",  # noqa: S106
     )
 
 

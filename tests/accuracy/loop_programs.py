@@ -290,7 +290,7 @@ def in_sft_trainer(task: Task) -> None:
                 max_length=task.case.model.inputs[0].shape[0],
             ),
             train_dataset=datasets.Dataset.from_dict({"text": [words] * texts}),
-            processing_class=_tokenizer(),
+            processing_class=one_word_tokenizer(),
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
@@ -315,8 +315,8 @@ def answer_for_the_masks() -> None:
     torch.Tensor.__getitem__ = select  # type: ignore[method-assign, assignment]
 
 
-def _tokenizer() -> Any:
-    """One word; made here, nothing is downloaded."""
+def one_word_tokenizer() -> Any:
+    """Made here; nothing is downloaded."""
     import tokenizers
 
     words = {"<end>": 0, "<none>": 1, "w": 2}

@@ -390,16 +390,6 @@ def test_a_model_that_saves_nothing_but_its_batch_grows_with_it() -> None:
     assert plan.recipe.batch_size > 2
 
 
-def test_a_batch_of_which_nothing_grows_is_refused() -> None:
-    class First(nn.Linear):
-        def forward(self, x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-            return super().forward(x).sum()
-
-    batch = (torch.zeros(7, 4), torch.zeros(2, 1), torch.zeros(2))
-    with pytest.raises(InputError, match=r"same from any batch size.* 2 rows"):
-        budgetfit.plan(First(4, 4), gpu="t4", batch=batch)
-
-
 def test_an_lstms_live_bytes_are_predicted_on_the_cpu() -> None:
     """OneDNN's LSTM saves a workspace of a size that a trace cannot know."""
 

@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from budgetfit.applying.optimizers import bitsandbytes, torchao
 from budgetfit.applying.optimizers.factory import make_optimizer
 
 Named = str | Callable[..., torch.optim.Optimizer]
@@ -31,7 +32,13 @@ SHAPES = (
     (5003, 30),
 )
 
-
+LIBRARIES = {
+    **dict.fromkeys(bitsandbytes.SPECS, "bitsandbytes"),
+    **dict.fromkeys(torchao.SPECS, "torchao"),
+    "schedule_free_adamw": "schedulefree",
+    "schedule_free_sgd": "schedulefree",
+    "schedule_free_radam": "schedulefree",
+}
 # Their steps read values off tensors, which a trace follows and a fake alone cannot.
 READ_VALUES = ("adafactor_torch", "asgd", "rprop")
 

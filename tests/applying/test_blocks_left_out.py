@@ -17,7 +17,7 @@ from torch import nn
 import budgetfit
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
-from tests.models import mean
+from tests.models import mean, seed
 
 DRAWS: dict[str, Callable[[], float]] = {
     "torch": lambda: torch.rand([]).item(),
@@ -85,12 +85,6 @@ class StochasticDepth(LayerDrop):
 
 def square(outputs: torch.Tensor, batch: object) -> torch.Tensor:  # noqa: ARG001
     return outputs.square().mean()
-
-
-def seed(number: int) -> None:
-    torch.manual_seed(number)
-    random.seed(number)
-    np.random.seed(number)  # noqa: NPY002
 
 
 def planned(model: nn.Module, checkpointing: str) -> budgetfit.Plan:

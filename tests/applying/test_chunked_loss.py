@@ -28,8 +28,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from budgetfit.applying.loss.chunked_loss import CannotChunkLossError, can_chunk_loss
-from budgetfit.applying.loss.deferred_logits import DeferredLogits
+from budgetfit.applying.loss.chunked_loss import can_chunk_loss
+from budgetfit.applying.loss.deferred_logits import CannotChunkLossError, DeferredLogits
 from budgetfit.applying.loss.gradient_sum import weights_of_parts
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment

@@ -13,7 +13,7 @@ from torch.optim import optimizer as torch_optimizer
 from transformers import Trainer, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from budgetfit.applying.optimizers import bitsandbytes, torchao
+from budgetfit.applying.optimizers import bitsandbytes
 from budgetfit.applying.optimizers.factory import (
     OPTIMIZER_NAMES,
     TORCH_ONLY,
@@ -21,6 +21,7 @@ from budgetfit.applying.optimizers.factory import (
 )
 from budgetfit.errors import InputError
 from budgetfit.utils.function_name import qualified_name
+from tests.applying.optimizer_states import LIBRARIES
 
 TORCH_NAMES = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad")
 TORCH_NAMES += ("rmsprop",)
@@ -28,13 +29,6 @@ Parameter = torch.nn.Parameter
 
 
 TRAINER_NAMES = {each.value for each in OptimizerNames}
-LIBRARIES = {
-    **dict.fromkeys(bitsandbytes.SPECS, "bitsandbytes"),
-    **dict.fromkeys(torchao.SPECS, "torchao"),
-    "schedule_free_adamw": "schedulefree",
-    "schedule_free_sgd": "schedulefree",
-    "schedule_free_radam": "schedulefree",
-}
 
 
 def parameters() -> list[Parameter]:

@@ -1,18 +1,16 @@
 import pytest
 import torch
 
-from budgetfit.applying.optimizers import bitsandbytes, torchao
 from budgetfit.applying.optimizers.cpu_offload import NAME as OFFLOADED
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
-from tests.applying.optimizer_states import READ_VALUES, SHAPES, predicted, real
+from tests.applying.optimizer_states import (
+    LIBRARIES,
+    READ_VALUES,
+    SHAPES,
+    predicted,
+    real,
+)
 
-LIBRARIES = {
-    **dict.fromkeys(bitsandbytes.SPECS, "bitsandbytes"),
-    **dict.fromkeys(torchao.SPECS, "torchao"),
-    "schedule_free_adamw": "schedulefree",
-    "schedule_free_sgd": "schedulefree",
-    "schedule_free_radam": "schedulefree",
-}
 ELSEWHERE = {OFFLOADED, "muon", *READ_VALUES}  # test_torch_optimizers.py
 # The library asks for managed memory on a CPU too, where there is none.
 NOT_ON_A_CPU = ("paged_ademamix_32bit", "paged_ademamix_8bit")

@@ -21,6 +21,7 @@ from budgetfit.utils.function_name import qualified_name
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.optimizer_states import READ_VALUES
 from tests.applying.small_models import CHAIN, MAKERS, Stack, batch_for, make
+from tests.models import still
 
 # A GradScaler asks for values, which fake tensors do not have.
 NO_ITEM = [name for name in PRECISIONS if not PRECISIONS[name].grad_scaler]
@@ -53,14 +54,6 @@ def gentle(run: Run) -> Run:
     if run.scaler is not None:
         run.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     return run
-
-
-def still(model: nn.Module) -> nn.Module:
-    """Without dropout, so that micro-batches draw nothing."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
 
 
 def parts(batch: dict[str, torch.Tensor], size: int) -> list[dict[str, torch.Tensor]]:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.core.units import MOST_BYTES, format_bytes, parse_bytes
+from budgetfit.core.units import MOST_BYTES, parse_bytes
 from budgetfit.errors import InputError
+from budgetfit.utils.format_bytes import format_bytes
 
 
 @pytest.mark.parametrize(

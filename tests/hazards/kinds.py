@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from tests.models import seed
+
 WIDTH = 8
 
 log: list[float] = []  # a global that forwards append to
@@ -506,13 +508,6 @@ def start(kind: Callable[[], Block]) -> Tower:
     ClassCount.calls = 0
     ClassCount.log.clear()
     return Tower(kind)
-
-
-def seed(number: int) -> None:
-    """Seed all global generators."""
-    torch.manual_seed(number)
-    random.seed(number)
-    np.random.seed(number)
 
 
 def between_steps(model: Tower) -> None:

@@ -13,7 +13,8 @@ from torch.utils.checkpoint import CheckpointError
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import BudgetfitError
-from tests.hazards.kinds import KINDS, WIDTH, Block, Tower, between_steps, seed, start
+from tests.hazards.kinds import KINDS, WIDTH, Block, Tower, between_steps, start
+from tests.models import seed
 
 STEPS = 30
 RATE = 0.1

@@ -439,10 +439,7 @@ def test_micro_batches_have_the_gradient_of_the_large_batch(
     make: Callable[..., nn.Module], batch: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     """Also of models whose loss is a mean, which a Trainer would add up."""
-    model = make()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    model = models.still(make())
     plan = budgetfit.plan(
         model,
         gpu="rtx-4090",

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.memory.caching_allocator import NO_STREAMS, CachingAllocator
 from budgetfit.memory.reference_allocator.allocator import (
-    Block,
     OutOfMemory,
     ReferenceAllocator,
     round_bytes,
 )
+from budgetfit.memory.reference_allocator.block_pool import Block
 from budgetfit.memory.segment_addresses import SegmentAddresses
 from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.memory.reference_allocator.allocator import (
-    Block,
     OutOfMemory,
     ReferenceAllocator,
     round_bytes,
 )
+from budgetfit.memory.reference_allocator.block_pool import Block
 
 MIB = 1 << 20
 TIB = 1 << 40

@@ -10,10 +10,10 @@ import pytest
 
 from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.memory.reference_allocator.allocator import (
-    Block,
     OutOfMemory,
     ReferenceAllocator,
 )
+from budgetfit.memory.reference_allocator.block_pool import Block
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.memory.record_allocator_settings import COMBINATIONS
 

@@ -21,7 +21,7 @@ from tests.misuse.training import (
     options_of,
     plain_losses,
 )
-from tests.models import text
+from tests.models import still, text
 
 
 def _step(batch: Any, run: Run | None = None) -> None:  # noqa: ANN401
@@ -76,7 +76,7 @@ def fewer_samples_than_planned() -> None:
 @right()
 def micro_batches_of_several_sizes() -> None:
     """Micro-batches of 4 and of 1 sample in one update: the mean of all samples."""
-    model, plain = (_without_dropout(make("stack")) for _ in range(2))
+    model, plain = (still(make("stack")) for _ in range(2))
     run = applied(model=model, effective_batch_size=8)
     whole = batch_for("stack", 5)
     for part in run.parts(whole):
@@ -382,13 +382,6 @@ def padding_everywhere() -> None:
     run = applied()
     batch = _stack_batch(labels=torch.full((4,), -100))
     assert run.step(batch).isnan()
-
-
-def _without_dropout(model: nn.Module) -> nn.Module:
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    return model
 
 
 class TimeFirst(nn.Module):

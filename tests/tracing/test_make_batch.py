@@ -4,7 +4,8 @@ from torch import Tensor, nn
 
 from budgetfit.batches.batch_tree import Batch, describe_batch
 from budgetfit.errors import InputError
-from budgetfit.example_batches.make_batch import batch_dimension, make_batch
+from budgetfit.example_batches.make_batch import make_batch
+from budgetfit.example_batches.plain_modules import batch_dimension
 
 
 class NanoGPT(nn.Module):

@@ -1,12 +1,10 @@
 """Small models of several architectures, and data for them: samples of many lengths."""
 
-import random
 import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -45,13 +43,6 @@ class Family(NamedTuple):
         """Return samples whose lengths differ, without the global generators."""
         generator = torch.Generator().manual_seed(seed)
         return [self.sample(generator) for _ in range(count)]
-
-
-def seed_all(number: int) -> None:
-    """Seed all global generators."""
-    torch.manual_seed(number)
-    random.seed(number)
-    np.random.seed(number)  # noqa: NPY002 - the global one
 
 
 def collate(samples: list[Sample]) -> Batch:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from budgetfit.core.plan import Plan
-from tests.training_loops.families import Batch, seed_all
+from tests.models import seed
+from tests.training_loops.families import Batch
 from tests.training_loops.own_loops import PlainLoop, Trained, final_state, train
 from tests.training_loops.settings import (
     BATCH_SIZE,
@@ -220,7 +221,7 @@ def with_lightning(settings: Settings, plan: Plan | None, folder: Path) -> Train
     for number, end in enumerate([*ends, settings.updates]):
         module = Module(settings.model(counts, number))
         trainer = lightning.Trainer(**given, max_steps=end)
-        seed_all(5)  # Lightning saves no random numbers
+        seed(5)  # Lightning saves no random numbers
         trainer.fit(module, **loaders, ckpt_path=path)
         path = folder / "half.ckpt"
         trainer.save_checkpoint(path)

@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import budgetfit
 from budgetfit.core.plan import Plan
-from tests.training_loops.families import Batch, collate, seed_all
+from tests.models import seed
+from tests.training_loops.families import Batch, collate
 from tests.training_loops.settings import (
     BATCH_SIZE,
     LEARNING_RATE,
@@ -210,7 +211,7 @@ def train(
     loop = begin(0)
     unseen = collate(settings.family.samples(BATCH_SIZE, seed=9))
     losses: list[float] = []
-    seed_all(5 + rank)
+    seed(5 + rank)
     for number, batch in enumerate(settings.batches(rank), start=1):
         losses.append(loop.step(batch).item())
         updates, waiting = divmod(number, settings.accumulation)

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from budgetfit.core.plan import Plan
-from tests.training_loops.families import collate, seed_all
+from tests.models import seed
+from tests.training_loops.families import collate
 from tests.training_loops.own_loops import Trained, final_state
 from tests.training_loops.settings import BATCH_SIZE, LEARNING_RATE, Settings
 
@@ -136,7 +137,7 @@ def _trained(  # noqa: PLR0913, PLR0917 - a trainer's class, arguments and data
         trainer.remove_callback(PrinterCallback)
         if number == 0 and settings.has("resume"):
             trainer.add_callback(Stops)
-        seed_all(5)
+        seed(5)
         trainer.train(resume_from_checkpoint=checkpoint)
         checkpoint = str(folder / f"checkpoint-{settings.halfway}")
     history = trainer.state.log_history  # of the first Trainer too

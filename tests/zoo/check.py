@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -30,6 +29,7 @@ from budgetfit.measuring.recomputed_blocks import (
     find_blocks_saving_nothing,
 )
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
+from tests.models import seed
 from tests.zoo.entry import Entry
 from tests.zoo.state import assert_same, model_state, random_state, switches, unchanged
 
@@ -181,13 +181,13 @@ class _Walk:
         """What is planned: on meta where it can be built there."""
         if not self.entry.on_meta:
             return self._real_model()
-        _seed()
+        seed(0)
         with torch.device("meta"):
             return self.entry.build()
 
     def _real_model(self) -> nn.Module:
         """Build the model with the same weights each time."""
-        _seed()
+        seed(0)
         return self.entry.build()
 
     def _settled_model(self) -> nn.Module:
@@ -220,7 +220,7 @@ class _Walk:
         """Train as a loop without budgetfit would; note blocks that save nothing."""
         model = self._settled_model()
         names = [name for item in self._every_block() for name in item.blocks]
-        _seed()
+        seed(0)
         with find_blocks_saving_nothing(model, names, idle):
             loss = compute_loss(model, batch, self.loss)
         loss.backward()
@@ -243,7 +243,7 @@ class _Walk:
         )
         names = [name for item in segments for name in item.blocks]
         seen = RecomputationWatcher()
-        _seed()
+        seed(0)
         with _phases_told_to(seen), seen.watching(model, names):
             loss = run.step(batch)
         drawn = random_state()
@@ -309,12 +309,6 @@ def _assert_close(
     assert error <= TOLERANCE * plain.norm() + rounding, (
         f"{what} is off by {error / plain.norm():.1e} of its norm"
     )
-
-
-def _seed() -> None:
-    torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 - models draw from the global state
 
 
 def _seed_again() -> int:

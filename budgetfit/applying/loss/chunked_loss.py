@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from budgetfit.applying.undo import Undo
 
-__all__ = ["CannotChunkLossError", "ChunkedLoss", "can_chunk_loss", "chunk_loss"]
-
 # In 16 bits. An addition rounds by 2^-9 in bf16: the sum of 8 is 0.4 % off, which is
 # less than the gradients of the whole loss are, that of 64 two to four per cent.
 MOST_ADDED_IN_16_BITS: Final = 8

@@ -38,9 +38,9 @@ def training_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
     return planned_arguments(plan, known_fields(), overrides)
 
 
-def known_fields() -> set[str]:
-    """Return the field names of the installed ``TrainingArguments`` takes."""
-    return {item.name for item in dataclasses.fields(TrainingArguments) if item.init}
+def known_fields(kind: Any = TrainingArguments) -> set[str]:
+    """Return the fields that the installed ``TrainingArguments``, or another, takes."""
+    return {item.name for item in dataclasses.fields(kind) if item.init}
 
 
 def planned_arguments(

@@ -9,7 +9,10 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.exports.language_models import (
     refuse_unless_language_model,
 )
-from budgetfit.integrations.exports.trainer_arguments import planned_arguments
+from budgetfit.integrations.exports.trainer_arguments import (
+    known_fields,
+    planned_arguments,
+)
 from budgetfit.integrations.exports.trainer_script import ScriptParts, program_text
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.python_source import (
@@ -34,8 +37,7 @@ def sft_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: If TRL is not installed, or as ``training_arguments``.
     """
-    config = import_attribute("trl", "SFTConfig")
-    known = {item.name for item in dataclasses.fields(config) if item.init}
+    known = known_fields(import_attribute("trl", "SFTConfig"))
     if "max_length" in known:
         overrides = {**_length(plan), **overrides}
     return planned_arguments(plan, known, overrides)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
     from typing_extensions import TypeIs
 
-__all__ = ["ResolvedModel", "resolve_model"]
-
 
 def resolve_model(
     model: nn.Module | PreTrainedConfig | str | os.PathLike[str],

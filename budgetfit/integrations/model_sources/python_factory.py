@@ -22,6 +22,7 @@ from budgetfit.example_batches.make_batch import copy_to_cpu
 from budgetfit.integrations.model_sources.model_name import (
     FACTORY_EXAMPLE,
     check_factory_file,
+    one_line,
 )
 from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 from budgetfit.utils.function_name import is_factory_text
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-_ALONE = ". Run it by itself to see where."
+_ALONE = "Run it by itself to see where."
 
 
 def load_factory(text: str) -> ResolvedModel:
@@ -164,7 +165,7 @@ def _result(factory: Callable[[], Any], text: str) -> Any:
         return factory()
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{text} is called without arguments and raised {_one_line(error)}{_ALONE}"
+            f"{text} is called without arguments and raised {one_line(error)} {_ALONE}"
         ) from error
 
 
@@ -207,7 +208,7 @@ def _import(place: str) -> ModuleType:
         cause: BaseException = error
     except (Exception, SystemExit) as error:  # noqa: BLE001 - code of a user
         cause = error
-    raise InputError(f"Importing {place} raised {_one_line(cause)}{_ALONE}") from cause
+    raise InputError(f"Importing {place} raised {one_line(cause)} {_ALONE}") from cause
 
 
 def _import_file(file: Path) -> ModuleType:
@@ -226,7 +227,7 @@ def _import_file(file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise InputError(f"Running {file} raised {_one_line(error)}{_ALONE}") from error
+        raise InputError(f"Running {file} raised {one_line(error)} {_ALONE}") from error
     return module
 
 
@@ -282,9 +283,3 @@ def _is_in(module: ModuleType, folder: Path) -> bool:
         and folder in Path(file).parents
         and "site-packages" not in Path(file).parts
     )
-
-
-def _one_line(error: BaseException) -> str:
-    words = " ".join(str(error).split())
-    words = words.rstrip(".")
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__

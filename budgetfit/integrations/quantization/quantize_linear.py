@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from budgetfit.applying.precision import DTYPES
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, nf4_tensors
-from budgetfit.core.adapter import INT8_THRESHOLD, Adapter, ComputeDtype
+from budgetfit.core.adapter import INT8_THRESHOLD, Adapter
 from budgetfit.errors import InputError
 from budgetfit.integrations.optional_imports import import_library
 
@@ -19,12 +20,6 @@ if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig
 
     _How = Nf4Format | float  # compute dtypes of 4-bit layers
-
-DTYPES: dict[ComputeDtype, torch.dtype] = {
-    "fp32": torch.float32,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-}
 
 
 def quantize(

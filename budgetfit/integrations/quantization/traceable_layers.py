@@ -7,11 +7,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.meta_copy import copy_to_meta
+from budgetfit.applying.precision import DTYPE_NAMES
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, Nf4Linear
 from budgetfit.applying.quantized_layers.stored_weights import stored_tensors
 from budgetfit.integrations.quantization.quantize_linear import (
-    DTYPES,
     library,
     meta_linear_4bit,
     meta_linear_8bit,
@@ -37,8 +37,7 @@ def with_stored_quantization(adapter: Adapter, base: nn.Module) -> Adapter:
             return replace(adapter, quantization="int8")
         if kind == "Linear4bit":
             packing = _packing(module)
-            names = {dtype: name for name, dtype in DTYPES.items()}
-            compute = None if packing.compute is None else names.get(packing.compute)
+            compute = packing.compute and DTYPE_NAMES.get(packing.compute)
             return replace(
                 adapter,
                 quantization="nf4",

@@ -43,20 +43,6 @@ if TYPE_CHECKING:
 
     from budgetfit.core.allocator_settings import AllocatorSettings
 
-__all__ = [
-    "LARGE_SEGMENT_BYTES",
-    "MIN_BLOCK_BYTES",
-    "OWN_SEGMENT_FROM_BYTES",
-    "OWN_SEGMENT_STEP_BYTES",
-    "SMALL_REQUEST_BYTES",
-    "SMALL_SEGMENT_BYTES",
-    "Block",
-    "OutOfMemory",
-    "ReferenceAllocator",
-    "round_bytes",
-    "segment_bytes",
-]
-
 MIN_BLOCK_BYTES: Final = 512  # kMinBlockSize: blocks are multiples of this
 SMALL_REQUEST_BYTES: Final = 1 << 20  # kSmallSize: largest request of the small pool
 SMALL_SEGMENT_BYTES: Final = 2 << 20  # kSmallBuffer: segment size of that pool

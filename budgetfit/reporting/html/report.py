@@ -105,7 +105,8 @@ def figure_file(plan: Plan, name: str) -> str:
         InputError: If matplotlib or Jinja2 is missing.
     """
     check_libraries()
-    return str(_svg().standalone(_figure(name).section(plan).figure))
+    svg = importlib.import_module("budgetfit.reporting.html.svg")
+    return str(svg.standalone(_figure(name).section(plan).figure))
 
 
 def check_libraries() -> None:
@@ -147,10 +148,6 @@ def _rendered(template: str, *, model: ModelSummary, **shown: object) -> str:
 
 def _figure(name: str) -> Any:  # noqa: ANN401 - a module, which imports matplotlib
     return importlib.import_module(f"budgetfit.reporting.html.figures.{name}")
-
-
-def _svg() -> Any:  # noqa: ANN401 - a module, which imports matplotlib
-    return importlib.import_module("budgetfit.reporting.html.svg")
 
 
 @functools.cache

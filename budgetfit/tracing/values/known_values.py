@@ -339,6 +339,3 @@ def _model_line() -> tuple[object, int]:
     ):
         frame = frame.f_back
     return frame.f_code, frame.f_lineno
-
-
-__all__ = ["KnownValues", "UnknownValueError"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from budgetfit.core.plan import ACCUMULATING
@@ -27,7 +28,8 @@ def section(plan: Plan) -> Section | None:
     """Return the plan and its alternatives, each at its own best batch size."""
     if not plan.alternatives:
         return None
-    rows = [(THIS_PLAN, plan.estimate, plan.fits, "accent"), *map(_row, _others(plan))]
+    others = sorted(plan.alternatives, key=attrgetter("changes_training"))
+    rows = [(THIS_PLAN, plan.estimate, plan.fits, "accent"), *map(_row, others)]
     shades = {shade for *_, shade in rows}
     return Section(
         title="How fast it is, and what others take",
@@ -70,11 +72,6 @@ def section(plan: Plan) -> Section | None:
             ),
         ),
     )
-
-
-def _others(plan: Plan) -> list[Alternative]:
-    same = [row for row in plan.alternatives if not row.changes_training]
-    return [*same, *(row for row in plan.alternatives if row.changes_training)]
 
 
 def _row(row: Alternative) -> tuple[str, Estimate, bool, str]:
