@@ -6,8 +6,6 @@ Rows are the layers of ``.importlinter``, which ``make lint`` holds the imports 
 arrow stands for an import that no longer way through other folders implies.
 """
 
-from __future__ import annotations
-
 import configparser
 import textwrap
 from html import escape

@@ -9,8 +9,6 @@ command and the version of torch are the same. Without the file all are asked fo
 which takes half an hour.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -4,8 +4,6 @@ timm's models need timm, which imports torchvision; only its names are needed, a
 are stood in for where it cannot be loaded.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

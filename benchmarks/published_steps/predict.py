@@ -4,8 +4,6 @@ What the product computes (``timing.kernel_times``), with the shares by kind of 
 parameters, so that they can be fitted and judged on different rows.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -6,8 +6,6 @@ The sums do not depend on the time model, so that its constants are fitted and j
 without a trace.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -11,8 +11,6 @@ python -m benchmarks.published_steps.scaling                     # all, some min
 python -m benchmarks.published_steps.scaling MPT-13b MPT-70b     # some
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

@@ -3,8 +3,6 @@
 Names are those of peft's ``LoraConfig`` and transformers' ``BitsAndBytesConfig``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal

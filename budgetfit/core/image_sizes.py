@@ -1,7 +1,5 @@
 """Sizes of the images of a data set, and the batches that are made of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

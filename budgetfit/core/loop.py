@@ -1,7 +1,5 @@
 """``Loop``: the training loop around the steps, and what it keeps on the card."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 

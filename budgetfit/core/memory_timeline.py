@@ -1,7 +1,5 @@
 """MemoryTimeline: allocator peaks of a replay, per phase and block."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 

@@ -6,8 +6,6 @@ with both. PyTorch does not look at what stands between a key and its value, nor
 two settings, and reads numbers up to the first character that is none.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """PlanCurves: what the search knows around a plan, for the figures of its report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Validate arguments: samples, tokens, ranks, pixels, batch sizes, the objective."""
 
-from __future__ import annotations
-
 from typing import Any, Final, TypeAlias
 
 from budgetfit.errors import InputError

@@ -1,7 +1,5 @@
 """What a plan does, so that batches of all lengths, or image sizes, fit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Verification: measured against predicted memory and time of real steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Dry run of a forward on fake tensors, to validate an example batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

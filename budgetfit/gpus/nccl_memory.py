@@ -5,8 +5,6 @@ tells it beforehand. Reports: nccl#964 (4 x A100, NVLink): 544 MB for a communic
 two ranks, 688 MB for more; nccl#864: 1.6 GB for one, about 6 GB for three and more.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Which allocator settings to plan for: those that are given, or this process's."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

@@ -5,8 +5,6 @@ their blocks. The other way round it may fragment, and a run that starts on shor
 samples fails hours later on a long one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice

@@ -1,7 +1,5 @@
 """Memory of this process: on the device (NVML), on the host, and pinned."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Format rates for people."""
 
-from __future__ import annotations
-
 
 def rate_text(samples_per_s: float) -> str:
     """Format samples per second with three digits."""

@@ -1,7 +1,5 @@
 """Save and restore RNG states that torch's checkpointing does not preserve."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 import sys

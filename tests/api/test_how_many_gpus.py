@@ -1,7 +1,5 @@
 """``gpus="auto"``: how many GPUs a plan needs, and what it says about the others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

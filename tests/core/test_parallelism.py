@@ -1,7 +1,5 @@
 """Parallelism: its checks, and as a field of a recipe."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

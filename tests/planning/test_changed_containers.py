@@ -1,7 +1,5 @@
 """Blocks that are given a container which changes are kept: they cannot run again."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from pathlib import Path

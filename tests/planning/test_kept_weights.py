@@ -1,7 +1,5 @@
 """FSDP2 with kept weights is left out only where it is no faster than freed ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """On several GPUs the solver's times are the judge's: with what the network adds."""
 
-from __future__ import annotations
-
 import pytest
 
 from budgetfit.core.budget import Budget

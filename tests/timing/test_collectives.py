@@ -1,7 +1,5 @@
 """What the network adds to a step: worked examples of the two queues."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

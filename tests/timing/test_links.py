@@ -1,7 +1,5 @@
 """What connects GPUs: names and bandwidths that users give, and what they change."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

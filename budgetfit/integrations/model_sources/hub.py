@@ -3,8 +3,6 @@
 Imports neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit

@@ -3,8 +3,6 @@
 Imports neither torch nor transformers, so that missing paths are reported fast.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

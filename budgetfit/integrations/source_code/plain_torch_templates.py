@@ -4,8 +4,6 @@ Plain PyTorch without budgetfit. ``torch_script`` selects the ones that a recipe
 tests run the scripts.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from string import Template
 from typing import Final

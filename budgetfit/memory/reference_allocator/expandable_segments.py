@@ -8,8 +8,6 @@ A range is far larger than its memory will ever be. It begins on a page boundary
 do its unmapped blocks, which are whole pages.
 """
 
-from __future__ import annotations
-
 from budgetfit.memory.reference_allocator.block_pool import (
     FREE,
     IN_USE,

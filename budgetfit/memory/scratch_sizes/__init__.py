@@ -7,8 +7,6 @@ cites their source. All are compared byte for byte with PyTorch's host code in
 ``tests/accuracy/op_level``. Open ``rules.py`` first.
 """
 
-from __future__ import annotations
-
 from budgetfit.memory.scratch_sizes import (  # noqa: F401 - registers
     attention,
     indexing,

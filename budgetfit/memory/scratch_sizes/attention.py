@@ -7,8 +7,6 @@ kernel_backward.h`` (``Params::workspace_size``) and ``kernels/cutlassB.h`` (whi
 kernels exist); PyTorch 2.13.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -9,8 +9,6 @@ Sources: ``aten/src/ATen/native/cuda/`` ``Indexing.cu``, ``Sort.cu``,
 ``EmbeddingBackwardKernel.cu``.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from budgetfit.memory.scratch_sizes.rules import (

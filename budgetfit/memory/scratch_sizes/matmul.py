@@ -1,7 +1,5 @@
 """Workspaces of matrix products: cuBLAS, cuBLASLt and grouped GEMMs."""
 
-from __future__ import annotations
-
 from budgetfit.memory.scratch_sizes.rules import DeviceProperties, rule
 
 SMALL_WORKSPACE_BYTES = 8_519_680  # :4096:2:16:8 in KiB

@@ -1,7 +1,5 @@
 """Scratch memory of layer, RMS and batch normalization."""
 
-from __future__ import annotations
-
 from budgetfit.memory.scratch_sizes.reductions import ReductionDtypes, reduce_rows
 from budgetfit.memory.scratch_sizes.rules import (
     DeviceProperties,

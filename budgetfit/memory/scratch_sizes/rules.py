@@ -5,8 +5,6 @@ the GPU and on integers that are affine in the batch size (element counts, rows,
 columns), so that one trace serves every GPU and batch size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

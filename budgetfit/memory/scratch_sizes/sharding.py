@@ -3,8 +3,6 @@
 Source: ``aten/src/ATen/native/cuda/TensorShape.cu`` of torch 2.13.
 """
 
-from __future__ import annotations
-
 from math import ceil, sqrt
 
 from budgetfit.memory.scratch_sizes.rules import DeviceProperties, ceil_div, rule

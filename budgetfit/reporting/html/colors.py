@@ -1,7 +1,5 @@
 """Colours of the report, light and dark: figures name them by CSS variables."""
 
-from __future__ import annotations
-
 from typing import Final
 
 # Name -> light, dark. The light ones are all different: an SVG drawn with them is

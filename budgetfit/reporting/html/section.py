@@ -1,7 +1,5 @@
 """Section: one figure of the report with what it says, its legend and its table."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from markupsafe import Markup

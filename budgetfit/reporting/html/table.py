@@ -1,7 +1,5 @@
 """Tables beside the figures: each number with its exact value."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A Triton kernel of generated code on fake tensors: an op that only moves bytes."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """CudaTarget: the GPU and the PyTorch version that a trace is for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

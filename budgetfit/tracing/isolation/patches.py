@@ -5,8 +5,6 @@ thread meets, the last column says what another thread notices. A test compares 
 names before, during and after plans with this table.
 """
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 

@@ -5,8 +5,6 @@ evaluation allocates from what is left. They are traced separately, because eval
 depends on the precision alone and training on the whole recipe.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

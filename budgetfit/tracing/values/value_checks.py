@@ -5,8 +5,6 @@ raises, the trace is made again with no for an answer: the program is right, and
 its values.
 """
 
-from __future__ import annotations
-
 import dis
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ python -m tests.accuracy.published.several_gpus          # print the section
 python -m tests.accuracy.published.several_gpus --write  # renew it in docs/published.md
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Final
 

@@ -1,7 +1,5 @@
 """What one rank of several was recorded on: small models, engines, settings, cards."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path

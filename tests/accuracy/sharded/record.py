@@ -10,8 +10,6 @@ installed with ``DS_BUILD_OPS=0 pip install --no-deps``, so that torch stays, an
 it imports: hjson, msgpack, einops, psutil, py-cpuinfo, ninja.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

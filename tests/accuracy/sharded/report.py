@@ -6,8 +6,6 @@ Every case is in the table. Errors are signed: above zero means predicted too mu
 phase counts as exact where allocated and reserved bytes are equal.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import sys

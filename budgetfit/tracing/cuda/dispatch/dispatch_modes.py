@@ -6,8 +6,6 @@ ATen/TensorSubclassLikeUtils.h). The modes of a trace are not active in training
 of selective checkpointing is.
 """
 
-from __future__ import annotations
-
 import torch.utils.checkpoint
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 

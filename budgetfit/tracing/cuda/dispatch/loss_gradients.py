@@ -6,8 +6,6 @@ Source: ``binary_cross_entropy_with_logits_backward`` and the same of its target
 ``torch/csrc/autograd/FunctionsManual.cpp``.
 """
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 import torch

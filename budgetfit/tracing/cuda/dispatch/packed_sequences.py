@@ -6,8 +6,6 @@ is a fake tensor without memory.
 Source: ``_pad_packed_sequence`` in ``aten/src/ATen/native/PackedSequence.cpp``.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import torch
