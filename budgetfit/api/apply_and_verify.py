@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE, OPTIMIZER_NAMES
@@ -25,8 +26,6 @@ from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.verification.verify_plan import verify_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
     from torch import nn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
     from budgetfit.core.plan import Estimate, Plan

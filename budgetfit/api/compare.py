@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +32,6 @@ from budgetfit.planning.alternatives.compare_gpus import Card, compare_gpus
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.plan import ModelSummary
     from budgetfit.gpus.table import Gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from budgetfit.traces.loops.library import check_installed
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.core.plan import Estimate, Layer, ModelSummary
     from budgetfit.core.recipe import Recipe
     from budgetfit.inputs.arguments import Model, ParsedArguments

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +18,6 @@ from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from budgetfit.core.plan import Plan
     from budgetfit.inputs.arguments import Arguments
     from budgetfit.planning.search.lowest_peak import LowestPeak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from budgetfit.traces.loops.prepare import refuse_recipe
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from budgetfit.core.budget import Budget
     from budgetfit.core.loop import LoopKind
     from budgetfit.core.plan import Estimate, Plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,6 @@ from budgetfit.planning.alternatives.longest_length import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from budgetfit.core.plan import Plan
     from budgetfit.inputs.arguments import Arguments
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,6 @@ from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.function_name import is_factory_text, qualified_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.core.allocator_settings import AllocatorSettings
     from budgetfit.core.image_sizes import ImageSizes
     from budgetfit.core.plan import Estimate, Plan

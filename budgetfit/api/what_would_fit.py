@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,6 @@ from budgetfit.planning.alternatives.refusal import (
 from budgetfit.planning.search.lowest_peak import LowestPeak
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from budgetfit.errors import DoesNotFitError, Suggestion
     from budgetfit.inputs.arguments import ParsedArguments
 

@@ -10,20 +10,15 @@ Recognised in a mapping, by names of widely used libraries:
 * ``image_grid_thw`` holds the patches of each image.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from budgetfit.errors import InputError
 from budgetfit.utils.lazy_import import lazy_import
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SAMPLE_INDEX_NAMES: Final = ("batch_idx", "batch_index", "batch")
 _EDGES: Final = "edge_index"

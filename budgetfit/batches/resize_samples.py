@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +12,6 @@ from budgetfit.batches.sample_count import sample_dimensions
 from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     Shape = tuple[int, ...]
 
 

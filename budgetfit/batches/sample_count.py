@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.batches.packed_rows import (
@@ -27,8 +27,6 @@ from budgetfit.batches.packed_rows import (
 from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     Shape = tuple[int, ...]
 
 _MAX_NON_TENSORS: Final = 64  # flags and numbers among the tensors of a tuple

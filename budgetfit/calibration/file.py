@@ -6,25 +6,21 @@ under a lock, so that no record is lost. Errors never break a plan or a verifica
 they become notes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from platformdirs import user_state_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from budgetfit.utils.whole_file import write_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FOLDER_VARIABLE: Final = "BUDGETFIT_CALIBRATION"
 FILE_NAME: Final = "calibration.json"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from budgetfit.core.parse_allocator_settings import INTERVALS, parse_values
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # The first one that is set is read, and no other
 # (``AcceleratorAllocatorConfig::instance`` in ``c10/core/AllocatorConfig.cpp``).

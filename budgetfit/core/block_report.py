@@ -1,14 +1,9 @@
 """BlockRow: the checkpointing of one block in a plan, and its other options."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

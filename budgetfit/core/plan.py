@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from budgetfit.core.adapter import FULL, Adapter
 from budgetfit.core.block_report import BlockRow, find_block
@@ -22,9 +23,6 @@ from budgetfit.errors import InputError
 from budgetfit.gpus.table import Gpu
 from budgetfit.utils.lazy_import import lazy_import
 from budgetfit.utils.whole_file import write_whole
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECONDS_PER_HOUR = 3600
 # Label of the alternative that shows the plan under gradient accumulation.

@@ -6,13 +6,9 @@ that ``core`` depends on no library. Return types are the library's own, hence `
 
 # ruff: noqa: ANN401
 
-from __future__ import annotations
-
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
+from typing import Any
 
 
 class PlanExports:

@@ -4,13 +4,12 @@ pydantic checks the types of fields. This module checks what JSON lets through
 (duplicate keys, NaN, unbounded numbers and nesting) and consistency between fields.
 """
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,9 +17,6 @@ from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, SegmentMode
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FORMAT: Final = 1  # raised when a field changes its meaning
 MAX_FILE_BYTES: Final = 64 * 2**20  # a plan of a thousand blocks has 2 MB

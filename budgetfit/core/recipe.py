@@ -1,17 +1,13 @@
 """Recipe: batch size, precision, optimizer and checkpointing of a training run."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from budgetfit.core.parallelism import Engine, Parallelism
 from budgetfit.core.validation import MAX_BATCH_SIZE, check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.utils.function_name import qualified_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SegmentMode = Literal["recompute", "selective", "offload"]
 CompileMode = Literal["none", "blocks", "model"]

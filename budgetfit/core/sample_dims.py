@@ -6,14 +6,11 @@ part; None for parts shared by all samples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 SINGLE_TENSOR: Final = "batch"  # the path of a batch that is a single tensor
 _MOST_NAMED: Final = 12

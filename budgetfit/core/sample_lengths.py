@@ -3,18 +3,14 @@
 A batch is padded to the longest of its samples, as transformers' collators do.
 """
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 ALIGNMENT: Final = 8  # positions; of what attention kernels read at once
 

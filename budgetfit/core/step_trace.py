@@ -9,9 +9,9 @@ card.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import (
-    TYPE_CHECKING,
     Final,
     Generic,
     Literal,
@@ -22,9 +22,6 @@ from typing import (
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Category = Literal[
     "parameters",

@@ -7,7 +7,8 @@ import platform
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -22,9 +23,6 @@ from budgetfit.doctor.gather_gpu import gather_gpus, has_nvidia_gpu_on_bus, know
 from budgetfit.doctor.subprocesses import IMPORT_LIMIT_S, import_in_subprocess, run_tool
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.cache.folder import cache_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIBRARIES: Final = (
     "torch",

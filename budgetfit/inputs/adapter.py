@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,6 @@ from budgetfit.traces.quantized_loading import (
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.applying.undo import Undo
     from budgetfit.core.plan import Estimate, Plan
     from budgetfit.gpus.table import Gpu

@@ -1,18 +1,14 @@
 """Parse how many GPUs there are, and the ways to use them that a plan compares."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple, get_args
 
 from budgetfit.core.parallelism import MOST_GPUS, Parallelism, ZeroStage, check_engine
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
 from budgetfit.gpus.table import Gpu, find_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 AUTO: Final = "auto"
 _STAGES: Final[dict[str, tuple[ZeroStage, ...]]] = {

@@ -1,15 +1,11 @@
 """Where diffusers' training scripts put LoRA: the projections of attention."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from torch import nn
 
 from budgetfit.example_batches.diffusion import is_diffusers_model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Of diffusers' attention: of the sample's states, then of the text's added ones.
 # Source: the ``target_modules`` of ``examples/dreambooth/train_dreambooth_lora_*.py``.

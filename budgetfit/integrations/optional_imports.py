@@ -1,16 +1,12 @@
 """Import optional dependencies, with errors that say what to install."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
+from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextlib.contextmanager

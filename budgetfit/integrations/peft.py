@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.meta_copy import copy_to_meta
@@ -25,8 +26,6 @@ from budgetfit.integrations.source_code.model_loading import (
 from budgetfit.integrations.source_code.python_source import call_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
     from torch import nn
 

@@ -5,6 +5,7 @@ Categories are parameters, buffers, gradients and optimizer state; all else is o
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -14,8 +15,6 @@ from torch.utils._pytree import tree_leaves
 from budgetfit.core.verification import CategoryCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from torch import nn
 
     from budgetfit.core.memory_timeline import MemoryTimeline

@@ -6,6 +6,7 @@ import gc
 import math
 import random
 import statistics
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,8 +25,6 @@ from budgetfit.measuring.recomputed_blocks import (
 from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-
     from torch import nn
 
     from budgetfit.core.budget import Budget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,8 +14,6 @@ from budgetfit.utils.mutated_globals import mutated_globals_of_all
 from budgetfit.utils.rng_state import HostRngState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from budgetfit.utils.mutable_state import HeldState
 
 # A forward may replace buffers, or create them with the first batch.

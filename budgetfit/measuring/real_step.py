@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,6 @@ from budgetfit.measuring.meters import CpuMeter, CudaMeter
 from budgetfit.measuring.process_memory import ProcessMemory, resident_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from budgetfit.measuring.meters import Meter
     from budgetfit.measuring.protocols import MakeLiveBytes, MakeRun, TrainingRun
 

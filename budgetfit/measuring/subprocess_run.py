@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from budgetfit.core.verification import Verification
 from budgetfit.errors import BudgetfitError, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from budgetfit.core.allocator_settings import AllocatorSettings
     from budgetfit.core.plan import Plan
 

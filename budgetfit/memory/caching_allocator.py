@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -25,8 +26,6 @@ from budgetfit.memory.reference_allocator.allocator import (
 from budgetfit.memory.segment_addresses import SegmentAddresses
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
 # A block is one int, its size and then its address: ints compare faster than tuples.

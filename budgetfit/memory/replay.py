@@ -8,6 +8,7 @@ in the order in which training would make them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,8 +33,6 @@ from budgetfit.memory.segment_addresses import SegmentAddresses
 from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
-
     from numpy.typing import NDArray
 
     from budgetfit.core.budget import Budget

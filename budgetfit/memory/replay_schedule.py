@@ -7,6 +7,7 @@ the last micro-step and the last step are repeated if they leave as much as they
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
@@ -15,8 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
     from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
 
 PASSES = ("forward", "backward")

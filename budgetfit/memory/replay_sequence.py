@@ -6,6 +6,7 @@ reserved may grow for many steps, and far beyond what the longest batch takes al
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,8 +21,6 @@ from budgetfit.memory.replay_schedule import (
 from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.gpus.table import Gpu
 

@@ -7,6 +7,7 @@ times as long.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -28,8 +29,6 @@ from budgetfit.memory.reference_allocator.allocator import (
 from budgetfit.memory.reference_allocator.block_pool import UNMAPPED, Block
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from budgetfit.core.allocator_settings import AllocatorSettings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -13,8 +14,6 @@ from budgetfit.reporting.plan_text import versions_text
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from budgetfit.core.plan import Estimate, Plan
 
 

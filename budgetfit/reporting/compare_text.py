@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -14,8 +15,6 @@ from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from budgetfit.core.plan import GpuComparison, ModelSummary
 
 GIB = 2**30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group, RenderableType
@@ -11,8 +12,6 @@ from rich.text import Text
 from budgetfit.reporting.layout import commands_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.doctor.facts import Finding
 
 _STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}

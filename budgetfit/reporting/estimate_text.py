@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -31,8 +32,6 @@ from budgetfit.utils.format_bytes import format_bytes, format_range
 from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.plan import Estimate, ModelSummary
     from budgetfit.core.recipe import Recipe

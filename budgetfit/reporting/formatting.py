@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
@@ -11,8 +12,6 @@ from budgetfit.gpus.table import gpus_of_class
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from budgetfit.core.recipe import Recipe, Segment
 
 _MOST_RANGES: Final = 10  # ranges of block numbers in one line; --json has all

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.errors import BudgetfitError, DoesNotFitError
@@ -14,8 +15,6 @@ from budgetfit.gpus.interconnect import find_link
 from budgetfit.gpus.kernel_shares import find_shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from budgetfit.core.block_report import BlockRow
     from budgetfit.core.plan import Estimate, GpuComparison, Layer, Plan
     from budgetfit.core.verification import Verification

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -19,8 +20,6 @@ from rich.text import Text
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
-
     from rich.console import ConsoleOptions, RenderResult
 
 WIDTH: Final = 80

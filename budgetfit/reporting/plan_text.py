@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -26,8 +27,6 @@ from budgetfit.utils.format_rate import rate_text
 from budgetfit.utils.function_name import is_factory_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from budgetfit.core.plan import Alternative, Estimate, Plan
 
 # Labels of what most people do, judged with every plan, and what they call it.

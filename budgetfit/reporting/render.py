@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -24,9 +25,6 @@ from budgetfit.reporting.verification_text import verification_text
 from budgetfit.reporting.why_text import why_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
     from rich.console import Console
 
     from budgetfit.core.plan import Plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group, RenderableType
@@ -15,8 +16,6 @@ from budgetfit.reporting.layout import section, table
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from budgetfit.core.plan import Layer, LayerMemory
     from budgetfit.gpus.table import Gpu
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -14,8 +15,6 @@ from budgetfit.reporting.layout import bullets, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes, format_range
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from budgetfit.core.verification import PhaseCheck, Verification
 
 _COLUMNS = ("", "predicted", "measured", "prediction is off by")

@@ -6,6 +6,7 @@ few ways that each guarantee the limit.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -13,8 +14,6 @@ from budgetfit.memory.chain.peak import chain_host_bytes
 from budgetfit.solvers.problem import Problem, Solution
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from budgetfit.core.block_profile import BlockProfile, ChainProfile
     from budgetfit.core.recipe import Segment
 

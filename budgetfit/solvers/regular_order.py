@@ -7,6 +7,7 @@ step is traced in a shortened model, in a tenth of the time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
@@ -16,8 +17,6 @@ from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.problem import Problem, Solution, describe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from budgetfit.core.block_profile import BlockProfile, ChainProfile
 
 MIN_EQUAL_BLOCKS: Final = 4

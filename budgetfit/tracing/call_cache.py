@@ -6,14 +6,13 @@ what a call returns, costs and allocates, so each is computed once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch._ops import OpOverload
 
 CallKey = tuple[Any, ...]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -19,8 +20,6 @@ from torch.utils.flop_counter import flop_registry
 from budgetfit.core.step_trace import OP_KINDS, RATES, TO_DEVICE, TO_HOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from torch import Tensor
     from torch._ops import OpOverload
 

@@ -1,17 +1,13 @@
 """``copy.deepcopy`` of a model, including ``__slots__`` and deeply linked objects."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import copyreg
 import functools
 import sys
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 _CONTAINERS: Final = frozenset({OrderedDict, dict, list, set})
 _PLAIN: Final = frozenset({type(None), bool, int, float, str})

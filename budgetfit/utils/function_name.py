@@ -1,12 +1,7 @@
 """Functions as text: the name in a saved plan, and what a command line takes."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 
 def qualified_name(function: Callable[..., object]) -> str:

@@ -1,13 +1,9 @@
 """Collect garbage less often while millions of short-lived objects are made."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
+from typing import Final
 
 NEW_OBJECTS: Final = 100_000  # between two collections; Python's default is 700
 

@@ -1,13 +1,8 @@
 """Lazy import that preserves Python's random state."""
 
-from __future__ import annotations
-
 import importlib
 import random
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from types import ModuleType
 
 
 def lazy_import(name: str) -> ModuleType:

@@ -5,8 +5,6 @@ whatever these lead to. Each object is copied alone and written back alone, so a
 references to it stay valid.
 """
 
-from __future__ import annotations
-
 import argparse
 import array
 import collections
@@ -18,7 +16,8 @@ import itertools
 import operator
 import sys
 import types
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -28,9 +27,6 @@ from budgetfit.utils.rng_state import (
     set_generator_state,
 )
 from budgetfit.utils.user_code import is_library
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 MAX_ITEMS: Final = 2**12  # larger objects are mostly lookup tables or logs
 LARGEST: Final = 2**22  # still larger ones take too long to copy even once

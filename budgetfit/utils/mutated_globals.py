@@ -1,17 +1,13 @@
 """Find globals that the methods of a user's classes may mutate."""
 
-from __future__ import annotations
-
 import dis
 import functools
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from budgetfit.utils.mutable_state import kind_of
 from budgetfit.utils.user_code import is_library, referenced_globals
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 @functools.cache

@@ -1,18 +1,14 @@
 """Tell library code from user code; globals that user code reads."""
 
-from __future__ import annotations
-
 import functools
 import re
 import site
 import sys
 import sysconfig
 import types
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any, Final
 
 # Libraries even in editable installs: their versions are in the cache key.
 _LIBRARIES: Final = frozenset({"torch", "numpy", "transformers", "budgetfit", "scipy"})

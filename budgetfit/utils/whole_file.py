@@ -5,17 +5,13 @@ of the old file. Whoever reads sees the old or the new one, and after a failure,
 a full disk, the old one is as it was.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import IO, Final
 
 # Of a long name; most file systems allow 255 bytes.
 _KEPT_CHARACTERS: Final = 72

@@ -6,11 +6,10 @@ import math
 import re
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import nn
 
     from budgetfit.core.plan import Plan

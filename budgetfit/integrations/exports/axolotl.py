@@ -10,6 +10,7 @@ docs/gradient_checkpointing.qmd. It requires transformers 5.14, which lacks
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.adapter import ALL_LINEAR
@@ -28,8 +29,6 @@ from budgetfit.integrations.source_code.python_source import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.parallelism import Engine
     from budgetfit.core.plan import Plan

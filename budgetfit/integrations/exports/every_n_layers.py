@@ -9,6 +9,7 @@ plan needs no callback.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,8 +20,6 @@ from budgetfit.integrations.source_code.plain_torch import planned_model
 from budgetfit.planning.search.policies import every_n_of_segments, ordinal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from budgetfit.core.plan import Alternative, Estimate
 
 MAX_SLOWDOWN: Final = 0.01  # relative to the plan, for settings that need no budgetfit

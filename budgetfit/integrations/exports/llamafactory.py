@@ -9,6 +9,7 @@ rest are transformers' ``TrainingArguments``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.adapter import ALL_LINEAR
@@ -23,8 +24,6 @@ from budgetfit.integrations.source_code.python_source import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from budgetfit.core.adapter import Adapter
     from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.plan import Plan

@@ -8,6 +8,7 @@ dtypes) is set up here, by the same code as in ``Run``, and undone afterwards.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -31,8 +32,6 @@ from budgetfit.workload.model_check import check_same_model, is_same_model
 from budgetfit.workload.settings_check import warn_changed_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from budgetfit.core.plan import Plan
 
 # A model sets attributes in its first step, and is compiled once more.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.applying.zero import deepspeed_config
@@ -10,8 +11,6 @@ from budgetfit.errors import InputError
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from budgetfit.core.parallelism import Engine, Parallelism
     from budgetfit.core.plan import Plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainingArguments
@@ -21,8 +22,6 @@ from budgetfit.integrations.exports.ranks import (
 from budgetfit.integrations.source_code.python_source import exported_eval_batch_size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from budgetfit.core.plan import Plan
     from budgetfit.core.recipe import Recipe
 

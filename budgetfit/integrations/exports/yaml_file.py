@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,8 +32,6 @@ from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from budgetfit.core.parallelism import Engine
     from budgetfit.core.plan import Estimate, Plan
 

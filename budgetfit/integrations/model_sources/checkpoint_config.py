@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +27,6 @@ from budgetfit.integrations.optional_imports import quiet_import
 from budgetfit.integrations.quantization.quantize_linear import quantize_as_stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from torch import nn
 
     from budgetfit.integrations.model_sources.resolved_model import Materialize

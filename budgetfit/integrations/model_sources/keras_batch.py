@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,6 @@ import torch
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.example_batches.request import BatchRequest
 
 

@@ -1,14 +1,10 @@
 """Traverse nested Keras layers, with unique names for ``nn.Module`` attributes."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def is_whole(layer: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -31,8 +32,6 @@ from budgetfit.integrations.model_sources.keras_layers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from budgetfit.example_batches.request import BatchRequest
 
 

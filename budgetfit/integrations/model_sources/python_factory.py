@@ -3,15 +3,15 @@
 A factory returns a model, optionally with batch and loss.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,10 +26,6 @@ from budgetfit.integrations.model_sources.model_name import (
 )
 from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 from budgetfit.utils.function_name import is_factory_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
 
 _ALONE = "Run it by itself to see where."
 

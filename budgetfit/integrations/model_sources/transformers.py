@@ -4,12 +4,12 @@ The network is only used to read the config of a hub id. A config's remote code 
 only with ``trust_remote_code``.
 """
 
-from __future__ import annotations
-
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -45,10 +45,6 @@ from budgetfit.integrations.model_sources.transformers_config import (
     config_from_fields,
     hub_config,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 # Tried in this order for a config without ``architectures``: the most common training
 # task first.

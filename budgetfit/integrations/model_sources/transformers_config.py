@@ -1,9 +1,8 @@
 """Load a transformers config from a local file or from the hub."""
 
-from __future__ import annotations
-
 import difflib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import transformers
 from huggingface_hub import errors as hub_errors
@@ -12,9 +11,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.hub import is_hub_out_of_reach
 from budgetfit.integrations.model_sources.model_name import EXAMPLES, one_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def config_from_fields(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.optional_imports import import_library
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from transformers import BitsAndBytesConfig
 
     _How = Nf4Format | float  # compute dtypes of 4-bit layers

@@ -1,17 +1,13 @@
 """Note on parameters of a quantized base that stay in 16 bits or become fp32."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HALF = (torch.float16, torch.bfloat16)
 _WORTH_NAMING = 0.01  # share of the model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import Template
 from textwrap import indent
 from typing import TYPE_CHECKING, Final
@@ -18,8 +19,6 @@ from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import DTYPES, to_source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.core.precision import Precision
     from budgetfit.core.recipe import Recipe
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.allocator_settings import VARIABLE
@@ -12,8 +13,6 @@ from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from budgetfit.core.plan import Plan
 
 _WIDTH: Final = 88  # columns of a source line

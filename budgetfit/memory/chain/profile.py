@@ -12,6 +12,7 @@ block costs kept (or recomputed), plus what the option changed on a block of its
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import partial
@@ -29,8 +30,6 @@ from budgetfit.memory.chain.stages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from budgetfit.core.allocator_settings import AllocatorSettings
     from budgetfit.core.block_profile import Mode
     from budgetfit.core.step_trace import StepTrace

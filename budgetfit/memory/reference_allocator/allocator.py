@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -39,8 +40,6 @@ from budgetfit.memory.reference_allocator.expandable_segments import (
 from budgetfit.memory.segment_addresses import SegmentAddresses
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.core.allocator_settings import AllocatorSettings
 
 MIN_BLOCK_BYTES: Final = 512  # kMinBlockSize: blocks are multiples of this

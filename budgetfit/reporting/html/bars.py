@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from budgetfit.reporting.html.colors import color
 from budgetfit.reporting.html.svg import draw
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from markupsafe import Markup
 
     from budgetfit.reporting.html.svg import Drawing

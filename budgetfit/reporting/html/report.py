@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,8 +14,6 @@ from budgetfit.reporting.html.colors import css_variables
 from budgetfit.reporting.html.summary import answers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.core.plan import GpuComparison, ModelSummary, Plan
 
 FIGURES: Final = (

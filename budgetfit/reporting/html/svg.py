@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -22,8 +23,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from budgetfit.reporting.html.colors import as_variables, color, css_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from matplotlib.artist import Artist
 
 GIB: Final = 2**30

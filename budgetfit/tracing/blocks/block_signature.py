@@ -6,21 +6,17 @@ that are not understood are compared by identity. An integer that grows by one f
 block to block is an index and is ignored (``layer_idx``).
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 import types
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from budgetfit.tracing.blocks.find_blocks import CONTAINERS
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _COMPARED_SEPARATELY = ("_modules", "_parameters", "_buffers")

@@ -6,16 +6,11 @@ children of the outermost ``ModuleList`` or ``Sequential``. A model without repe
 has its direct children as blocks.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CONTAINERS = (nn.ModuleList, nn.Sequential)
 MIN_BLOCKS = 2  # one block is no chain

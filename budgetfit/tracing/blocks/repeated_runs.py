@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-
     from budgetfit.core.recipe import Segment
     from budgetfit.tracing.blocks.block_signature import BlockPosition, PlacedBlock
 

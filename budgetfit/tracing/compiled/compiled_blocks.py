@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import types
 import warnings
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -21,8 +22,6 @@ from budgetfit.tracing.compiled.cuda_backend import CudaBackend, check_supported
 from budgetfit.tracing.compiled.inductor_answers import CudaGenerator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from torch import nn
 
     from budgetfit.tracing.cuda.target import CudaTarget

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
@@ -21,8 +22,6 @@ from budgetfit.tracing.compiled.inductor_answers import CUDA, answers_for_induct
 from budgetfit.tracing.cuda.target import installed_torch_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from budgetfit.tracing.cuda.target import CudaTarget
 
 # What inductor generates was compared with a CUDA build of these versions.

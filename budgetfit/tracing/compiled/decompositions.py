@@ -5,15 +5,11 @@ Sources (torch 2.13): ``native_layer_norm`` in torch/_refs/__init__.py,
 ``native_batch_norm_helper`` in torch/_decomp/decompositions.py.
 """
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _HALVES = (torch.float16, torch.bfloat16)
 

@@ -10,6 +10,7 @@ import functools
 import itertools
 import sys
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
@@ -20,8 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from budgetfit.tracing.isolation.lru_caches import cached_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from budgetfit.tracing.cuda.target import CudaTarget
 
     _Patch = Callable[[Any, str, Any], None]

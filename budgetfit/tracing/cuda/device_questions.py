@@ -4,22 +4,18 @@ Fakes on the CPU stand for CUDA tensors, so a trace takes the branch for the CPU
 other cannot run in its place: it may launch kernels of its own, or ask for a device.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dis
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, Final
+import types
+from collections.abc import Iterator
+from typing import Any, Final
 from unittest import mock
 
 from torch._subclasses.fake_tensor import FakeTensor
 
 from budgetfit.utils.user_code import is_library
-
-if TYPE_CHECKING:
-    import types
-    from collections.abc import Iterator
 
 _COMPARISONS: Final = frozenset({"COMPARE_OP", "CONTAINS_OP"})
 _ANSWERS: Final = "budgetfit.tracing.cuda.triton.device_answers"

@@ -6,8 +6,10 @@ import functools
 import sys
 import threading
 from collections import defaultdict
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -39,10 +41,6 @@ from budgetfit.tracing.op_costs import op_cost
 from budgetfit.tracing.records import OpMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-    from types import FrameType
-
     from budgetfit.tracing.call_cache import CallKey
     from budgetfit.tracing.cuda.target import CudaTarget
     from budgetfit.tracing.records import RunOp

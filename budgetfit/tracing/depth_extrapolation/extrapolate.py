@@ -8,6 +8,7 @@ trace of a model one period deeper (``validate``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,8 +37,6 @@ from budgetfit.tracing.depth_extrapolation.period_matching import (
 from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from budgetfit.core.step_trace import StepTrace

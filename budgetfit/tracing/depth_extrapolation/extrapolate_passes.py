@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from budgetfit.tracing.depth_extrapolation.period_matching import PeriodMatch
 from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from budgetfit.core.step_trace import BlockPass, StepTrace
     from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 

@@ -7,6 +7,7 @@ give the line.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,8 +16,6 @@ import numpy as np
 from budgetfit.core.step_trace import Affine, KernelScratch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from budgetfit.core.step_trace import StepTrace

@@ -7,6 +7,7 @@ of period 2 next to items of period 3.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,8 +19,6 @@ from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray
 from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.tracing.depth_extrapolation.owned_trace import OwnedTrace
     from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout

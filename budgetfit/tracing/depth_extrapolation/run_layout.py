@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,6 @@ from budgetfit.tracing.blocks.repeated_runs import KEPT_PERIODS, NotRepeatedErro
 from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.tracing.blocks.repeated_runs import BlockRun
 
 # The middle periods of the four that a shortened model has, counted from 1.

@@ -9,6 +9,7 @@ if there is such a size, fit and validation need a trace each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from budgetfit.tracing.depth_extrapolation.owned_trace import first_difference
 from budgetfit.tracing.recording.batch_scaling import fit_affine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from budgetfit.tracing.depth_extrapolation.growth import Growth

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +18,6 @@ from budgetfit.tracing.fake.uncopyable_values import uncopyable_memo
 from budgetfit.utils.copy_model import deepcopy_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from torch import nn
 
     from budgetfit.tracing.fake.shortened_model import Shortening

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,8 +20,6 @@ from budgetfit.tracing.call_cache import STRIDED, CallCache, add_metadata, call_
 from budgetfit.tracing.fake.tensor_factory import FakeTensorFactory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from torch._ops import OpOverload
     from torch._subclasses.fake_tensor import FakeTensorMode
 

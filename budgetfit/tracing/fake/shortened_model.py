@@ -7,6 +7,7 @@ well. A model that still refers to a missing block cannot be traced shortened.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from budgetfit.tracing.blocks.block_signature import config_lists
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from torch import nn
 
     from budgetfit.core.recipe import Segment

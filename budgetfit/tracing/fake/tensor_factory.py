@@ -1,17 +1,13 @@
 """FakeTensorFactory: create fake CPU tensors without torch's per-device checks."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from budgetfit.tracing.call_cache import CPU
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def strides_on_cuda(tensor: torch.Tensor) -> tuple[int, ...]:

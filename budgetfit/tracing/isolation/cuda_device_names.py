@@ -6,10 +6,9 @@ means the device of the model. No copy happens in training, and none in the trac
 ``docs/decisions/0028-programs-that-name-cuda.md``.
 """
 
-from __future__ import annotations
-
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 from unittest import mock
 
 import torch
@@ -18,9 +17,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from budgetfit.tracing.call_cache import CPU
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 # The values of larger tensors are not copied, only their shape.
 MAX_COPIED_ELEMENTS = 1 << 20

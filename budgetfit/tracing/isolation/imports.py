@@ -5,20 +5,15 @@ trace those would be fake tensors, which stay in the library and break it afterw
 and they would count as memory of the first trace only.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
-from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
 
 class _FinderOutsideModes:

@@ -10,11 +10,10 @@ import contextlib
 import functools
 import sys
 import types
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
     from torch import nn
 
 LruCache: Any = type(functools.lru_cache(maxsize=1)(len))

@@ -5,22 +5,17 @@ the thread that traces they are those of a copy, so that a trace neither takes n
 that other threads would draw nor has to put a state back that others have moved on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any, Final
 from unittest import mock
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
-
 
 _DRAWS: Final[tuple[Any, Any]] = (random.random, np.random.random_sample)
 _PYTHON, _NUMPY = (draw.__self__ for draw in _DRAWS)

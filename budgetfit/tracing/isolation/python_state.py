@@ -1,19 +1,14 @@
 """Keep garbage collection, imports and random numbers of the program out of a trace."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 
 from budgetfit.tracing.isolation.imports import imports_outside_modes
 from budgetfit.tracing.isolation.private_generators import private_generators
 from budgetfit.tracing.isolation.scalar_randomness import pinned_scalar_draws
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextlib.contextmanager

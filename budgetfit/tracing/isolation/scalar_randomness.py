@@ -7,21 +7,17 @@ if it is compared with that of keeping (stochastic depth). If blocks are still s
 with the first, the second is tried.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import random
 import threading
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 LARGEST_DRAW = 1 - 2**-24
 SMALLEST_DRAW = 2**-24

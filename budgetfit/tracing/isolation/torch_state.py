@@ -5,11 +5,10 @@ profiler's mode. Each would become part of the trace. All of them are disabled a
 restored at the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 import torch
 from torch.nn.modules import module as module_hooks
@@ -19,9 +18,6 @@ from torch.overrides import (
     _push_mode,
 )
 from torch.utils._python_dispatch import _disable_current_modes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Default dtype, library patches and RNG state are process-wide.
 _ONE_AT_A_TIME = threading.RLock()

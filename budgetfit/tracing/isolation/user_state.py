@@ -5,15 +5,14 @@ a memo of a decorator, a default argument, an attribute of a class or a function
 trace those are fakes, which a real forward would find.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys
 import types
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from torch import nn
 
@@ -26,9 +25,6 @@ from budgetfit.utils.mutable_state import (
     kind_of_class,
 )
 from budgetfit.utils.user_code import is_library, referenced_names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 MOST_OBJECTS: Final = 2**16  # to look at more takes longer than a small trace
 _ABSENT: Final = object()

@@ -6,6 +6,7 @@ Rounding to the allocator's 512 bytes happens in the replay, after scaling.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +20,6 @@ from budgetfit.core.step_trace import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from budgetfit.tracing.recording.raw_trace import RawTrace

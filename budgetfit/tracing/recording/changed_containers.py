@@ -6,18 +6,14 @@ Examples are a dict that every block updates (``state["x"] = ...``), and the lis
 U-Net's skip connections, to which blocks append and from which they pop.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _MAX_ITEMS: Final = 2**12  # looked at in one call's arguments, nearest first
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,8 +13,6 @@ from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.records import OpRecord, op_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
 _ADD = torch.ops.aten.add_.Tensor

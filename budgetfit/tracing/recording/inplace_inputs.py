@@ -7,6 +7,7 @@ are children of a ``Sequential`` with ``ReLU(inplace=True)``, and residual ``x +
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,8 +26,6 @@ from budgetfit.tracing.isolation.python_state import python_state_preserved
 from budgetfit.tracing.isolation.user_state import user_state_preserved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import nn
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,6 @@ from torch import nn
 from budgetfit.tracing.recording.changed_containers import has_container
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.tracing.recording.storage_log import StorageLog
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -10,8 +11,6 @@ from budgetfit.tracing.recording.gradient_log import GradientLog
 from budgetfit.tracing.recording.storage_log import StorageLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import torch
     from torch import nn
 

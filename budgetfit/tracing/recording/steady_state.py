@@ -7,11 +7,10 @@ the test suite compares both for every kind of optimizer, and for FSDP2.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from budgetfit.tracing.recording.raw_trace import RawTrace
     from budgetfit.tracing.records import OpRecord
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
 
 import torch
@@ -41,9 +43,6 @@ from budgetfit.tracing.values.library_patches import patch_libraries
 from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from budgetfit.core.parallelism import Parallelism

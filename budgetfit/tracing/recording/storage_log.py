@@ -11,6 +11,7 @@ import contextlib
 import functools
 import weakref
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
@@ -37,8 +38,6 @@ from budgetfit.tracing.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from budgetfit.core.step_trace import Category
     from budgetfit.tracing.call_cache import CallKey
 

@@ -9,14 +9,13 @@ owner of optimizer state is known only after the first step, so sources are note
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import nn
 
     from budgetfit.tracing.recording.module_tracker import ModuleTracker

@@ -8,6 +8,7 @@ note reports the assumption once a model reads it. See
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,8 +16,6 @@ import torch
 from budgetfit.tracing.isolation.scalar_randomness import pinned_draw
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch._ops import OpOverload
 
 FULL_MASK = (

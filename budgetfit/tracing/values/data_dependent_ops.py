@@ -6,6 +6,7 @@ upper bound. Without a rule for an op, ``KnownValues`` raises ``UnknownValueErro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,8 +19,6 @@ from budgetfit.tracing.values.assumptions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch._ops import OpOverload
 
     Values = Callable[[torch.Tensor], torch.Tensor | None]

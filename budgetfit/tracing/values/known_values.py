@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,6 @@ from budgetfit.tracing.values.propagation import (
 from budgetfit.tracing.values.value_checks import ValueChecks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     import numpy as np
 
     from budgetfit.tracing.records import RunOp

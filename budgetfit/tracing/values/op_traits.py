@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -10,8 +11,6 @@ import torch
 from budgetfit.tracing.values.assumptions import ASSUMPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from budgetfit.tracing.values.assumptions import AssumedValue
 
 aten = torch.ops.aten

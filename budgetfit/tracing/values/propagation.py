@@ -6,6 +6,7 @@ with ``all_values`` for weights and activations as well.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,8 +20,6 @@ from budgetfit.tracing.values.concrete_execution import run_on_cpu
 from budgetfit.tracing.values.op_traits import LIKE, QUANTIFIERS, traits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from budgetfit.tracing.values.op_traits import OpTraits
 
 MAX_INTEGERS = 1 << 20  # elements; larger masks would take too long

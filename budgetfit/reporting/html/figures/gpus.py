@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from budgetfit.reporting.html.bars import Bar, bars
@@ -11,8 +12,6 @@ from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from budgetfit.core.plan import GpuComparison
     from budgetfit.reporting.html.table import Cell
 

@@ -10,11 +10,10 @@ Source: ``ATen/autocast_mode.h`` (installed with torch), the ``AT_FORALL_*`` lis
 ``cached_cast``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
@@ -22,9 +21,6 @@ from torch.amp import autocast_mode
 from torch.utils._pytree import tree_map
 
 from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # The lists hold the ops of all supported torch versions; those that the installed one
 # does not have are skipped. CUDA has rms_norm from 2.12 on, overloads with named

@@ -8,6 +8,7 @@ run as usual.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,8 +25,6 @@ from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, run_atte
 from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from budgetfit.tracing.cuda.target import CudaTarget
 
 aten = torch.ops.aten

@@ -8,13 +8,12 @@ Source: ``rms_norm_symint`` in ``aten/src/ATen/native/layer_norm.cpp``, the form
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
 aten = torch.ops.aten

@@ -1,13 +1,9 @@
 """Meta kernels for ops that torch's fake tensors reject but CUDA supports."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 aten = torch.ops.aten
 

@@ -10,13 +10,12 @@ Source: ``prod_backward`` and ``cumprod_backward`` in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
 aten = torch.ops.aten

@@ -4,19 +4,15 @@ A registration is the whole process's. So each kernel asks in which thread it ru
 hands every other one on to the kernel that was there before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import torch
 from torch._compile import _disable_dynamo
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 
 class _Tracing(threading.local):

@@ -13,6 +13,7 @@ import functools
 import sys
 import threading
 import types
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -20,8 +21,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from budgetfit.tracing.cuda.target import CudaTarget
 
 # Packages of kernels, whose modules without kernels ask as well. Other modules are

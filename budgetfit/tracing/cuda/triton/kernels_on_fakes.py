@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from budgetfit.tracing.cuda.triton.device_answers import answers_for_kernels
 from budgetfit.tracing.cuda.triton.launches import launches_on_fakes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from budgetfit.tracing.cuda.target import CudaTarget
 
 

@@ -9,11 +9,10 @@ Sources (triton 3.7.1): ``runtime/jit.py``, ``runtime/autotuner.py``,
 ``runtime/_allocation.py``, ``testing.py`` (``do_bench``).
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 from unittest import mock
 
 import torch
@@ -25,9 +24,6 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     Unverified,
     kernel_memory,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Kept alive: deleting it would unregister the op. All its tensors may be written to.
 _LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")

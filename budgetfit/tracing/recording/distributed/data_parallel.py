@@ -15,6 +15,7 @@ Sources: ``torch/nn/parallel/distributed.py`` and
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -28,8 +29,6 @@ from budgetfit.tracing.op_costs import OpCost
 from budgetfit.tracing.records import OpRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from torch import nn
 
     from budgetfit.tracing.recording.distributed.rank_log import RankLog

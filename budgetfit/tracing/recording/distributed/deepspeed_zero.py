@@ -17,6 +17,7 @@ import functools
 import logging
 import os
 import warnings
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -29,8 +30,6 @@ from budgetfit.errors import InputError
 from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from budgetfit.tracing.recording.distributed.rank_log import RankLog
 
 _PLENTY_BYTES = 1 << 60  # DeepSpeed flattens in host memory where the device has none

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -19,8 +20,6 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from budgetfit.tracing.recording.distributed.rank_log import RankLog
 
 _POST_FORWARD_MESH = "_get_post_forward_mesh_info"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -32,8 +33,6 @@ from budgetfit.tracing.recording.distributed.process_group import fake_process_g
 from budgetfit.tracing.recording.distributed.rank_log import RankLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from budgetfit.core.parallelism import Parallelism
     from budgetfit.tracing.cuda.target import CudaTarget
 

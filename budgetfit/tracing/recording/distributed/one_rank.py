@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from budgetfit.tracing.recording.distributed.data_parallel import (
@@ -14,9 +16,6 @@ from budgetfit.tracing.recording.distributed.process_group import fake_process_g
 from budgetfit.tracing.recording.distributed.rank_log import RankLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from budgetfit.core.parallelism import Parallelism

@@ -1,19 +1,14 @@
 """A process group of many ranks in one process, for the time of a trace."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from budgetfit.errors import InputError
 from budgetfit.utils.lazy_import import lazy_import
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextlib.contextmanager

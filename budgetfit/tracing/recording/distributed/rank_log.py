@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +15,6 @@ from budgetfit.tracing.recording.storage_log import PRIM_DEVICE, StorageLog
 from budgetfit.tracing.records import call_op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from budgetfit.core.step_trace import Category
     from budgetfit.tracing.records import OpSemantics, RunOp
 
