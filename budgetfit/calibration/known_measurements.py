@@ -5,13 +5,11 @@ published reports; predicted times are multiplied by the ratio of measured steps
 card. Notes and provenance say so.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import os
 import platform
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -22,15 +20,12 @@ from budgetfit.calibration.file import (
     add_measurement,
     read_calibration,
 )
+from budgetfit.core.plan import Plan
+from budgetfit.core.verification import Verification
 from budgetfit.gpus.cuda_context import CudaContext, estimated_context, measured_context
-from budgetfit.gpus.table import gpu_from_properties
+from budgetfit.gpus.table import Gpu, gpu_from_properties
+from budgetfit.measuring.process_memory import ProcessMemory
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.verification import Verification
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.measuring.process_memory import ProcessMemory
 
 # A measurement beyond the published range by this factor is not plausible: it includes
 # another process's memory, or the file was edited.

@@ -3,13 +3,10 @@
 All numbers belong to one batch size; they are the inputs of the solvers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from budgetfit.core.recipe import Segment
+from budgetfit.core.recipe import Segment
 
 Mode = Literal["keep", "recompute", "selective", "offload"]
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
+from budgetfit.core.precision import Precision
 from budgetfit.core.validation import check_positive_int
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from budgetfit.core.precision import Precision
 
 Engine = Literal["ddp", "fsdp2", "deepspeed"]
 PolicyDtype = Literal["bf16", "fp16", "fp32"]

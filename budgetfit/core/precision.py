@@ -3,16 +3,12 @@
 Names follow Lightning and accelerate (``bf16-mixed``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from budgetfit.gpus.table import Gpu
+from budgetfit.gpus.table import Gpu
 
 WeightsDtype = Literal["as-is", "fp32", "bf16"]
 AutocastDtype = Literal["fp16", "bf16"]

@@ -16,18 +16,14 @@ What connects the GPUs of a machine or cluster that is not the usual one is give
 text (``check_link``). Other rates than measured ones keep the measured latencies.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from itertools import pairwise
 from math import exp, log
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from budgetfit.gpus.table import Gpu
+from budgetfit.gpus.table import Gpu
 
 _MIB: Final = 2**20
 Anchors = tuple[tuple[float, float], ...]  # payload in bytes, GB/s

@@ -1,20 +1,22 @@
 """LoRA adapter arguments, the model to trace with them, attaching them to a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from packaging.version import Version
 from torch import nn
 
+from budgetfit.applying.undo import Undo
 from budgetfit.core.adapter import ALL_LINEAR, Adapter, ComputeDtype, parse_adapter
+from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.errors import InputError
+from budgetfit.gpus.table import Gpu
 from budgetfit.integrations.diffusers_targets import attention_projections
+from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 from budgetfit.integrations.peft import (
     adapted_meta_copy,
     ensure_adapters,
@@ -31,12 +33,6 @@ from budgetfit.traces.quantized_loading import (
     has_quantized_layers,
 )
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.applying.undo import Undo
-    from budgetfit.core.plan import Estimate, Plan
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 
 
 def find_adapter(

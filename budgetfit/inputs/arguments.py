@@ -21,6 +21,7 @@ from budgetfit.applying.training_modes import mode_notes
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.batches.packed_rows import unnamed_offsets
 from budgetfit.batches.sample_count import children_of
+from budgetfit.core.adapter import Adapter
 from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.core.budget import Budget
 from budgetfit.core.image_sizes import (
@@ -51,6 +52,7 @@ from budgetfit.example_batches.make_batch import (
     make_batch,
 )
 from budgetfit.example_batches.plain_modules import batch_dimension
+from budgetfit.gpus.table import Gpu
 from budgetfit.inputs.adapter import (
     adapter_as_stored,
     base_of_adapter,
@@ -69,6 +71,7 @@ from budgetfit.inputs.several_gpus import (
 from budgetfit.inputs.target_gpu import TargetGpu, find_target_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
+from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 from budgetfit.integrations.peft import materialize_with_adapter
 from budgetfit.planning.profiling.first_trace import fallback_for
 from budgetfit.planning.search.lowest_peak import LowestPeak, lowest_peak_plan
@@ -82,10 +85,6 @@ from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-    from budgetfit.core.adapter import Adapter
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 
     Model = nn.Module | PretrainedConfig | str
 Loss = Callable[[Any, Any], torch.Tensor]

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from budgetfit.applying.quantized_layers.stored_weights import for_quantized
 from budgetfit.applying.sharding import for_batch_norms
+from budgetfit.core.budget import Budget
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.gpus.nccl_memory import nccl_memory
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from budgetfit.core.budget import Budget
-    from budgetfit.core.parallelism import Parallelism
 
 
 def worth_tracing(

@@ -1,14 +1,12 @@
 """Model, batch, loss and optimizer of a plan; resolved again for a saved plan."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +29,7 @@ from budgetfit.integrations.model_sources.model_source import (
     resolve_model,
 )
 from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
+from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 from budgetfit.integrations.peft import loading_code, materialize_with_adapter
 from budgetfit.measuring.real_step import find_device
 from budgetfit.utils.function_name import is_factory_text, qualified_name
@@ -38,9 +37,6 @@ from budgetfit.verification.batch_choice import choose_batch
 from budgetfit.workload.model_check import check_same_model
 from budgetfit.workload.settings_check import warn_changed_settings
 from budgetfit.workload.training_setup import TrainingSetup
-
-if TYPE_CHECKING:
-    from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 
 Loss = Callable[..., Any]
 Optimizer = Callable[..., torch.optim.Optimizer]

@@ -1,23 +1,18 @@
 """The arguments that a saved plan was made with, parsed again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from budgetfit.inputs.arguments import Arguments
+from budgetfit.core.plan import Plan
+from budgetfit.core.sample_dims import SampleDims
+from budgetfit.inputs.arguments import Arguments, ParsedArguments
 from budgetfit.inputs.plan_source import (
     check_batch_shapes,
     has_sizes,
     loss_and_optimizer,
 )
 from budgetfit.workload.model_check import check_same_model
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.sample_dims import SampleDims
-    from budgetfit.inputs.arguments import ParsedArguments
-    from budgetfit.workload.workload import Workload
+from budgetfit.workload.workload import Workload
 
 
 def parse_again(  # noqa: PLR0913 - what a saved plan may be checked with

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.meta_copy import copy_to_meta
+from budgetfit.core.adapter import Adapter
 from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.resolved_model import Materialize
 from budgetfit.integrations.optional_imports import import_library, quiet_import
 from budgetfit.integrations.quantization.quantize_linear import quantize
 from budgetfit.integrations.quantization.traceable_layers import (
@@ -28,9 +30,6 @@ from budgetfit.integrations.source_code.python_source import call_source
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from budgetfit.core.adapter import Adapter
-    from budgetfit.integrations.model_sources.resolved_model import Materialize
 
 
 def adapted_meta_copy(

@@ -3,21 +3,16 @@
 Categories are parameters, buffers, gradients and optimizer state; all else is one row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.verification import CategoryCheck
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.core.memory_timeline import MemoryTimeline
 
 # The rounding of CUDA's caching allocator (kMinBlockSize).
 _CUDA_BLOCK_BYTES: Final = 512

@@ -1,7 +1,5 @@
 """Compare gradients with the unmodified model's, and predictions with measurements."""
 
-from __future__ import annotations
-
 import gc
 import math
 import random
@@ -9,28 +7,25 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
+from budgetfit.core.budget import Budget
+from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.verification import PhaseCheck, Verification
 from budgetfit.errors import RecomputationError
 from budgetfit.measuring.categories import category_checks
 from budgetfit.measuring.preserve_model import restore_attributes, snapshot_attributes
+from budgetfit.measuring.protocols import MakeRun
+from budgetfit.measuring.real_step import RealSteps
 from budgetfit.measuring.recomputed_blocks import (
     RecomputationWatcher,
     find_blocks_saving_nothing,
 )
 from budgetfit.utils.lazy_import import lazy_import
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.core.budget import Budget
-    from budgetfit.core.memory_timeline import MemoryTimeline
-    from budgetfit.measuring.protocols import MakeRun
-    from budgetfit.measuring.real_step import RealSteps
 
 TOLERANCE = 1e-5  # relative; recomputation repeats the same kernels
 NOISE_FACTOR = 3.0  # CUDA atomics: two runs of the unmodified model differ, too

@@ -1,21 +1,16 @@
 """Memory meters: peaks from CUDA's caching allocator, or a live-bytes counter."""
 
-from __future__ import annotations
-
 import gc
-from typing import TYPE_CHECKING
 
 import torch
 
 from budgetfit.measuring.process_memory import (
+    ProcessMemory,
     pinned_peak_bytes,
     process_memory,
     reset_pinned_peak,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.measuring.process_memory import ProcessMemory
-    from budgetfit.measuring.protocols import LiveBytes
+from budgetfit.measuring.protocols import LiveBytes
 
 
 class Meter:

@@ -1,20 +1,15 @@
 """Preserve a model: restore weights, buffers, gradients, modes and RNG state."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from budgetfit.utils.mutable_state import class_attributes, mutable_state
+from budgetfit.utils.mutable_state import HeldState, class_attributes, mutable_state
 from budgetfit.utils.mutated_globals import mutated_globals_of_all
 from budgetfit.utils.rng_state import HostRngState
-
-if TYPE_CHECKING:
-    from budgetfit.utils.mutable_state import HeldState
 
 # A forward may replace buffers, or create them with the first batch.
 _OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}

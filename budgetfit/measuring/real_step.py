@@ -1,14 +1,12 @@
 """Run real training steps and measure memory by phase, and time."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,12 +17,9 @@ from budgetfit.measuring.categories import (
     model_bytes,
     state_bytes,
 )
-from budgetfit.measuring.meters import CpuMeter, CudaMeter
+from budgetfit.measuring.meters import CpuMeter, CudaMeter, Meter
 from budgetfit.measuring.process_memory import ProcessMemory, resident_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.measuring.meters import Meter
-    from budgetfit.measuring.protocols import MakeLiveBytes, MakeRun, TrainingRun
+from budgetfit.measuring.protocols import MakeLiveBytes, MakeRun, TrainingRun
 
 MIN_STEPS = 3  # 1 creates optimizer state, 2 has the steady peak, 3 repeats it
 

@@ -1,19 +1,15 @@
 """Watch which blocks are recomputed in the backward pass."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from budgetfit.core.recipe import Recipe
+from budgetfit.core.recipe import Recipe
 
 
 def recomputed_blocks(recipe: Recipe) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ kernels, cuBLAS workspaces. The child runs the command line, with the plan's fil
 the name of the model as arguments.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -14,17 +12,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from budgetfit.core.allocator_settings import VARIABLE, VARIABLES
+from budgetfit.core.allocator_settings import VARIABLE, VARIABLES, AllocatorSettings
+from budgetfit.core.plan import Plan
 from budgetfit.core.verification import Verification
 from budgetfit.errors import BudgetfitError, InputError
-
-if TYPE_CHECKING:
-    from budgetfit.core.allocator_settings import AllocatorSettings
-    from budgetfit.core.plan import Plan
 
 # Properties that the command line prints besides a verification's fields.
 _PROPERTIES = ("passed", "allocated_error")

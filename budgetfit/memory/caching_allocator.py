@@ -13,9 +13,10 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from itertools import chain
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from budgetfit.core.step_trace import EMPTY_CACHE
 from budgetfit.memory.reference_allocator.allocator import (
@@ -24,9 +25,6 @@ from budgetfit.memory.reference_allocator.allocator import (
     segment_bytes,
 )
 from budgetfit.memory.segment_addresses import SegmentAddresses
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # A block is one int, its size and then its address: ints compare faster than tuples.
 _ADDRESS_BITS: Final = 50

@@ -3,20 +3,14 @@
 Plans are judged without it: it costs a replay and a few passes over the events.
 """
 
-from __future__ import annotations
-
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
-from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.core.step_trace import CATEGORIES, StepTrace
+from budgetfit.gpus.table import Gpu
 from budgetfit.memory.replay import unlimited_replay
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.gpus.table import Gpu
 
 
 def category_bytes(

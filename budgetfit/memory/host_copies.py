@@ -1,13 +1,6 @@
 """Pinned host memory of offloaded tensors: a trace's copies from device to host."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from budgetfit.core.step_trace import TO_HOST
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import StepTrace
+from budgetfit.core.step_trace import TO_HOST, StepTrace
 
 
 def host_copy_bytes(trace: StepTrace, batch_size: int, start: int, end: int) -> int:

@@ -4,17 +4,13 @@ A model's class computes its loss in its own forward, and a user's loss function
 no module. Without this, these bytes would be reported under the whole model.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from budgetfit.core.step_trace import StepTrace
+from budgetfit.core.step_trace import StepTrace
 
 LOSS: Final = "loss"  # allocated outside of all modules
 LOGITS_AND_LOSS: Final = "logits and loss"  # allocated by the model's own forward

@@ -5,18 +5,20 @@ GPU's kernel rules size the kernels' scratch memory, and mallocs and frees are s
 in the order in which training would make them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.step_trace import CATEGORIES, StepTrace
+from budgetfit.gpus.table import Gpu
+from budgetfit.memory.caching_allocator import AllocatorRun, AllocatorState
 from budgetfit.memory.loss_storages import LOGITS_AND_LOSS, LOSS, loss_storages
 from budgetfit.memory.replay_schedule import (
     COLLECTING_REPEATS,
@@ -30,15 +32,11 @@ from budgetfit.memory.replay_schedule import (
 )
 from budgetfit.memory.scratch_sizes.rules import DeviceProperties, scratch_bytes
 from budgetfit.memory.segment_addresses import SegmentAddresses
-from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from budgetfit.core.budget import Budget
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.memory.caching_allocator import AllocatorRun, AllocatorState
-    from budgetfit.memory.simulated_allocator import SimulatedAllocator
+from budgetfit.memory.simulated_allocator import (
+    SimulatedAllocator,
+    make_allocator,
+    rounded_bytes,
+)
 
 MAX_LAYERS_SHOWN = 12  # shown at the peak
 UNLIMITED_BYTES = 1 << 60  # more than any device has, or any plan asks for

@@ -4,19 +4,16 @@ A trace has two steps of one or two micro-steps. Memory settles over more of the
 the last micro-step and the last step are repeated if they leave as much as they found.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
+from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
 
 PASSES = ("forward", "backward")
 MICRO_REPEATS = 2  # micro-steps beyond the traced ones

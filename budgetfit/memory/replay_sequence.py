@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.step_trace import StepTrace
+from budgetfit.gpus.table import Gpu
 from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, storage_bytes
 from budgetfit.memory.replay_schedule import (
     PASSES,
@@ -19,10 +21,6 @@ from budgetfit.memory.replay_schedule import (
     with_micro_steps,
 )
 from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.gpus.table import Gpu
 
 
 class Program(Protocol):

@@ -8,10 +8,12 @@ times as long.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from budgetfit.core.allocator_settings import AllocatorSettings
 from budgetfit.core.step_trace import EMPTY_CACHE
 from budgetfit.memory.caching_allocator import (
     NO_STREAMS,
@@ -27,11 +29,6 @@ from budgetfit.memory.reference_allocator.allocator import (
     ReferenceAllocator,
 )
 from budgetfit.memory.reference_allocator.block_pool import UNMAPPED, Block
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from budgetfit.core.allocator_settings import AllocatorSettings
 
 _POOL_ADDRESSES: Final = 1 << 46  # more than any pool has
 

@@ -5,18 +5,14 @@ pytorch.org/memory_viz draws it. Fields as in torch 2.13 (``torch/cuda/memory.py
 Addresses are simulated; only their order is that of a real run.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.step_trace import CATEGORIES, EMPTY_CACHE, StepTrace
+from budgetfit.gpus.table import Gpu
+from budgetfit.memory.caching_allocator import MappedBlock
 from budgetfit.memory.replay import EventReplay, unlimited_replay
-
-if TYPE_CHECKING:
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.memory.caching_allocator import MappedBlock
 
 Snapshot = dict[str, Any]
 _FIRST_ADDRESS: Final = 1 << 40  # no address is 0

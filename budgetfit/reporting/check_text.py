@@ -1,20 +1,15 @@
 """Text report of ``check``: a plan's memory as planned and as predicted now."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
+from budgetfit.core.plan import Estimate, Plan
 from budgetfit.reporting.estimate_text import limit_text, recipe_lines
 from budgetfit.reporting.header import gpu_text, model_lines
 from budgetfit.reporting.layout import bullets, lines, section
 from budgetfit.reporting.plan_text import versions_text
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Estimate, Plan
 
 
 def check_text(

@@ -1,21 +1,16 @@
 """Text report of ``budgetfit compare``: the recommended GPU, then a table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.core.plan import GpuComparison, ModelSummary
 from budgetfit.reporting.formatting import hours_text, money_text
 from budgetfit.reporting.header import model_lines
 from budgetfit.reporting.layout import bullets, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import GpuComparison, ModelSummary
 
 GIB = 2**30
 _COLUMNS = ("fits", "batch", "precision", "peak, GiB", "redone", "per s", "")

@@ -1,18 +1,14 @@
 """Text report of ``budgetfit doctor``: one line per finding, with commands to run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from budgetfit.doctor.facts import Finding
 from budgetfit.reporting.layout import commands_text
-
-if TYPE_CHECKING:
-    from budgetfit.doctor.facts import Finding
 
 _STYLES: Final = {"ok": "green", "note": "yellow", "problem": "bold red"}
 _TOPIC_COLUMNS: Final = 16

@@ -1,15 +1,15 @@
 """Text report of an estimate: peaks, memory by category, what is not modelled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from budgetfit.core.loop import RUN
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.plan import Estimate, ModelSummary
+from budgetfit.core.recipe import Recipe
 from budgetfit.core.units import parse_bytes
 from budgetfit.gpus.table import find_gpu, generic_gpu
 from budgetfit.reporting.formatting import (
@@ -30,11 +30,6 @@ from budgetfit.reporting.layout import (
 )
 from budgetfit.utils.format_bytes import format_bytes, format_range
 from budgetfit.utils.format_rate import rate_text
-
-if TYPE_CHECKING:
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.core.plan import Estimate, ModelSummary
-    from budgetfit.core.recipe import Recipe
 
 _SMALL_SHARE = 0.002  # of the process: smaller categories share a row
 _MOST_LAYERS = 3  # largest layers to list

@@ -1,18 +1,14 @@
 """Text report of ``budgetfit explain``: cause, memory breakdown, advice."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from budgetfit.explain.explanation import Advice, Explanation
 from budgetfit.reporting.layout import Bar, bullets, commands_text, lines, section
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.explain.explanation import Advice, Explanation
 
 _PHASES: Final = {
     "loading": "while weights were loaded",

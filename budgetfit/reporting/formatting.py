@@ -1,18 +1,14 @@
 """Format numbers, sizes, times and recipes as plain strings."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
+from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.gpus.table import gpus_of_class
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.recipe import Recipe, Segment
 
 _MOST_RANGES: Final = 10  # ranges of block numbers in one line; --json has all
 _MOST_OP_SETS: Final = 2  # sets of saved ops that are told apart; --json has all

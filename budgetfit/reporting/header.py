@@ -1,10 +1,9 @@
 """Report header: the model, one sample, the GPU and the memory limit."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from budgetfit.core.allocator_settings import VARIABLE
+from budgetfit.core.budget import Budget
+from budgetfit.core.plan import ModelSummary, Plan
+from budgetfit.gpus.table import Gpu
 from budgetfit.reporting.formatting import (
     count_text,
     memory_class_text,
@@ -12,11 +11,6 @@ from budgetfit.reporting.formatting import (
     size_text,
 )
 from budgetfit.utils.format_bytes import format_bytes, format_range
-
-if TYPE_CHECKING:
-    from budgetfit.core.budget import Budget
-    from budgetfit.core.plan import ModelSummary, Plan
-    from budgetfit.gpus.table import Gpu
 
 
 def plan_header(plan: Plan) -> list[str]:

@@ -3,24 +3,20 @@
 Keys are field names; bytes are whole numbers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from budgetfit.core.block_report import BlockRow
+from budgetfit.core.plan import Estimate, GpuComparison, Layer, Plan
+from budgetfit.core.verification import Verification
+from budgetfit.doctor.facts import Finding
 from budgetfit.errors import BudgetfitError, DoesNotFitError
+from budgetfit.explain.explanation import Explanation
 from budgetfit.gpus.interconnect import find_link
 from budgetfit.gpus.kernel_shares import find_shares
-
-if TYPE_CHECKING:
-    from budgetfit.core.block_report import BlockRow
-    from budgetfit.core.plan import Estimate, GpuComparison, Layer, Plan
-    from budgetfit.core.verification import Verification
-    from budgetfit.doctor.facts import Finding
-    from budgetfit.explain.explanation import Explanation
-    from budgetfit.gpus.table import Gpu
+from budgetfit.gpus.table import Gpu
 
 
 def plan_json(plan: Plan, samples: int | None = None) -> str:

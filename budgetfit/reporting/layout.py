@@ -4,23 +4,18 @@ Text that comes from a user (names, paths, notes) is always a ``Text``, never ma
 that brackets in it are printed as they are.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Container, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import Final, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from rich.console import ConsoleOptions, RenderResult
 
 WIDTH: Final = 80
 WIDE: Final = 100  # for tables with many columns

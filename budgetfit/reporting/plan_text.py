@@ -1,17 +1,14 @@
 """Text report of a plan: recommendation, memory by category, alternatives."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from budgetfit.core.allocator_settings import VARIABLE
-from budgetfit.core.plan import ACCUMULATING, NO_LOSS
+from budgetfit.core.plan import ACCUMULATING, NO_LOSS, Alternative, Estimate, Plan
 from budgetfit.reporting.estimate_text import (
     memory_section,
     peak_lines,
@@ -25,9 +22,6 @@ from budgetfit.reporting.layout import bullets, fits_text, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 from budgetfit.utils.function_name import is_factory_text
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Alternative, Estimate, Plan
 
 # Labels of what most people do, judged with every plan, and what they call it.
 USUAL = {

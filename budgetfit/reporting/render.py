@@ -1,13 +1,11 @@
 """All text reports; ``print`` of a plan loads this file, and so do commands."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Console, Group
 
+from budgetfit.core.plan import Plan
 from budgetfit.reporting.check_text import check_text
 from budgetfit.reporting.compare_text import compare_text
 from budgetfit.reporting.doctor_text import doctor_text
@@ -23,11 +21,6 @@ from budgetfit.reporting.plan_text import (
 from budgetfit.reporting.tables import gpus_text, layers_text
 from budgetfit.reporting.verification_text import verification_text
 from budgetfit.reporting.why_text import why_text
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from budgetfit.core.plan import Plan
 
 __all__ = [
     "WIDE",

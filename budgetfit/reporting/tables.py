@@ -1,23 +1,19 @@
 """Text reports of the layer table and the GPU table."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.core.plan import Layer, LayerMemory
 from budgetfit.gpus.interconnect import find_link
 from budgetfit.gpus.kernel_shares import find_shares
+from budgetfit.gpus.table import Gpu
 from budgetfit.reporting.formatting import count_text
 from budgetfit.reporting.layout import section, table
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Layer, LayerMemory
-    from budgetfit.gpus.table import Gpu
 
 _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")  # a numeric part of a module path
 

@@ -1,21 +1,15 @@
 """Text report of a verification: verdict, then predicted against measured."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from budgetfit.core.verification import WITHOUT_COMPILE
+from budgetfit.core.verification import WITHOUT_COMPILE, PhaseCheck, Verification
 from budgetfit.reporting.formatting import percent_text, scaled_text, time_text
 from budgetfit.reporting.layout import bullets, lines, section, table
 from budgetfit.utils.format_bytes import format_bytes, format_range
-
-if TYPE_CHECKING:
-    from budgetfit.core.verification import PhaseCheck, Verification
 
 _COLUMNS = ("", "predicted", "measured", "prediction is off by")
 _WORTH_SAYING_BYTES = 2**20

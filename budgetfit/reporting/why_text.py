@@ -1,18 +1,12 @@
 """Text report of ``plan.why``: why a block is checkpointed, and all options."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from budgetfit.core.block_report import BlockChoice, BlockRow
 from budgetfit.reporting.formatting import ops_text, time_text
 from budgetfit.reporting.layout import bullets, section, table
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.block_report import BlockChoice, BlockRow
 
 _COLUMNS = ("", "waits", "adds", "micro-batch", "peak", "")
 _SAME_MS = 1e-6  # times are whole nanoseconds

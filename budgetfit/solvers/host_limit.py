@@ -4,18 +4,14 @@ Where a solver's plan exceeds the limit, it solves again with fewer options, cho
 few ways that each guarantee the limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from budgetfit.core.block_profile import BlockProfile, ChainProfile
+from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_host_bytes
 from budgetfit.solvers.problem import Problem, Solution
-
-if TYPE_CHECKING:
-    from budgetfit.core.block_profile import BlockProfile, ChainProfile
-    from budgetfit.core.recipe import Segment
 
 # Share of the limit for the largest options (offloaded blocks); the rest is for the
 # smallest (a block's input).

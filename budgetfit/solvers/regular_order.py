@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from budgetfit.core.block_profile import BlockProfile, ChainProfile
 from budgetfit.core.recipe import Segment, SegmentMode
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.problem import Problem, Solution, describe
-
-if TYPE_CHECKING:
-    from budgetfit.core.block_profile import BlockProfile, ChainProfile
 
 MIN_EQUAL_BLOCKS: Final = 4
 

@@ -19,20 +19,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.step_trace import Phase, StepTrace
 from budgetfit.gpus.interconnect import Link, find_link
-from budgetfit.timing.kernel_times import phase_ops
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.core.step_trace import Phase, StepTrace
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.timing.kernel_times import Nanoseconds
+from budgetfit.gpus.table import Gpu
+from budgetfit.timing.kernel_times import Nanoseconds, phase_ops
 
 GATHERS: Final = ("c10d._allgather_base_.default", "c10d.allgather_.default")
 SCATTERS: Final = "c10d._reduce_scatter_base_.default"

@@ -4,16 +4,12 @@ A trace repeats the same few hundred calls, and the metadata of the arguments de
 what a call returns, costs and allocates, so each is computed once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 CallKey = tuple[Any, ...]
 Value = TypeVar("Value")

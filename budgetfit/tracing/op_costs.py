@@ -15,16 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
-from budgetfit.core.step_trace import OP_KINDS, RATES, TO_DEVICE, TO_HOST
+from budgetfit.core.step_trace import OP_KINDS, RATES, TO_DEVICE, TO_HOST, OpKind
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from torch._ops import OpOverload
-
-    from budgetfit.core.step_trace import OpKind
-
     Args = tuple[Any, ...]
     Kwargs = dict[str, Any]
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from budgetfit.core.step_trace import KernelScratch
+from budgetfit.tracing.call_cache import CallKey
 from budgetfit.tracing.op_costs import NO_COST, OpCost
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.call_cache import CallKey
 
 MovedStorages = tuple[tuple[tuple[int, ...], int], ...]
 

@@ -1,8 +1,6 @@
 """Check that a live model is the one that a plan was made for."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -14,10 +12,8 @@ from budgetfit.applying.quantized_layers.nf4_linear import (
     parameter_count,
 )
 from budgetfit.applying.torch_compile import unwrap_compiled
+from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 
 def is_same_model(plan: Plan, model: nn.Module) -> bool:

@@ -9,10 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from budgetfit.core.plan import Plan
+
 if TYPE_CHECKING:
     from torch import nn
 
-    from budgetfit.core.plan import Plan
 
 _SCALARS: Final = (bool, int, float, str, type(None))
 # Entries of a transformers config that say nothing about training memory.

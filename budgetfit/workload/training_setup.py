@@ -1,21 +1,17 @@
 """``TrainingSetup``: a live model with its batch, loss, optimizer and device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from budgetfit.applying.run.run import Run
 from budgetfit.batches.batch_tree import resize_batch
+from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
-
-if TYPE_CHECKING:
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.measuring.protocols import MakeRun
+from budgetfit.measuring.protocols import MakeRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.batches.resize_samples import with_image_size, with_length
 from budgetfit.core.image_sizes import SampleSizes, Size
 from budgetfit.core.plan import ModelSummary
+from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.example_batches.make_batch import ExampleBatch
 from budgetfit.gpus.table import Gpu
@@ -28,8 +29,6 @@ from budgetfit.workload.model_check import trainable_count, unwrap_model
 from budgetfit.workload.settings_check import model_settings
 
 _MIN_DTYPE_SHARE = 0.01  # of the bytes
-if TYPE_CHECKING:
-    from budgetfit.core.recipe import Recipe
 
 # peft methods whose trained prefix reaches the blocks as cached keys and values.
 _CACHED_PREFIX_TYPES = frozenset({"PREFIX_TUNING", "CARTRIDGE"})

@@ -1,13 +1,13 @@
 """accelerate: export a plan as a config file for ``accelerate launch``."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from importlib.util import find_spec
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.diffusers_options import script_lines
@@ -25,10 +25,6 @@ from budgetfit.integrations.source_code.python_source import (
     plan_summary_lines,
     to_source,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.core.plan import Plan
 
 _CONFIG_HOME = "accelerate.commands.config.config_args"
 

@@ -8,16 +8,21 @@ docs/gradient_checkpointing.qmd. It requires transformers 5.14, which lacks
 ``every_n_layers``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from budgetfit.core.adapter import ALL_LINEAR
+from budgetfit.core.adapter import ALL_LINEAR, Adapter
+from budgetfit.core.parallelism import Engine
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import BF16_CAPABILITY, find_precision
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.ranks import dtype_lines, yaml_settings
-from budgetfit.integrations.exports.yaml_file import config_text, uniform_treatment
+from budgetfit.integrations.exports.yaml_file import (
+    Settings,
+    config_text,
+    uniform_treatment,
+)
 from budgetfit.integrations.source_code.model_loading import (
     has_fp32_copies,
     weights_of,
@@ -27,13 +32,6 @@ from budgetfit.integrations.source_code.python_source import (
     exported_eval_batch_size,
     planned_length,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.core.adapter import Adapter
-    from budgetfit.core.parallelism import Engine
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.integrations.exports.yaml_file import Settings
 
 _ENGINES: Final[tuple[Engine, ...]] = ("ddp", "fsdp2")
 

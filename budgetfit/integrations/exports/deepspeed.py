@@ -1,11 +1,10 @@
 """DeepSpeed: export a plan as a config for ``deepspeed.initialize``."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.exports.ranks import refuse_several_gpus, zero_settings
 from budgetfit.integrations.optional_imports import import_attribute
@@ -17,9 +16,6 @@ from budgetfit.integrations.source_code.python_source import (
     plan_summary_lines,
     refuse_optimizer_in_backward,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 
 def engine_config(plan: Plan) -> dict[str, Any]:

@@ -4,15 +4,11 @@ Source: ``parse_args`` of ``examples/text_to_image/train_text_to_image.py`` and
 ``examples/dreambooth/train_dreambooth_lora_*.py`` (diffusers 0.42).
 """
 
-from __future__ import annotations
+from typing import Final
 
-from typing import TYPE_CHECKING, Final
-
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.source_code.model_loading import DIFFUSERS
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 _ADAMW: Final = frozenset({"adamw_torch", "adamw_torch_fused"})
 _8BIT_ADAM: Final = frozenset({"adamw_bnb_8bit", "adamw_8bit"})

@@ -6,21 +6,16 @@ those that are a ``GradientCheckpointingLayer``, in the order of ``modules()``. 
 plan needs no callback.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from budgetfit.core.plan import Plan
+from budgetfit.core.plan import Alternative, Estimate, Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import BudgetfitError
 from budgetfit.integrations.source_code.plain_torch import planned_model
 from budgetfit.planning.search.policies import every_n_of_segments, ordinal
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Alternative, Estimate
 
 MAX_SLOWDOWN: Final = 0.01  # relative to the plan, for settings that need no budgetfit
 _PEFT: Final = "base_model.model."

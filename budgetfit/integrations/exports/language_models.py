@@ -1,14 +1,8 @@
 """Which plans programs for language models can carry out."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
 from budgetfit.reporting.formatting import sample_text
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 
 def refuse_unless_language_model(plan: Plan, program: str) -> None:

@@ -1,15 +1,17 @@
 """Lightning: export a plan as ``Trainer`` arguments and a callback for the rest."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from string import Template
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
+from torch import nn
 
 from budgetfit.applying.sharding import wrap
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import Recipe
 from budgetfit.integrations.exports.prepared_model import PreparedModel, prepare
 from budgetfit.integrations.exports.ranks import ddp_settings, refuse_several_gpus
 from budgetfit.integrations.optional_imports import import_attribute
@@ -21,13 +23,6 @@ from budgetfit.integrations.source_code.python_source import (
     refuse_optimizer_in_backward,
     to_source,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.recipe import Recipe
 
 _PRECISIONS: Final = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 

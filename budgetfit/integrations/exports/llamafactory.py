@@ -7,28 +7,26 @@ model/model_utils/{checkpointing,quantization}.py, train/sft/workflow.py (paddin
 rest are transformers' ``TrainingArguments``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from budgetfit.core.adapter import ALL_LINEAR
+from budgetfit.core.adapter import ALL_LINEAR, Adapter
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.ranks import yaml_settings
-from budgetfit.integrations.exports.yaml_file import config_text, uniform_treatment
+from budgetfit.integrations.exports.yaml_file import (
+    Settings,
+    config_text,
+    uniform_treatment,
+)
 from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
 from budgetfit.integrations.source_code.python_source import (
     exported_eval_batch_size,
     planned_length,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.core.adapter import Adapter
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.integrations.exports.yaml_file import Settings
 
 _BITS: Final = {"nf4": 4, "int8": 8}
 _PADDED_TO: Final = 8  # tokens: batches are padded to a multiple, without a setting

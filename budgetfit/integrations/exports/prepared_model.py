@@ -5,11 +5,9 @@ clipping, accumulation and optimizer step. The rest (checkpointing, chunked loss
 dtypes) is set up here, by the same code as in ``Run``, and undone afterwards.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -25,14 +23,12 @@ from budgetfit.applying.torch_compile import compile_blocks, compile_model
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
 from budgetfit.applying.zero import input_precision
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import Precision, find_precision
 from budgetfit.errors import InputError
 from budgetfit.integrations.peft import has_adapters, loading_code
 from budgetfit.workload.model_check import check_same_model, is_same_model
 from budgetfit.workload.settings_check import warn_changed_settings
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 # A model sets attributes in its first step, and is compiled once more.
 _COMPILING = {"none": 0, "blocks": 1, "model": 2}

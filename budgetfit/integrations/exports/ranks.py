@@ -1,18 +1,14 @@
 """Several GPUs in other libraries' settings, and which libraries have none."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from budgetfit.applying.zero import deepspeed_config
+from budgetfit.core.parallelism import Engine, Parallelism
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.parallelism import Engine, Parallelism
-    from budgetfit.core.plan import Plan
 
 _CONTAINERS: Final = ("ModuleList", "ModuleDict")  # without a forward
 

@@ -1,9 +1,7 @@
 """transformers' ``Trainer``: a callback that applies a plan, and a training script."""
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -12,6 +10,7 @@ from transformers import TrainerCallback
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.applying.run.num_items_in_batch import trainer_sums_losses
 from budgetfit.applying.undo import Undo
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.prepared_model import (
@@ -24,9 +23,6 @@ from budgetfit.integrations.exports.trainer_arguments import settings
 from budgetfit.integrations.exports.trainer_script import ScriptParts, program_text
 from budgetfit.integrations.exports.trl import has_fused_head, is_dpo
 from budgetfit.workload.settings_check import warn_changed_settings
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 
 class PlanCallback(TrainerCallback):

@@ -1,16 +1,16 @@
 """Map a plan to transformers' ``TrainingArguments`` and its subclasses."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.ranks import (
     copied_gradients,
@@ -20,10 +20,6 @@ from budgetfit.integrations.exports.ranks import (
     zero_settings,
 )
 from budgetfit.integrations.source_code.python_source import exported_eval_batch_size
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.recipe import Recipe
 
 
 def training_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """Training scripts for transformers' ``Trainer`` and TRL's trainers, as source text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from string import Template
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from budgetfit.applying.run.num_items_in_batch import trainer_sums_losses
 from budgetfit.core.plan import Plan
@@ -21,7 +19,7 @@ from budgetfit.integrations.exports.trainer_arguments import (
     known_fields,
     planned_arguments,
 )
-from budgetfit.integrations.source_code.model_loading import load_model_text
+from budgetfit.integrations.source_code.model_loading import Loading, load_model_text
 from budgetfit.integrations.source_code.plain_torch import planned_model
 from budgetfit.integrations.source_code.plain_torch_loop import data_parts
 from budgetfit.integrations.source_code.plain_torch_ranks import launch_line
@@ -33,9 +31,6 @@ from budgetfit.integrations.source_code.python_source import (
     planned_loss,
     to_source,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.integrations.source_code.model_loading import Loading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

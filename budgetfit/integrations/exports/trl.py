@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
+from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.language_models import (
     refuse_unless_language_model,
@@ -24,8 +25,6 @@ from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from budgetfit.core.plan import Plan
 
 
 def sft_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from budgetfit.core.parallelism import Engine
+from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.language_models import (
@@ -32,9 +34,6 @@ from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
-    from budgetfit.core.parallelism import Engine
-    from budgetfit.core.plan import Estimate, Plan
-
     # Returns the checkpointing settings of a recipe, given the blocks' names; None
     # where there are none. A program must support checkpointing every block.
     Checkpointing = Callable[[Recipe, tuple[str, ...]], "Settings | None"]

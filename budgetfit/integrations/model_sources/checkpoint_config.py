@@ -9,27 +9,22 @@ is loaded (``quantizers/auto.py``, ``merge_quantization_configs``). The dtype is
 config's, or else the first one of the weights (``modeling_utils._get_dtype``).
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
 from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from budgetfit.errors import InputError
+from budgetfit.integrations.model_sources.resolved_model import Materialize
 from budgetfit.integrations.optional_imports import quiet_import
 from budgetfit.integrations.quantization.quantize_linear import quantize_as_stored
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.integrations.model_sources.resolved_model import Materialize
 
 BITSANDBYTES = "bitsandbytes"
 # safetensors dtypes in which a model can be loaded; not those of 8 bits and fewer

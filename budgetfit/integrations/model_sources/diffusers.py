@@ -5,11 +5,9 @@ in it: the UNet, the transformer or the prior. The network is only used to read 
 configs of a hub id.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import errors as hub_errors
@@ -22,11 +20,8 @@ from budgetfit.integrations.model_sources.model_name import (
     denoiser_of,
     read_fields,
 )
-from budgetfit.integrations.model_sources.resolved_model import fixed_seed
+from budgetfit.integrations.model_sources.resolved_model import Materialize, fixed_seed
 from budgetfit.integrations.optional_imports import import_library
-
-if TYPE_CHECKING:
-    from budgetfit.integrations.model_sources.resolved_model import Materialize
 
 _OUT_OF_REACH = hub_errors.LocalEntryNotFoundError  # nor in the hub's cache
 CLASS_NAME = "_class_name"  # the class of a model in its config.json

@@ -1,17 +1,13 @@
 """Generate an example batch for a Keras model from its inputs, outputs and loss."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from budgetfit.example_batches.request import BatchRequest
+from budgetfit.example_batches.request import BatchRequest
 
 
 def example_batch(model: Any, loss: Any, request: BatchRequest) -> tuple[Any, bool]:

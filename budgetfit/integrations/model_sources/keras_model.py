@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
 
 from budgetfit.errors import InputError
+from budgetfit.example_batches.request import BatchRequest
 from budgetfit.integrations.model_sources.keras_batch import example_batch
 from budgetfit.integrations.model_sources.keras_layers import (
     is_whole,
@@ -30,9 +31,6 @@ from budgetfit.integrations.model_sources.keras_layers import (
     seed_generators,
     unused_name,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.example_batches.request import BatchRequest
 
 
 class _Shared:

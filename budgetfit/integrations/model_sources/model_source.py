@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from budgetfit.errors import InputError
@@ -16,7 +17,6 @@ from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 from budgetfit.utils.function_name import is_factory_text
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedConfig
     from typing_extensions import TypeIs
 

@@ -11,6 +11,7 @@ from budgetfit.applying.precision import DTYPE_NAMES
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, Nf4Linear
 from budgetfit.applying.quantized_layers.stored_weights import stored_tensors
+from budgetfit.core.adapter import Adapter
 from budgetfit.integrations.quantization.quantize_linear import (
     library,
     meta_linear_4bit,
@@ -20,8 +21,6 @@ from budgetfit.integrations.quantization.quantize_linear import (
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from budgetfit.core.adapter import Adapter
 
 
 def is_quantized(model: nn.Module) -> bool:

@@ -3,13 +3,13 @@
 peft's and bitsandbytes' own names (peft 0.21, transformers 5.23); neither is imported.
 """
 
-from __future__ import annotations
-
 import keyword
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from budgetfit.core.adapter import Adapter
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.model_sources.model_name import (
     config_file,
@@ -24,10 +24,6 @@ from budgetfit.integrations.source_code.python_source import (
     to_source,
 )
 from budgetfit.utils.function_name import is_factory_text
-
-if TYPE_CHECKING:
-    from budgetfit.core.adapter import Adapter
-    from budgetfit.core.plan import Plan
 
 DIFFUSERS: Final = "diffusers."  # before the class in ``ModelSummary.class_name``
 # bitsandbytes quantises on the GPU, which for every rank would be the first.

@@ -4,15 +4,14 @@ Placeholders for the user are marked with FILL IN (the model, where the plan was
 from one in memory) and REPLACE (the data).
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import keyword
 import pprint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.model_name import (
     is_local_path,
@@ -48,9 +47,6 @@ from budgetfit.integrations.source_code.python_source import (
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.function_name import is_factory_text
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 
 def torch_script(plan: Plan) -> str:

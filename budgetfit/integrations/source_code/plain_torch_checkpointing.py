@@ -1,17 +1,13 @@
 """Checkpointing code of the exported training script."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from string import Template
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
 from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import to_source
-
-if TYPE_CHECKING:
-    from budgetfit.core.recipe import Recipe
 
 
 def recompute_parts(recipe: Recipe) -> list[Part]:

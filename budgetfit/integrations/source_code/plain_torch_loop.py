@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from budgetfit.applying.torch_compile import compiled_blocks
 from budgetfit.applying.zero import input_precision
 from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
-from budgetfit.core.precision import find_precision
+from budgetfit.core.precision import Precision, find_precision
+from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.errors import InputError
 from budgetfit.integrations.source_code import plain_torch_templates as parts
@@ -19,9 +20,6 @@ from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import DTYPES, to_source
 
 if TYPE_CHECKING:
-    from budgetfit.core.precision import Precision
-    from budgetfit.core.recipe import Recipe
-
     # Name -> shape and dtype, as in ModelSummary.
     Batch = dict[str, tuple[tuple[int, ...], str]]
 

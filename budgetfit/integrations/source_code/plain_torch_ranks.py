@@ -1,18 +1,14 @@
 """Several GPUs in the exported training script: what torchrun starts."""
 
-from __future__ import annotations
-
 import json
 import pprint
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from budgetfit.applying.zero import deepspeed_config
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.recipe import Recipe
 from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import DTYPES, to_source
-
-if TYPE_CHECKING:
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.core.recipe import Recipe
 
 
 def ranks_parts(recipe: Recipe) -> list[Part]:

@@ -1,19 +1,15 @@
 """Generate Python source: calls, imports, literals; the plan's summary lines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from budgetfit.core.allocator_settings import VARIABLE
 from budgetfit.core.loop import RUN
+from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 _WIDTH: Final = 88  # columns of a source line
 _STANDARD: Final = frozenset({"functools", "importlib", "itertools", "runpy"})

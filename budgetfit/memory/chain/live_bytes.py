@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetfit.core.allocator_settings import DEFAULT_SETTINGS
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.memory.replay import block_bytes, storage_bytes
+from budgetfit.memory.scratch_sizes.rules import DeviceProperties
 from budgetfit.memory.simulated_allocator import rounded_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.allocator_settings import AllocatorSettings
-    from budgetfit.memory.scratch_sizes.rules import DeviceProperties
 
 NEVER = np.iinfo(np.int64).max
 

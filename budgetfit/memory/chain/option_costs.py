@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from budgetfit.core.block_profile import BlockOption
+from budgetfit.core.block_profile import BlockOption, Mode
+from budgetfit.core.recipe import Segment
+from budgetfit.memory.chain.stages import MeasuredChain, OptionTrace
 from budgetfit.memory.host_copies import host_copy_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.block_profile import Mode
-    from budgetfit.core.recipe import Segment
-    from budgetfit.memory.chain.stages import MeasuredChain, OptionTrace
 
 
 class OptionDelta(NamedTuple):

@@ -9,33 +9,27 @@ the same sizes and differ only in their position. The cost of an option is what 
 block costs kept (or recomputed), plus what the option changed on a block of its type.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from budgetfit.core.allocator_settings import DEFAULT_SETTINGS
-from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
-from budgetfit.core.step_trace import OP_COST_COLUMNS
-from budgetfit.memory.chain.option_costs import base_mode, option_deltas
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile, Mode
+from budgetfit.core.step_trace import OP_COST_COLUMNS, StepTrace
+from budgetfit.memory.chain.option_costs import OptionDelta, base_mode, option_deltas
 from budgetfit.memory.chain.stages import (
     MeasuredChain,
     OptionTrace,
+    Stage,
+    StageBytes,
+    TimesOf,
     max_stage_bytes,
     steady_micro_step,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.core.allocator_settings import AllocatorSettings
-    from budgetfit.core.block_profile import Mode
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.memory.chain.option_costs import OptionDelta
-    from budgetfit.memory.chain.stages import Stage, StageBytes, TimesOf
-    from budgetfit.memory.scratch_sizes.rules import DeviceProperties
+from budgetfit.memory.scratch_sizes.rules import DeviceProperties
 
 Row = TypeVar("Row", ChainProfile, BlockProfile, BlockOption)
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from budgetfit.core.recipe import Segment
+from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
 from budgetfit.memory.chain.live_bytes import LiveBytes, StorageEvents, lifetimes
-
-if TYPE_CHECKING:
-    from budgetfit.core.recipe import Segment
-    from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
-    from budgetfit.memory.scratch_sizes.rules import DeviceProperties
+from budgetfit.memory.scratch_sizes.rules import DeviceProperties
 
 PROLOGUE, BETWEEN, EPILOGUE = "<prologue>", "<between>", "<epilogue>"
 

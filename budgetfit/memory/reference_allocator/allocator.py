@@ -16,15 +16,13 @@ Not modelled: private pools (CUDA graphs, ``MemPool``), and frees that wait for 
 stream (``record_stream``).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from budgetfit.core.allocator_settings import DEFAULT_SETTINGS
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.memory.reference_allocator.block_pool import (
     ADDRESS_BITS,
     IN_USE,
@@ -38,9 +36,6 @@ from budgetfit.memory.reference_allocator.expandable_segments import (
     unmap_block,
 )
 from budgetfit.memory.segment_addresses import SegmentAddresses
-
-if TYPE_CHECKING:
-    from budgetfit.core.allocator_settings import AllocatorSettings
 
 MIN_BLOCK_BYTES: Final = 512  # kMinBlockSize: blocks are multiples of this
 SMALL_REQUEST_BYTES: Final = 1 << 20  # kSmallSize: largest request of the small pool

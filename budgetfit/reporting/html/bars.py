@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from budgetfit.reporting.html.colors import color
-from budgetfit.reporting.html.svg import draw
+from budgetfit.reporting.html.svg import Drawing, draw
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from budgetfit.reporting.html.svg import Drawing
 
 _ROW = 34  # pixels
 _NARROW_ROW = 52  # with the name above its bar

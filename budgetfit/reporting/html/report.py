@@ -1,20 +1,16 @@
 """The report of a plan: one HTML page that loads nothing, or a part for notebooks."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from budgetfit.core.plan import GpuComparison, ModelSummary, Plan
 from budgetfit.errors import InputError
 from budgetfit.reporting.header import gpu_text, model_lines, origin_line
 from budgetfit.reporting.html.colors import css_variables
 from budgetfit.reporting.html.summary import answers
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import GpuComparison, ModelSummary, Plan
 
 FIGURES: Final = (
     "step_memory",

@@ -1,18 +1,13 @@
 """The first screen of the report: what to set, whether it fits, how fast it is."""
 
-from __future__ import annotations
+from typing import NamedTuple
 
-from typing import TYPE_CHECKING, NamedTuple
-
+from budgetfit.core.plan import Plan
 from budgetfit.reporting.estimate_text import range_text
 from budgetfit.reporting.formatting import blocks_text
-from budgetfit.reporting.html.table import Number, memory, rate
+from budgetfit.reporting.html.table import Cell, Number, memory, rate
 from budgetfit.reporting.plan_text import gain_text, lengths_lines
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
-    from budgetfit.reporting.html.table import Cell
 
 
 class Answer(NamedTuple):

@@ -4,26 +4,22 @@ Text stays text in the page's font, colours are CSS variables, and a mark may sa
 numbers: in its ``<title>``, and to the keyboard.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from markupsafe import Markup
 from matplotlib import rc_context
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from budgetfit.reporting.html.colors import as_variables, color, css_variables
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
 
 GIB: Final = 2**30
 WIDE, NARROW = 780, 350  # pixels

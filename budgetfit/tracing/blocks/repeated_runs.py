@@ -13,8 +13,9 @@ import operator
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from budgetfit.core.recipe import Segment
+
 if TYPE_CHECKING:
-    from budgetfit.core.recipe import Segment
     from budgetfit.tracing.blocks.block_signature import BlockPosition, PlacedBlock
 
 KEPT_PERIODS = 4  # the edges, and two in the middle that must be alike

@@ -1,16 +1,15 @@
 """CompiledBlocks: forwards of blocks as torch.compile would run them on a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import (
     _disable_current_modes,
@@ -20,11 +19,7 @@ from torch.utils._python_dispatch import (
 from budgetfit.errors import InputError
 from budgetfit.tracing.compiled.cuda_backend import CudaBackend, check_supported
 from budgetfit.tracing.compiled.inductor_answers import CudaGenerator
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.cuda.target import CudaTarget
 
 _HOOKS = (
     "_forward_hooks",

@@ -4,12 +4,10 @@ A graph of fake CPU tensors is moved to device cuda, inductor lowers, fuses and
 schedules it for the GPU, and the Python code that it generates runs on fakes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch.fx.node import map_aggregate
@@ -19,10 +17,7 @@ from budgetfit.errors import InputError
 from budgetfit.tracing.compiled.decompositions import cuda_decompositions
 from budgetfit.tracing.compiled.generated_code import module_on_fakes
 from budgetfit.tracing.compiled.inductor_answers import CUDA, answers_for_inductor
-from budgetfit.tracing.cuda.target import installed_torch_version
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.cuda.target import CudaTarget, installed_torch_version
 
 # What inductor generates was compared with a CUDA build of these versions.
 CHECKED_TORCH: Final = ((2, 13),)

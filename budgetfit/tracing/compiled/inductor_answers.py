@@ -18,11 +18,10 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.isolation.lru_caches import cached_functions
 
 if TYPE_CHECKING:
-    from budgetfit.tracing.cuda.target import CudaTarget
-
     _Patch = Callable[[Any, str, Any], None]
 
 CUDA: Final = torch.device("cuda", 0)

@@ -1,7 +1,5 @@
 """CUDA op semantics for the storage log: outputs, scratch memory, cuBLAS workspaces."""
 
-from __future__ import annotations
-
 import functools
 import sys
 import threading
@@ -10,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._guards import detect_fake_mode
@@ -21,7 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd import graph
 from torch.utils._pytree import tree_map_only
 
-from budgetfit.tracing.call_cache import CallCache
+from budgetfit.tracing.call_cache import CallCache, CallKey
 from budgetfit.tracing.cuda.device_questions import device_questions_noted
 from budgetfit.tracing.cuda.dispatch.autocast import cuda_autocast
 from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
@@ -37,13 +35,9 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     is_verified,
     kernel_steps,
 )
+from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.op_costs import op_cost
-from budgetfit.tracing.records import OpMemory
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.call_cache import CallKey
-    from budgetfit.tracing.cuda.target import CudaTarget
-    from budgetfit.tracing.records import RunOp
+from budgetfit.tracing.records import OpMemory, RunOp
 
 aten = torch.ops.aten
 

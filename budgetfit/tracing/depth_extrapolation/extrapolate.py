@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from budgetfit.core.step_trace import OpTable, Phase, UnverifiedOp
+from budgetfit.core.step_trace import OpTable, Phase, StepTrace, UnverifiedOp
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.depth_extrapolation.extrapolate_passes import (
     EventPositions,
@@ -25,31 +26,25 @@ from budgetfit.tracing.depth_extrapolation.last_uses import (
     frees_after_last_use,
     without_events,
 )
+from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
 from budgetfit.tracing.depth_extrapolation.period_labels import (
+    MiddleSpans,
+    Timeline,
     label_timeline,
     middle_spans,
 )
 from budgetfit.tracing.depth_extrapolation.period_matching import (
+    PeriodMatch,
+    PeriodReference,
     match_middle_periods,
     stream_column,
     unverified_column,
 )
-from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
-    from budgetfit.tracing.depth_extrapolation.period_labels import (
-        MiddleSpans,
-        Timeline,
-    )
-    from budgetfit.tracing.depth_extrapolation.period_matching import (
-        PeriodMatch,
-        PeriodReference,
-    )
-    from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
+from budgetfit.tracing.depth_extrapolation.run_layout import (
+    FIRST_MIDDLE,
+    SECOND_MIDDLE,
+    RunLayout,
+)
 
 
 def extrapolate(

@@ -1,22 +1,21 @@
 """Extrapolate phases and block passes to the trace with copied periods."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from budgetfit.core.step_trace import BlockPass, StepTrace
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray
 from budgetfit.tracing.depth_extrapolation.period_labels import MiddleSpans, Timeline
 from budgetfit.tracing.depth_extrapolation.period_matching import PeriodMatch
-from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import BlockPass, StepTrace
-    from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
+from budgetfit.tracing.depth_extrapolation.run_layout import (
+    FIRST_MIDDLE,
+    SECOND_MIDDLE,
+    RunLayout,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from budgetfit.core.step_trace import Affine, KernelScratch
+from budgetfit.core.step_trace import Affine, KernelScratch, StepTrace
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from budgetfit.core.step_trace import StepTrace
     from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
     from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 

@@ -5,22 +5,16 @@ edges have no block of that kind, a middle period has the last one, also in the 
 model: the other middle period and the copies have no such event.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from budgetfit.core.step_trace import BlockPass, Phase
+from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
+from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
+from budgetfit.tracing.depth_extrapolation.period_labels import Timeline
 from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
-    from budgetfit.tracing.depth_extrapolation.period_labels import Timeline
-
 
 _Span = TypeVar("_Span", Phase, BlockPass)
 

@@ -5,26 +5,22 @@ can be compared and extrapolated. Beside the trace stand the layers that own its
 storages and ops, which extrapolation needs and a ``StepTrace`` does not keep.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.core.step_trace import OpTable, StepTrace
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
+from budgetfit.tracing.fake.shortened_model import Shortening
 from budgetfit.tracing.recording.batch_scaling import affine_trace, exact_trace
+from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.tensor_owners import (
     bytes_by_layer,
     single_owner,
     storage_owners,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.fake.shortened_model import Shortening
-    from budgetfit.tracing.recording.raw_trace import RawTrace
 
 IntArray = NDArray[np.int64]
 

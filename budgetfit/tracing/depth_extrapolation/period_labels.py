@@ -5,23 +5,21 @@ the end of a phase) the layer of the storage does: a loop over all layers shows 
 of period 2 next to items of period 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.tracing.blocks.repeated_runs import KEPT_PERIODS, NotRepeatedError
-from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray
-from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.tracing.depth_extrapolation.owned_trace import OwnedTrace
-    from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
+from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
+from budgetfit.tracing.depth_extrapolation.run_layout import (
+    FIRST_MIDDLE,
+    SECOND_MIDDLE,
+    RunLayout,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,28 +4,25 @@ They must have the same events in the same order, on corresponding storages of e
 sizes, layers and categories, and the same ops.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetfit.core.step_trace import OP_COST_COLUMNS
+from budgetfit.core.step_trace import OP_COST_COLUMNS, StepTrace
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
-from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray
-from budgetfit.tracing.depth_extrapolation.run_layout import FIRST_MIDDLE, SECOND_MIDDLE
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.tracing.depth_extrapolation.owned_trace import OwnedTrace
-    from budgetfit.tracing.depth_extrapolation.period_labels import (
-        MiddleSpans,
-        Timeline,
-    )
-    from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
+from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
+from budgetfit.tracing.depth_extrapolation.period_labels import (
+    MiddleSpans,
+    Timeline,
+)
+from budgetfit.tracing.depth_extrapolation.run_layout import (
+    FIRST_MIDDLE,
+    SECOND_MIDDLE,
+    RunLayout,
+)
 
 
 class PeriodReference(NamedTuple):

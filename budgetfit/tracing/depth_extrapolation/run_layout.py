@@ -1,18 +1,16 @@
 """RunLayout: index map between a shortened model's periods and the full model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from budgetfit.tracing.blocks.repeated_runs import KEPT_PERIODS, NotRepeatedError
+from budgetfit.tracing.blocks.repeated_runs import (
+    KEPT_PERIODS,
+    BlockRun,
+    NotRepeatedError,
+)
 from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.blocks.repeated_runs import BlockRun
 
 # The middle periods of the four that a shortened model has, counted from 1.
 FIRST_MIDDLE, SECOND_MIDDLE = 2, 3

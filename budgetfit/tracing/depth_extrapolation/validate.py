@@ -7,27 +7,24 @@ depended on their number would show as neither constant nor proportional to the 
 if there is such a size, fit and validation need a trace each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from budgetfit.core.step_trace import Affine, KernelScratch, StepTrace
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.depth_extrapolation.extrapolate import extrapolate
-from budgetfit.tracing.depth_extrapolation.growth import find_growth, grown
-from budgetfit.tracing.depth_extrapolation.owned_trace import first_difference
+from budgetfit.tracing.depth_extrapolation.growth import Growth, find_growth, grown
+from budgetfit.tracing.depth_extrapolation.owned_trace import (
+    IntArray,
+    OwnedTrace,
+    first_difference,
+)
+from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 from budgetfit.tracing.recording.batch_scaling import fit_affine
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from budgetfit.tracing.depth_extrapolation.growth import Growth
-    from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
-    from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
 
 
 def validate(

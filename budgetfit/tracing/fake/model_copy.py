@@ -1,26 +1,24 @@
 """Copy a model with fake tensors (FakeTensorMode): same modules, no memory."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from budgetfit.errors import TraceError
-from budgetfit.tracing.fake.shortened_model import close_gaps, placeholder_memo
+from budgetfit.tracing.fake.shortened_model import (
+    Shortening,
+    close_gaps,
+    placeholder_memo,
+)
 from budgetfit.tracing.fake.tensor_factory import FakeTensorFactory, strides_on_cuda
 from budgetfit.tracing.fake.uncopyable_values import uncopyable_memo
 from budgetfit.utils.copy_model import deepcopy_model
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.tracing.fake.shortened_model import Shortening
 
 
 def fake_copy(

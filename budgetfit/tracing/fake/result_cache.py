@@ -6,24 +6,23 @@ to the arguments is recorded, the outputs are recreated from that and compared w
 torch's. Only a call whose outputs are equal in every respect is cached.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from budgetfit.tracing.call_cache import STRIDED, CallCache, add_metadata, call_key
+from budgetfit.tracing.call_cache import (
+    STRIDED,
+    CallCache,
+    CallKey,
+    add_metadata,
+    call_key,
+)
 from budgetfit.tracing.fake.tensor_factory import FakeTensorFactory
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from budgetfit.tracing.call_cache import CallKey
 
 UNCACHEABLE_TAGS = (
     torch.Tag.data_dependent_output,

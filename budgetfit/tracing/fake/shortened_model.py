@@ -11,14 +11,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from budgetfit.core.recipe import Segment
 from budgetfit.tracing.blocks.block_signature import config_lists
-from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
+from budgetfit.tracing.blocks.repeated_runs import BlockRun, NotRepeatedError
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from budgetfit.core.recipe import Segment
-    from budgetfit.tracing.blocks.repeated_runs import BlockRun
 
 
 @dataclass(frozen=True, slots=True)

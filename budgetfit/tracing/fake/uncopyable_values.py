@@ -1,20 +1,16 @@
 """Replacements for attributes of a model that ``deepcopy`` refuses."""
 
-from __future__ import annotations
-
 import copy
 import io
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from budgetfit.errors import TraceError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 # Reading them in the copy would advance the user's own.
 _STATEFUL_READERS = (Iterator, io.IOBase)

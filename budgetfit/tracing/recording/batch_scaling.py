@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from budgetfit.core.step_trace import (
     Affine,
@@ -20,8 +21,6 @@ from budgetfit.core.step_trace import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from budgetfit.tracing.recording.raw_trace import RawTrace
 
 

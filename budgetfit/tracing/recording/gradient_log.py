@@ -1,19 +1,15 @@
 """GradientLog: when each parameter's gradient is accumulated, and in which storage."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from budgetfit.tracing.op_costs import op_cost
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.records import OpRecord, op_name
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _ADD = torch.ops.aten.add_.Tensor
 

@@ -4,13 +4,12 @@ Recomputation would start from other values, and torch's checkpoint refuses it. 
 are children of a ``Sequential`` with ``ReLU(inplace=True)``, and residual ``x += ...``.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from budgetfit.batches.batch_tree import Batch, map_batch
@@ -24,9 +23,6 @@ from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
 from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
 from budgetfit.tracing.isolation.python_state import python_state_preserved
 from budgetfit.tracing.isolation.user_state import user_state_preserved
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def blocks_mutating_inputs(

@@ -7,18 +7,13 @@ optimizer's phase. What a step leaves alive and the next one frees (outputs that
 kept, gradients that are zeroed late) cannot be derived from one step: all are run.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from budgetfit.tracing.recording.step_recorder import EnoughError
+from budgetfit.tracing.recording.raw_trace import LoopRunner
+from budgetfit.tracing.recording.step_recorder import EnoughError, StepRecorder
 from budgetfit.tracing.recording.tensor_owners import log_optimizer_state, log_weights
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.recording.raw_trace import LoopRunner
-    from budgetfit.tracing.recording.step_recorder import StepRecorder
 
 
 class LoopRecorder:

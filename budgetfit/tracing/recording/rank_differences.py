@@ -1,16 +1,12 @@
 """What a forward does with its samples that may differ from rank to rank."""
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-if TYPE_CHECKING:
-    import torch
-
-    from budgetfit.core.parallelism import Engine
+from budgetfit.core.parallelism import Engine
 
 _UNEQUAL = {
     "ddp": "DDP then ends in an error",

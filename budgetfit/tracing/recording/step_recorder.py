@@ -1,29 +1,22 @@
 """StepRecorder: runs the steps of a fake model, and records phases and block passes."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from budgetfit.batches.batch_tree import map_batch
-from budgetfit.core.step_trace import BlockPass, Phase
+from budgetfit.core.step_trace import BlockPass, Direction, Phase, PhaseName
 from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from budgetfit.tracing.recording.gradient_log import GradientLog
-from budgetfit.tracing.recording.module_tracker import ModuleTracker
-from budgetfit.tracing.recording.raw_trace import RawTrace
+from budgetfit.tracing.recording.module_tracker import BlockForward, ModuleTracker
+from budgetfit.tracing.recording.raw_trace import RawTrace, Runner
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.recording.tensor_owners import log_optimizer_state, log_weights
 from budgetfit.tracing.values.known_values import KnownValues
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import Direction, PhaseName
-    from budgetfit.tracing.recording.module_tracker import BlockForward
-    from budgetfit.tracing.recording.raw_trace import Runner
 
 _SETUP = Phase("setup", -1, 0, 0, 0)
 

@@ -1,29 +1,32 @@
 """Run training steps on fake tensors and record them as a RawTrace."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from budgetfit.batches.batch_tree import map_batch, resize_batch
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.tracing.cuda.op_semantics import imitate_cuda
+from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.cuda.triton.kernels_on_fakes import (
     kernels_on_fakes,
     triton_is_loaded,
 )
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode, kept_modules
 from budgetfit.tracing.fake.result_cache import FakeResultCache
+from budgetfit.tracing.fake.shortened_model import Shortening
 from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
 from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
 from budgetfit.tracing.isolation.python_state import python_state_preserved
 from budgetfit.tracing.isolation.user_state import user_state_preserved
+from budgetfit.tracing.recording.changed_containers import ChangedContainers
 from budgetfit.tracing.recording.loop_recorder import LoopRecorder
 from budgetfit.tracing.recording.module_tracker import ModuleTracker
 from budgetfit.tracing.recording.rank_differences import ChangedBuffers, experts_note
@@ -36,22 +39,13 @@ from budgetfit.tracing.recording.raw_trace import (
 from budgetfit.tracing.recording.step_recorder import StepRecorder
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.recording.tensor_owners import log_weights
+from budgetfit.tracing.records import OpSemantics, RunOp
 from budgetfit.tracing.values.assumptions import EVEN_CHOICE
 from budgetfit.tracing.values.concrete_execution import weight_values
 from budgetfit.tracing.values.known_values import KnownValues
 from budgetfit.tracing.values.library_patches import patch_libraries
+from budgetfit.tracing.values.value_checks import ValueChecks
 from budgetfit.utils.lazy_import import lazy_import
-
-if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.tracing.cuda.target import CudaTarget
-    from budgetfit.tracing.fake.shortened_model import Shortening
-    from budgetfit.tracing.recording.changed_containers import ChangedContainers
-    from budgetfit.tracing.records import OpSemantics, RunOp
-    from budgetfit.tracing.values.value_checks import ValueChecks
-
 
 # Values too large to propagate are assumed only at the batch sizes of an affine trace;
 # at larger ones the affine trace is more reliable.

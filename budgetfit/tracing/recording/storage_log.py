@@ -12,14 +12,14 @@ import functools
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch._C._dynamo import eval_frame
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from budgetfit.core.step_trace import CATEGORIES, TO_HOST, KernelScratch
-from budgetfit.tracing.call_cache import call_key
+from budgetfit.core.step_trace import CATEGORIES, TO_HOST, Category, KernelScratch
+from budgetfit.tracing.call_cache import CallKey, call_key
 from budgetfit.tracing.op_costs import (
     stored_bytes,
     tensor_passes,
@@ -36,10 +36,6 @@ from budgetfit.tracing.records import (
     call_op,
     op_name,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import Category
-    from budgetfit.tracing.call_cache import CallKey
 
 # What a log records, by the names of its attributes.
 _RECORDS: Final = (

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
-if TYPE_CHECKING:
-    from torch import nn
+from budgetfit.tracing.recording.module_tracker import ModuleTracker
 
-    from budgetfit.tracing.recording.module_tracker import ModuleTracker
+if TYPE_CHECKING:
     from budgetfit.tracing.recording.storage_log import StorageLog
     from budgetfit.tracing.records import OpRecord
 

@@ -6,17 +6,13 @@ note reports the assumption once a model reads it. See
 ``docs/decisions/0010-known-values.md``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch._ops import OpOverload
 
 from budgetfit.tracing.isolation.scalar_randomness import pinned_draw
-
-if TYPE_CHECKING:
-    from torch._ops import OpOverload
 
 FULL_MASK = (
     "masks made from unknown values are taken as all true, and questions about them "

@@ -5,15 +5,11 @@ samples are equal, noise included, so that each of them takes the same branches 
 sizes stay affine in the batch size. See ``docs/decisions/0024-values-that-decide.md``.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import nn
-    from torch._ops import OpOverload
+from torch import nn
+from torch._ops import OpOverload
 
 MAX_WEIGHTS_BYTES = 2 << 30
 MAX_BUFFER_ELEMENTS = 4096

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch._ops import OpOverload
 
 from budgetfit.tracing.values.assumptions import (
     ALL_DIFFERENT,
@@ -19,8 +20,6 @@ from budgetfit.tracing.values.assumptions import (
 )
 
 if TYPE_CHECKING:
-    from torch._ops import OpOverload
-
     Values = Callable[[torch.Tensor], torch.Tensor | None]
 
 aten = torch.ops.aten

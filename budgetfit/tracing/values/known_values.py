@@ -27,10 +27,11 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from budgetfit.tracing.records import call_op
+from budgetfit.tracing.records import RunOp, call_op
 from budgetfit.tracing.values.assumptions import (
     FULL_MASK,
     READ_NUMBER,
+    AssumedValue,
     to_bool,
 )
 from budgetfit.tracing.values.concrete_execution import (
@@ -59,8 +60,6 @@ from budgetfit.tracing.values.value_checks import ValueChecks
 if TYPE_CHECKING:
     import numpy as np
 
-    from budgetfit.tracing.records import RunOp
-    from budgetfit.tracing.values.assumptions import AssumedValue
 
 # Unknown conditions are assumed true; a loop that ends on false would never end.
 MAX_ASSUMED_RESULTS = 2000

@@ -1,17 +1,12 @@
 """Op traits for constant propagation: mutates, random, data-dependent, indexes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from budgetfit.tracing.values.assumptions import ASSUMPTIONS
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.values.assumptions import AssumedValue
+from budgetfit.tracing.values.assumptions import ASSUMPTIONS, AssumedValue
 
 aten = torch.ops.aten
 

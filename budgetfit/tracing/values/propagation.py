@@ -4,10 +4,8 @@ By default for constants and integer tensors, which are small and decide most br
 with ``all_values`` for weights and activations as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -17,10 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from budgetfit.tracing.values.assumptions import FULL_MASK, NEGATIONS
 from budgetfit.tracing.values.concrete_execution import run_on_cpu
-from budgetfit.tracing.values.op_traits import LIKE, QUANTIFIERS, traits_of
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.values.op_traits import OpTraits
+from budgetfit.tracing.values.op_traits import LIKE, QUANTIFIERS, OpTraits, traits_of
 
 MAX_INTEGERS = 1 << 20  # elements; larger masks would take too long
 MAX_FLOATS = 1 << 18  # elements: samples times length, not times width

@@ -1,24 +1,17 @@
 """Batch size against samples per second."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from matplotlib.ticker import NullLocator
 
+from budgetfit.core.plan import Plan
+from budgetfit.core.plan_curves import BatchSizePoint
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.reporting.html.colors import color
 from budgetfit.reporting.html.figures.checkpointing import FORMULA
 from budgetfit.reporting.html.section import Section
-from budgetfit.reporting.html.svg import draw
+from budgetfit.reporting.html.svg import Drawing, draw
 from budgetfit.reporting.html.table import Table, count, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.plan_curves import BatchSizePoint
-    from budgetfit.reporting.html.svg import Drawing
 
 _FEW = 3  # points: no curve
 _WIDE_RANGE = 12  # times: batch sizes on a logarithmic axis

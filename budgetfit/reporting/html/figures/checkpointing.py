@@ -1,23 +1,17 @@
 """Memory against speed: what checkpointing can trade at the plan's batch size."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from budgetfit.core.plan import Plan
+from budgetfit.core.plan_curves import CheckpointingPoint, PlanCurves
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.reporting.html.colors import color
 from budgetfit.reporting.html.labels import Label, write_labels
 from budgetfit.reporting.html.section import Section
-from budgetfit.reporting.html.svg import draw
+from budgetfit.reporting.html.svg import Drawing, draw
 from budgetfit.reporting.html.table import Number, Table, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.plan_curves import CheckpointingPoint, PlanCurves
-    from budgetfit.reporting.html.svg import Drawing
 
 _THIS_PLAN = "this plan"
 _FEW = 2  # points: no curve

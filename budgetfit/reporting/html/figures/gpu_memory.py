@@ -1,19 +1,11 @@
 """What the process takes of the GPU's memory."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from budgetfit.core.plan import Plan
 from budgetfit.reporting.html.colors import color
 from budgetfit.reporting.html.section import Section
-from budgetfit.reporting.html.svg import draw
-from budgetfit.reporting.html.table import Table, memory
+from budgetfit.reporting.html.svg import Drawing, draw
+from budgetfit.reporting.html.table import Cell, Table, memory
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
-    from budgetfit.reporting.html.svg import Drawing
-    from budgetfit.reporting.html.table import Cell
 
 _BAR = 0.5
 

@@ -1,19 +1,13 @@
 """The same training on several GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from budgetfit.core.plan import GpuComparison
 from budgetfit.reporting.html.bars import Bar, bars
 from budgetfit.reporting.html.section import Section
-from budgetfit.reporting.html.table import Table, memory, rate
+from budgetfit.reporting.html.table import Cell, Table, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import GpuComparison
-    from budgetfit.reporting.html.table import Cell
 
 
 def section(comparison: Sequence[GpuComparison]) -> Section | None:

@@ -1,17 +1,11 @@
 """What is allocated at the peak, by category."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from budgetfit.core.plan import Plan
 from budgetfit.reporting.html.bars import Bar, bars
 from budgetfit.reporting.html.figures.step_memory import where
 from budgetfit.reporting.html.section import Section
 from budgetfit.reporting.html.table import Number, Table, memory
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 _LEAST = 0.01
 

@@ -1,22 +1,16 @@
 """Memory over one training step, by category, against the limit."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
+from budgetfit.core.memory_timeline import TimelinePoint
+from budgetfit.core.plan import Plan
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.reporting.html.colors import color
 from budgetfit.reporting.html.section import Section
-from budgetfit.reporting.html.svg import draw
+from budgetfit.reporting.html.svg import Drawing, draw
 from budgetfit.reporting.html.table import Table, memory
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.memory_timeline import TimelinePoint
-    from budgetfit.core.plan import Plan
-    from budgetfit.reporting.html.svg import Drawing
 
 ALLOCATED = "allocated"  # where a saved plan has no categories
 # From the bottom: what stays in every step, then what comes and goes.

@@ -1,20 +1,14 @@
 """Samples per second of the plan, of usual practices and of other choices."""
 
-from __future__ import annotations
-
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from budgetfit.core.plan import ACCUMULATING
+from budgetfit.core.plan import ACCUMULATING, Alternative, Estimate, Plan
 from budgetfit.reporting.formatting import blocks_text, percent_text
 from budgetfit.reporting.html.bars import Bar, bars
 from budgetfit.reporting.html.section import Section
 from budgetfit.reporting.html.table import Table, duration, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Alternative, Estimate, Plan
 
 THIS_PLAN = "this plan"
 _LEGEND = {

@@ -5,11 +5,9 @@ For fake CPU tensors they are overridden with the branch that CUDA takes; real t
 run as usual.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -23,9 +21,7 @@ from budgetfit.tracing.cuda.dispatch.product_gradients import PRODUCTS
 from budgetfit.tracing.cuda.dispatch.recurrent_layers import CUDNN_NOTE, RECURRENT_OPS
 from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, run_attention
 from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.cuda.target import CudaTarget
 
 aten = torch.ops.aten
 

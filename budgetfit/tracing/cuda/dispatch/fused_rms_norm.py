@@ -5,16 +5,12 @@ Source: ``rms_norm_symint`` in ``aten/src/ATen/native/layer_norm.cpp``, the form
 ``infinitely_differentiable_native_rms_norm_backward`` in ``FunctionsManual.cpp``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 aten = torch.ops.aten
 IMAGE_DIMS, VOLUME_DIMS = 4, 5

@@ -8,15 +8,11 @@ Source: ``prod_backward`` and ``cumprod_backward`` in
 ``torch/csrc/autograd/FunctionsManual.cpp``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 aten = torch.ops.aten
 

@@ -8,17 +8,13 @@ Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (``select_sdp_backe
 the ``check_*`` functions) and attention.cpp (``scaled_dot_product_attention``).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from budgetfit.tracing.cuda.dispatch.dispatch_modes import in_selective_checkpoint
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.cuda.target import CudaTarget
 
 Backend = Literal["flash", "efficient", "cudnn", "math"]
 

@@ -6,22 +6,19 @@ and launch nothing on a CPU. Other code is not told: it would leave the CPU's pa
 PyTorch, in which the trace runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-if TYPE_CHECKING:
-    from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.cuda.target import CudaTarget
 
 # Packages of kernels, whose modules without kernels ask as well. Other modules are
 # known by the kernels among their names.

@@ -1,17 +1,12 @@
 """The context in which code with Triton kernels runs on fake tensors."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.cuda.triton.device_answers import answers_for_kernels
 from budgetfit.tracing.cuda.triton.launches import launches_on_fakes
-
-if TYPE_CHECKING:
-    from budgetfit.tracing.cuda.target import CudaTarget
 
 
 def triton_is_loaded() -> bool:

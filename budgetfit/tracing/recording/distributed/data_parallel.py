@@ -12,26 +12,20 @@ Sources: ``torch/nn/parallel/distributed.py`` and
 ``torch/csrc/distributed/c10d/reducer.cpp``, ``rebuild_buckets``, of torch 2.13.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest import mock
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp_module
 
 from budgetfit.core.step_trace import OP_KINDS, RATES
 from budgetfit.tracing.op_costs import OpCost
+from budgetfit.tracing.recording.distributed.rank_log import RankLog
 from budgetfit.tracing.records import OpRecord
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.tracing.recording.distributed.rank_log import RankLog
 
 BROADCAST: Final = "ddp.broadcast"
 BUCKET: Final = "ddp.bucket"

@@ -7,21 +7,21 @@ Sources: ``torch/csrc/distributed/c10d/reducer.cpp``, ``rebuild_buckets`` and
 ``sync_bucket_indices``; ``torch/nn/parallel/distributed.py``, of torch 2.13.
 """
 
-from __future__ import annotations
-
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed.distributed_c10d import _get_default_group
 
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.step_trace import CATEGORIES, OpTable, StepTrace
 from budgetfit.tracing.cuda.op_semantics import imitate_cuda
+from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.distributed.data_parallel import (
     BROADCAST,
@@ -31,10 +31,6 @@ from budgetfit.tracing.recording.distributed.data_parallel import (
 )
 from budgetfit.tracing.recording.distributed.process_group import fake_process_group
 from budgetfit.tracing.recording.distributed.rank_log import RankLog
-
-if TYPE_CHECKING:
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.tracing.cuda.target import CudaTarget
 
 _MIB: Final = 2**20
 _DEFAULT_CAP_MIB: Final = 25

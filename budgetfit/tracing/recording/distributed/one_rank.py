@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.tracing.recording.distributed.data_parallel import (
     data_parallel_on_fakes,
 )
@@ -14,12 +15,10 @@ from budgetfit.tracing.recording.distributed.deepspeed_zero import deepspeed_on_
 from budgetfit.tracing.recording.distributed.fully_sharded import fully_shard_on_fakes
 from budgetfit.tracing.recording.distributed.process_group import fake_process_group
 from budgetfit.tracing.recording.distributed.rank_log import RankLog
+from budgetfit.tracing.records import OpSemantics, RunOp
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.tracing.records import OpSemantics, RunOp
 
 
 def as_one_rank(

@@ -1,22 +1,16 @@
 """RankLog: the storage log of one rank, with CUDA streams and DTensors."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from budgetfit.core.step_trace import EMPTY_CACHE
+from budgetfit.core.step_trace import EMPTY_CACHE, Category
 from budgetfit.tracing.recording.storage_log import PRIM_DEVICE, StorageLog
-from budgetfit.tracing.records import call_op
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import Category
-    from budgetfit.tracing.records import OpSemantics, RunOp
+from budgetfit.tracing.records import OpSemantics, RunOp, call_op
 
 
 class RankLog(StorageLog):
