@@ -1,13 +1,14 @@
 # ruff: noqa: SLF001, ANN401 - torch._dynamo and its graphs
 """A recipe with compiled blocks trains as the plain model does, and is undone."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import budgetfit
 from budgetfit.applying.run.run import Run
@@ -15,12 +16,6 @@ from budgetfit.applying.torch_compile import compiled_modules
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 from tests.applying.small_models import BLOCKS, batch_for, make
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from torch import nn
 
 # Dynamo asks tensors for their gradients, and hides the warning of that from users.
 pytestmark = [

@@ -7,7 +7,7 @@ import functools
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from transformers import GPT2Config
 import budgetfit
 from budgetfit.api.compare import compare
 from budgetfit.core.budget import Budget
+from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
@@ -34,9 +35,6 @@ from budgetfit.tracing.compiled.cuda_backend import CHECKED_TORCH
 from budgetfit.tracing.cuda.target import installed_torch_version
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Estimate
 
 supported = pytest.mark.skipif(
     installed_torch_version() not in CHECKED_TORCH or sys.platform != "linux",

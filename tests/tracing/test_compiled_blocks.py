@@ -1,12 +1,11 @@
 # ruff: noqa: ANN401, SLF001 - stand-ins of torch's compilers; programs of a session
 """Blocks under torch.compile: inductor's code for a GPU on fake tensors."""
 
-from __future__ import annotations
-
 import importlib
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from torch import nn
 
 import budgetfit
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.session import TraceSession
@@ -28,11 +28,6 @@ from budgetfit.tracing.compiled.inductor_answers import answers_for_inductor
 from budgetfit.tracing.cuda.target import CudaTarget, installed_torch_version
 from budgetfit.tracing.recording.batch_scaling import NotAffineError
 from budgetfit.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from budgetfit.core.step_trace import StepTrace
 
 WIDTH, DEPTH, SAMPLES = 1024, 3, 64
 TARGET = CudaTarget(

@@ -1,12 +1,10 @@
 """The trace of one rank of several: what it holds, and what it leaves behind."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.core.step_trace import CATEGORIES, StepTrace
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces import trace_program
@@ -30,9 +28,6 @@ from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import MIB
 from tests.traced import ADA, session
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import StepTrace
 
 FSDP2 = Parallelism(engine="fsdp2", gpus=8)
 DDP = Parallelism(engine="ddp", gpus=8)

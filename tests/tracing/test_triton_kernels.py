@@ -6,14 +6,13 @@ stand for its own. ``python -m tests.accuracy.loops '*liger*'`` compares real ke
 
 # ruff: noqa: ANN401, ARG002 - signatures of Triton and of autograd
 
-from __future__ import annotations
-
 import queue
 import sys
 import threading
 import types
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +23,6 @@ import budgetfit
 from budgetfit.tracing.cuda.triton.launches import TIMING_BUFFER_BYTES
 from budgetfit.tracing.isolation.patches import PATCHES
 from budgetfit.tracing.op_costs import op_cost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WIDTH, SAMPLES = 256, 1024
 LAUNCHED: queue.SimpleQueue[Any] = queue.SimpleQueue()  # a list would be put back

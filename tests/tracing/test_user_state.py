@@ -1,9 +1,8 @@
 """Code that keeps tensors outside of its modules holds no fakes after a trace."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +11,6 @@ from torch import nn
 import budgetfit
 from budgetfit.errors import BudgetfitError
 from budgetfit.tracing.isolation.user_state import user_state_preserved
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TABLE: dict[int, torch.Tensor] = {}
 FIRST: torch.Tensor | None = None
