@@ -209,8 +209,7 @@ def _factors(model: nn.Module, takes: frozenset[str]) -> tuple[int, int]:
         return 1, 1  # a model of pixels, such as DeepFloyd's
     if channels is not None and channels >= _WIDE_WAN and is_wan:
         return 16, 4
-    found: tuple[int, int] = by_class(_PER_LATENT, model)
-    return found
+    return by_class(_PER_LATENT, model)
 
 
 def is_autoencoder(model: nn.Module) -> bool:
@@ -320,5 +319,4 @@ def _text_tokens(request: BatchRequest) -> int:
     for name in _TEXT_FIELDS:
         if isinstance(getattr(config, name, None), int):
             return int(getattr(config, name))
-    found: int = by_class(_TEXT_TOKENS, request.model)
-    return found
+    return by_class(_TEXT_TOKENS, request.model)

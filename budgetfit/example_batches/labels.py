@@ -206,8 +206,7 @@ def _pretraining(request: BatchRequest, batch: Arguments) -> Arguments | None:
 
 
 def _first(batch: Arguments) -> Tensor:
-    tensor: Tensor = next(iter(batch.values()))
-    return tensor
+    return next(iter(batch.values()))
 
 
 _Make = Callable[[BatchRequest, Arguments], Any]
@@ -264,5 +263,4 @@ def make_labels(request: BatchRequest, task: str, batch: Arguments) -> Arguments
     """
     if task in _LABELS_ONLY:
         return {"labels": _LABELS_ONLY[task](request, batch)}
-    labels: Arguments | None = _ARGUMENTS[task](request, batch)
-    return labels
+    return _ARGUMENTS[task](request, batch)

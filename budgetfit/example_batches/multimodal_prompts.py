@@ -257,5 +257,4 @@ def _meta_method(model: nn.Module, name: str) -> Callable[..., Any] | None:
                 meta_model = type(model)(copy.deepcopy(model.config))
     except Exception:  # noqa: BLE001 - cannot be built from a config alone
         return None
-    method: Callable[..., Any] = getattr(meta_model, name)
-    return method
+    return getattr(meta_model, name)

@@ -308,8 +308,7 @@ def _by_name(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
 
 def _first(call: Kwargs, *names: str) -> Tensor:
     """Return the first of some arguments that an op has."""
-    found: Tensor = next(call[name] for name in names if name in call)
-    return found
+    return next(call[name] for name in names if name in call)
 
 
 def _matmul(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:

@@ -118,8 +118,7 @@ def _built(resolved: ResolvedModel) -> ResolvedModel:
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
         assert make is not None  # noqa: S101 - a factory can be called again
-        model: nn.Module = as_torch_module(make(device, dtype))
-        return model
+        return as_torch_module(make(device, dtype))
 
     return replace(
         _keras(resolved.model),

@@ -86,8 +86,7 @@ def load_loss(text: str) -> Callable[..., Any]:
                 f"{text} is a {type(found).__name__}; a loss must be a function: "
                 "loss(outputs, batch) -> scalar."
             )
-        loss: Callable[..., Any] = found
-        return loss
+        return found
 
 
 @contextmanager

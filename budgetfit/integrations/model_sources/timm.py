@@ -40,7 +40,7 @@ def timm_builder(fields: dict[str, Any]) -> Materialize:
     def materialize(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
-        model: nn.Module = timm.create_model(
+        return timm.create_model(
             fields["architecture"],
             pretrained=False,
             pretrained_cfg=fields["pretrained_cfg"],
@@ -48,6 +48,5 @@ def timm_builder(fields: dict[str, Any]) -> Materialize:
             dtype=dtype,
             **arguments,
         )
-        return model
 
     return materialize

@@ -193,10 +193,7 @@ def _storage_log(
     if parallelism is None:
         return StorageLog(semantics, run), contextlib.nullcontext()
     ranks = lazy_import("budgetfit.tracing.recording.distributed.one_rank")
-    made: tuple[StorageLog, AbstractContextManager[None]] = ranks.as_one_rank(
-        parallelism, semantics, run, mode
-    )
-    return made
+    return ranks.as_one_rank(parallelism, semantics, run, mode)
 
 
 def _resized(

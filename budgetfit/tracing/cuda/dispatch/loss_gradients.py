@@ -96,8 +96,7 @@ def logits_loss(
     reduction: int = MEAN,
 ) -> Tensor:
     """Run ``binary_cross_entropy_with_logits`` with CUDA's gradients."""
-    loss: Tensor = _LogitsLoss.apply(x, target, weight, pos_weight, reduction)
-    return loss
+    return _LogitsLoss.apply(x, target, weight, pos_weight, reduction)
 
 
 LOSSES: Final = {"binary_cross_entropy_with_logits": logits_loss}

@@ -127,7 +127,4 @@ def _earlier(dispatch_key: str, name: str) -> Callable[..., Any] | None:
     )
     if dispatch_key.startswith("Autocast") and not has_own:
         return None
-    found: Callable[..., Any] = torch.library.get_kernel(
-        f"aten::{name}", dispatch_key
-    ).call_boxed
-    return found
+    return torch.library.get_kernel(f"aten::{name}", dispatch_key).call_boxed
