@@ -93,12 +93,7 @@ def is_tensor(part: object) -> bool:
 
 
 def packed_tensors(part: Mapping[Any, Any], samples: int) -> dict[str, PackedRows]:
-    """Return how rows belong to samples, by the names of a mapping's packed tensors.
-
-    Args:
-        part: A mapping of a batch.
-        samples: Samples in the batch.
-    """
+    """Return how rows belong to samples, by the names of a mapping's packed tensors."""
     found: dict[str, PackedRows] = {}
     name, rows = sample_index(part)
     counts = None

@@ -74,10 +74,6 @@ def count_samples(batch: Any, dims: SampleDims = FIRST_DIM) -> int | None:
     The parts named in ``dims`` decide. Without any it is the size that most parts
     allow, of equally frequent ones the first; None if no part has one.
 
-    Args:
-        batch: Nested tensors.
-        dims: The sample dimension.
-
     Raises:
         InputError: Named parts disagree, are missing, or lack the dimension.
     """

@@ -100,9 +100,7 @@ def is_plausible_context(outside_bytes: int, gpu: Gpu) -> bool:
 def store_context(measured: ProcessMemory | None, gpu: Gpu) -> str:
     """Store a measured CUDA context for later predictions, and return a note.
 
-    Args:
-        measured: After the last complete step; None if there was none.
-        gpu: The card that it was measured on.
+    ``measured``: after the last complete step; None if there was none.
     """
     if measured is None:
         return "The CUDA context was not measured: no step ran to its end."
@@ -206,10 +204,7 @@ def time_factor(gpu: Gpu, precision: str) -> TimeFactor | None:
 def store_step_time(check: Verification, plan: Plan, gpu: Gpu) -> str:
     """Store a verification's step time for later plans, and return a note.
 
-    Args:
-        check: The measurement, on a CUDA card.
-        plan: The prediction, possibly with an earlier factor.
-        gpu: The card that it was measured on.
+    The prediction may have an earlier factor; ``gpu``: what it was measured on.
     """
     predicted_ms = plan.estimate.step_ms / plan.estimate.time_factor
     if not check.passed or not check.step_ms or not predicted_ms:

@@ -138,13 +138,8 @@ class Estimate:
     def with_samples(self, samples: int) -> Estimate | None:
         """Return this estimate at another effective batch size.
 
-        Memory judged with accumulation is an upper bound for a single micro-batch.
-
-        Args:
-            samples: The effective batch size.
-
-        Returns:
-            None where neither its micro-batches nor one of them add up to it.
+        None where neither its micro-batches nor one of them add up to it. Memory judged
+        with accumulation is an upper bound for a single micro-batch.
         """
         steps, rest = divmod(samples, self.recipe.batch_size * self.recipe.ranks)
         judged = self.recipe.gradient_accumulation_steps

@@ -80,10 +80,7 @@ class SampleDims:
         return any(name and name.startswith(start) for name in self.named)
 
     def check_names(self, paths: Iterable[str]) -> None:
-        """Check that every name is a part of the batch.
-
-        Args:
-            paths: Of all tensors of a batch.
+        """Check that every name is a part of the batch, given paths of its tensors.
 
         Raises:
             InputError: Lists the known names.

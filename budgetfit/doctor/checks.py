@@ -13,8 +13,7 @@ from budgetfit.doctor.gather import gather, with_gpu
 def check_installation(gpu: str | None = None) -> tuple[Finding, ...]:
     """Check this installation; works without a GPU and with broken libraries.
 
-    Args:
-        gpu: Check as if this GPU were in the machine.
+    ``gpu``: check as if it were in the machine.
 
     Raises:
         InputError: No such GPU; names the nearest.

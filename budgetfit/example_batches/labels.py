@@ -251,15 +251,9 @@ _ARGUMENTS: dict[str, _Make] = {
 
 
 def make_labels(request: BatchRequest, task: str, batch: Arguments) -> Arguments | None:
-    """Return the keyword arguments for the loss of a task.
+    """Return the keyword arguments for the loss of a task of ``transformers_inputs``.
 
-    Args:
-        request: Of the batch.
-        task: A key of ``transformers_inputs``' tables.
-        batch: The inputs.
-
-    Returns:
-        None if there can be no loss; an empty mapping if the model needs no labels.
+    None if there can be no loss; an empty mapping if the model needs no labels.
     """
     if task in _LABELS_ONLY:
         return {"labels": _LABELS_ONLY[task](request, batch)}

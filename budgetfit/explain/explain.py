@@ -22,10 +22,7 @@ _EXAMPLE = (
 
 
 def explain(text: str) -> Explanation:
-    """Explain the last out-of-memory message of a text.
-
-    Args:
-        text: A message, a traceback or a whole log, as printed.
+    """Explain the last out-of-memory message of a traceback or a whole log, as printed.
 
     Raises:
         InputError: The text has no such message.

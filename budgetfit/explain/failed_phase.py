@@ -82,12 +82,7 @@ class FailedPhase:
 
 
 def failed_phase(text: str) -> FailedPhase:
-    """Analyse the last traceback of ``text``.
-
-    Args:
-        text: Plain text (``core.out_of_memory_message.strip_formatting``) before the
-            message.
-    """
+    """Analyse the last traceback in the plain text before a message."""
     text = text[-_LONGEST:]
     last = text[max(text.rfind("Traceback (most recent call last)"), 0) :]
     frames = [

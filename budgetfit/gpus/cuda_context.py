@@ -78,13 +78,10 @@ def context_bytes(gpu: Gpu) -> int:
 def estimated_context(
     gpu: Gpu, *, eager: bool = False, reports: Sequence[Report] | None = None
 ) -> CudaContext:
-    """Estimate the CUDA context of a GPU from published reports.
+    """Estimate the CUDA context of a GPU from published ``reports``: all if left out.
 
-    Args:
-        gpu: The GPU.
-        eager: Kernels are loaded eagerly: always below CUDA 11.7, later with
-            ``CUDA_MODULE_LOADING=EAGER``.
-        reports: All published ones if left out.
+    ``eager``: kernels are loaded eagerly, always below CUDA 11.7, later with
+    ``CUDA_MODULE_LOADING=EAGER``.
     """
     reports = published_reports() if reports is None else reports
     line_bytes = context_bytes(gpu)

@@ -45,9 +45,7 @@ class RateShares(NamedTuple):
 def find_shares(gpu: Gpu, *, together: bool = False) -> RateShares:
     """Return the shares of a GPU, or those of its architecture.
 
-    Args:
-        gpu: The GPU.
-        together: Whether it trains with others.
+    ``together``: it trains with others.
     """
     table = _table()
     row = table["gpu"].get(gpu.name)

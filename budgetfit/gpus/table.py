@@ -167,11 +167,8 @@ def gpu_from_properties(
 def generic_gpu(total_bytes: int) -> Gpu:
     """Return the GPU assumed when only a memory size is known.
 
-    The smallest reference GPU with at least this much memory; see
+    The smallest reference GPU with at least this much memory, with exactly as much; see
     docs/decisions/0006-the-assumed-card.md.
-
-    Args:
-        total_bytes: The size that was given; the result has exactly this much.
     """
     references = [find_gpu(name) for name in _REFERENCES]
     model = next(

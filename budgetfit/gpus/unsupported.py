@@ -41,10 +41,6 @@ _REASONS: Final = (
 
 
 def unsupported_reason(letters_and_digits: str) -> str | None:
-    """Return why a device is not supported, to follow its name; None if unknown.
-
-    Args:
-        letters_and_digits: The name, normalized to lower-case letters and digits.
-    """
+    """Return why a device is not supported, to follow its name; None if unknown."""
     text = letters_and_digits.removeprefix("nvidia")
     return next((why for pattern, why in _REASONS if pattern.match(text)), None)

@@ -67,10 +67,7 @@ def adapter_as_stored(
 ) -> tuple[Adapter | None, tuple[str, ...]]:
     """Adjust the adapter to weights that are already quantized; also returns notes.
 
-    Args:
-        resolved: The model.
-        adapter: As requested.
-        given: Whether the user passed a module rather than a description of one.
+    ``given``: the user passed a module rather than a description of one.
 
     Raises:
         InputError: If such weights cannot be trained as requested.

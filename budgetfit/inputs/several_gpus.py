@@ -96,9 +96,7 @@ def _readings(text: str) -> Iterator[tuple[str, Gpus]]:
 def parse_link(link: str | None, nodes: int) -> str:
     """Return what connects GPUs, as ``check_link`` spells it; empty for the usual.
 
-    Args:
-        link: As given.
-        nodes: How many machines there are; 0 for a single GPU.
+    ``nodes``: how many machines there are; 0 for a single GPU.
 
     Raises:
         InputError: If it is no link, or there is nothing that it connects.

@@ -26,9 +26,7 @@ def quiet_import() -> Iterator[None]:
 def import_library(name: str, why_not: str) -> Any:
     """Import an optional library, which is slow, without its logging.
 
-    Args:
-        name: Of its module.
-        why_not: The text of the error: what needs it and what to install.
+    ``why_not``: the text of the error, what needs it and what to install.
 
     Raises:
         InputError: If it is not installed.

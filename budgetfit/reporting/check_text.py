@@ -15,13 +15,9 @@ from budgetfit.utils.format_bytes import format_bytes
 def check_text(
     plan: Plan, found: Estimate, card: str | None, versions: Mapping[str, object]
 ) -> RenderableType:
-    """Render whether a plan still fits.
+    """Render whether a plan still fits, by its estimate with the libraries of now.
 
-    Args:
-        plan: As it was made.
-        found: Its estimate now.
-        card: The card or the limit that it was checked for; None: the plan's.
-        versions: Of the libraries now.
+    ``card``: the card or the limit that it was checked for; None: the plan's.
     """
     planned = plan.estimate
     was = format_bytes(planned.reserved_bytes)

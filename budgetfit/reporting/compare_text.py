@@ -30,13 +30,7 @@ _PRICED_LEGEND = (
 def compare_text(
     rows: Sequence[GpuComparison], model: ModelSummary, samples: int | None = None
 ) -> RenderableType:
-    """Render the comparison, rows in their order.
-
-    Args:
-        rows: GPUs in the order in which they were named, each with its methods.
-        model: The model.
-        samples: Samples per epoch, to show its time.
-    """
+    """Render the comparison, rows in their order; ``samples``: of an epoch."""
     slowest = min((_speed(row) for row in rows if row.fits), default=0.0)
     methods = list(dict.fromkeys(row.method for row in rows))
     several = len(methods) > 1
@@ -126,10 +120,7 @@ def _prices(
 ) -> list[RenderableType]:
     """Return a table of prices and what they buy, and its legend.
 
-    Args:
-        rows: GPUs, each with its methods.
-        samples: Samples per epoch, to show their cost.
-        several: Whether there are several methods.
+    ``samples``: per epoch, to show their cost; ``several``: there are several methods.
     """
     names = ("card", "method") if several else ("card",)
     columns, legend = [*names, *_PRICED], _PRICED_LEGEND

@@ -156,15 +156,10 @@ def sample_text(
 
 
 def blocks_text(recipe: Recipe, blocks: Sequence[str]) -> str:
-    """Describe the checkpointing of all blocks in one line.
+    """Describe the checkpointing of all blocks, in execution order, in one line.
 
-    Args:
-        recipe: The recipe.
-        blocks: Module paths of all blocks of the model, in execution order.
-
-    Returns:
-        For example ``recompute blocks 0-15 (16 of 24); keep all activations of blocks
-        16-23``.
+    For example ``recompute blocks 0-15 (16 of 24); keep all activations of blocks
+    16-23``.
     """
     if not blocks:
         return "no repeated blocks to checkpoint; everything is kept"

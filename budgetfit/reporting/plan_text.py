@@ -38,10 +38,8 @@ def plan_text(
 ) -> RenderableType:
     """Render what to set, whether it fits and how fast it is; evaluates nothing.
 
-    Args:
-        plan: The plan.
-        saved_as: Path of the saved plan, for the suggested commands.
-        samples: Samples per epoch, to show its time.
+    ``saved_as``: path of the saved plan, for the suggested commands; ``samples``: per
+    epoch, to show its time.
     """
     known = [row for row in plan.judged_alternatives if row.label in USUAL]
     rows = [_alternative("this plan", plan.estimate, plan.fits)]

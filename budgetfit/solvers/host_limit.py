@@ -33,12 +33,9 @@ def within_host_limit(
     solve: Callable[[Problem], Solution],
     value: Callable[[Solution], float],
 ) -> Solution:
-    """Return a solver's best plan within the limit on host memory.
+    """Return a solver's best plan within the chain's limit on host memory.
 
-    Args:
-        problem: Its chain has the limit.
-        solve: Any solver.
-        value: The objective to minimise, of solutions with segments.
+    ``value``: the objective to minimise, of solutions with segments.
     """
     found = solve(problem)
     limit_bytes = problem.chain.host_limit_bytes

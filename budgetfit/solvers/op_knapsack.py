@@ -47,11 +47,7 @@ def pareto_op_sets(items: Sequence[OpItem], most: int) -> tuple[tuple[int, ...],
     Each is a tuple of positions in ``items``, ascending; the sets hold more and more
     bytes and are spread along the hull. The empty set, plain recomputation, is left
     out. The set that saves all the time is included unless it takes more than half of
-    all bytes, which is nearly keeping the block.
-
-    Args:
-        items: The candidates, in the order of execution.
-        most: Most sets to return.
+    all bytes, which is nearly keeping the block. ``items``: in the order of execution.
 
     Raises:
         InputError: ``most`` is negative, or an item's bytes or time are.

@@ -313,8 +313,7 @@ def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[Chain
 def _forward_needs(options: Sequence[BlockOption]) -> Iterator[tuple[int, int]]:
     """Yield cached bytes and forward peak of ever longer segments.
 
-    Args:
-        options: Each block's option to recompute it.
+    ``options``: each block's option to recompute it.
     """
     input_bytes = cached = most = 0  # the first block's f holds its own input
     for option in options:

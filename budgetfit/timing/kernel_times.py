@@ -415,24 +415,14 @@ def interval_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) -
     An op belongs to the interval in which its outputs are allocated, as counted by
     ``trace.ops.event``. Neighbouring intervals share no op, and the optimizer's ops
     belong to none. Copies to and from the host overlap with kernels: the slower of the
-    two streams decides, and the last copy overlaps with nothing.
-
-    Args:
-        trace: The step.
-        times_ns: Of ``op_times`` of it.
-        start: Event position at which the interval begins, as in ``Phase``.
-        end: Event position after it.
+    two streams decides, and the last copy overlaps with nothing. ``start`` and ``end``
+    are as in ``Phase``; ``times_ns`` is of ``op_times``.
     """
     return _intervals(trace)[start, end].ns(times_ns)
 
 
 def step_time_ns(trace: StepTrace, times_ns: Nanoseconds) -> StepTime:
-    """Return the times of the last micro-batch and of the last optimizer step.
-
-    Args:
-        trace: The step.
-        times_ns: Of ``op_times`` of it.
-    """
+    """Return the times of the last micro-batch and of the last optimizer step."""
     return StepTime(
         *(
             sum(_phase_ns(trace, times_ns, each) for each in _last_phases(trace, name))

@@ -105,12 +105,7 @@ def _is_ordinary(kind: Any) -> bool:  # noqa: ANN401 - a class
 
 
 def _copy_slots(modules: Iterable[Any], copies: Mapping[int, Any]) -> None:
-    """Copy the ``__slots__`` of modules.
-
-    Args:
-        modules: Read only.
-        copies: The ``deepcopy`` memo: ``id`` of an object -> its copy.
-    """
+    """Copy the ``__slots__`` of modules; ``copies``: the memo of ``deepcopy``."""
     for module in modules:
         kind: Any = type(module)
         slots = _slots_of(kind)

@@ -17,13 +17,8 @@ _UNITS: Final = (
 def format_bytes(size_bytes: int) -> str:
     """Format a number of bytes in the smallest binary unit that keeps it below 1024.
 
-    GiB and TiB carry two decimals, KiB and MiB one or, where it is zero, none.
-
-    Args:
-        size_bytes: Bytes; may be negative (a difference).
-
-    Returns:
-        For example ``"22.35 GiB"``, ``"512 MiB"``, ``"1.5 KiB"``, ``"0 B"``.
+    GiB and TiB carry two decimals, KiB and MiB one or, where it is zero, none. A
+    difference may be negative.
 
     >>> format_bytes(24 * 10**9)
     '22.35 GiB'

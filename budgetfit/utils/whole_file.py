@@ -30,11 +30,8 @@ def whole_file(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]
     """Open a file that becomes ``path`` when the block ends without an exception.
 
     An existing file keeps its permissions, and a symbolic link leads to the new one. A
-    pipe or a device cannot be replaced and is written as it is.
-
-    Args:
-        path: Where the file shall be.
-        private: Whether a new file is for its owner alone.
+    pipe or a device cannot be replaced and is written as it is. ``private``: a new file
+    is for its owner alone.
 
     Raises:
         OSError: It cannot be written; no temporary file is left.

@@ -109,10 +109,8 @@ class _PlanHooks:
     def shard(self, module: nn.Module) -> None:
         """Apply the plan and shard the model: call it in ``configure_model``.
 
-        Lightning calls that once for each of its loops; the first shards.
-
-        Args:
-            module: The LightningModule, with weights that are equal on all ranks.
+        Lightning calls that once for each of its loops; the first shards. Weights must
+        be equal on all ranks.
         """
         parallelism = self._plan.recipe.parallelism
         if parallelism is None or parallelism.engine != "fsdp2":

@@ -154,10 +154,7 @@ def _check_names(wanted: dict[str, Any], known: Collection[str]) -> None:
 def _check_optimizer(name: str, recipe: Recipe, *, chosen: bool) -> None:
     """Refuse an optimizer that the Trainer would not build as planned.
 
-    Args:
-        name: The ``optim`` argument.
-        recipe: As planned.
-        chosen: Whether the user gave the argument.
+    ``name``: the ``optim`` argument; ``chosen``: the user gave it.
     """
     known = _builds(name)
     if known and (chosen or not recipe.optimizer_in_backward):

@@ -35,9 +35,7 @@ def is_diffusers_config(fields: dict[str, Any]) -> bool:
 def hub_fields(hub_id: str, *, local_files_only: bool) -> tuple[dict[str, Any], str]:
     """Return the config of a hub id's model, and its subfolder; empty for none.
 
-    Args:
-        hub_id: Of a model, or of a pipeline with its model in a subfolder.
-        local_files_only: Whether only the hub's cache is read.
+    A pipeline has its model in a subfolder. ``local_files_only``: read the hub's cache.
     """
 
     def fields_of(name: str) -> dict[str, Any]:

@@ -124,8 +124,7 @@ def config_file(text: str) -> Path:
 def denoiser_of(index: dict[str, Any]) -> str:
     """Return the folder of the model that a pipeline trains; empty for none.
 
-    Args:
-        index: Of its ``model_index.json``: ``[library, class]`` of each part.
+    ``index``: of its ``model_index.json``, ``[library, class]`` of each part.
     """
     parts = {
         name: part

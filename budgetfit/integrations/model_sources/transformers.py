@@ -66,13 +66,9 @@ _HEADS = (
 
 
 def load_model_on_meta(text: str, *, trust_remote_code: bool = False) -> ResolvedModel:
-    """Build the model of a folder, a ``config.json`` or a hub id.
+    """Build the model of a folder, a JSON file or a hub id such as ``"org/name"``.
 
     It is built on ``meta``: no weights are read, downloaded or allocated.
-
-    Args:
-        text: Path of a folder or JSON file, or a hub id such as ``"org/name"``.
-        trust_remote_code: As in transformers.
 
     Raises:
         InputError: There is no config, or transformers does not know it.

@@ -49,8 +49,7 @@ def with_stored_quantization(adapter: Adapter, base: nn.Module) -> Adapter:
 def with_traceable_layers(model: nn.Module) -> nn.Module:
     """Return a meta copy whose quantized layers are replaced by traceable ones.
 
-    Args:
-        model: Not changed; returned as it is without bitsandbytes layers.
+    Without bitsandbytes layers the model itself.
 
     Raises:
         InputError: If a layer's quantization has no traceable replacement.

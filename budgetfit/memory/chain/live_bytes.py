@@ -68,9 +68,7 @@ class LiveBytes:
     ) -> list[int]:
         """Return the bytes of some storages that are alive at each moment.
 
-        Args:
-            events: Those of the storages.
-            moments: Numbers of events before them.
+        ``moments``: numbers of events before them.
         """
         sizes = events.signs * self.sizes[events.storage]
         after = np.concatenate([[0], np.cumsum(sizes)])

@@ -109,9 +109,7 @@ def chain_points(
 ) -> tuple[ChainPoint, ...]:
     """Return the bytes alive at every point of a training step, in execution order.
 
-    Args:
-        chain: What each block costs, in bytes, at one batch size.
-        segments: The blocks that are not kept, in any order.
+    ``segments``: the blocks that are not kept, in any order.
 
     Raises:
         InputError: A segment has an unknown block, blocks that are not consecutive or

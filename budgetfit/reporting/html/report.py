@@ -28,11 +28,8 @@ _HERE: Final = Path(__file__).parent
 def plan_page(plan: Plan, *, comparison: Sequence[GpuComparison] = ()) -> str:
     """Return the report of a plan as a whole HTML page.
 
-    Evaluates the plan's alternatives and curves.
-
-    Args:
-        plan: The plan.
-        comparison: Rows of ``api.plan.compare``, to show GPUs side by side.
+    Evaluates the plan's alternatives and curves. ``comparison``: rows of
+    ``api.plan.compare``, to show GPUs side by side.
 
     Raises:
         InputError: If matplotlib or Jinja2 is missing.
