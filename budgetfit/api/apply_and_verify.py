@@ -10,6 +10,8 @@ from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE, OPTIMIZ
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.torch_compile import unwrap_compiled_for
 from budgetfit.applying.undo import Undo
+from budgetfit.core.plan import Plan
+from budgetfit.core.verification import Verification
 from budgetfit.errors import InputError
 from budgetfit.inputs.adapter import attach_planned_adapter
 from budgetfit.inputs.plan_source import (
@@ -28,9 +30,6 @@ from budgetfit.verification.verify_plan import verify_plan
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.verification import Verification
 
     Loss = Callable[[Any, Any], torch.Tensor]
     Progress = Callable[[str], None]

@@ -7,18 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.api.estimate import estimate_recipe
+from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.precision import requested_precisions
 from budgetfit.inputs.plan_source import check_plan, planned_arguments
 from budgetfit.inputs.planned_again import parse_again
 from budgetfit.planning.search.varying_lengths import with_lengths
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from budgetfit.core.plan import Estimate, Plan
-    from budgetfit.workload.workload import Workload
 
 
 @neutral_torch_state()

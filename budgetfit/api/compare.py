@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.core.adapter import FULL, METHODS
-from budgetfit.core.plan import GpuComparison
+from budgetfit.core.adapter import FULL, METHODS, Adapter
+from budgetfit.core.plan import GpuComparison, ModelSummary
 from budgetfit.core.precision import requested_precisions
 from budgetfit.core.validation import check_batch, check_objective
 from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.hourly_prices import hourly_prices
+from budgetfit.gpus.table import Gpu
 from budgetfit.inputs.arguments import (
     ADAPTER_SETTINGS,
     QUANTIZATION_SETTINGS,
@@ -32,9 +33,6 @@ from budgetfit.planning.alternatives.compare_gpus import Card, compare_gpus
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 
 if TYPE_CHECKING:
-    from budgetfit.core.adapter import Adapter
-    from budgetfit.core.plan import ModelSummary
-    from budgetfit.gpus.table import Gpu
     from budgetfit.inputs.arguments import Model, ParsedArguments
 
 

@@ -7,7 +7,9 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.loop import PLAIN, RUN, Loop, as_loop
+from budgetfit.core.plan import Estimate, Layer, ModelSummary
 from budgetfit.core.precision import runs_on
+from budgetfit.core.recipe import Recipe
 from budgetfit.core.validation import check_batch
 from budgetfit.errors import InputError
 from budgetfit.inputs.arguments import Arguments
@@ -17,12 +19,10 @@ from budgetfit.planning.profiling.block_chain import TrainingSettings
 from budgetfit.planning.profiling.first_trace import with_precision_fallback
 from budgetfit.traces.loops.library import check_installed
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
+from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from budgetfit.core.plan import Estimate, Layer, ModelSummary
-    from budgetfit.core.recipe import Recipe
     from budgetfit.inputs.arguments import Model, ParsedArguments
-    from budgetfit.workload.workload import Workload
 
 LAYER_PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed", "bf16")
 

@@ -1,26 +1,22 @@
 """``gpus="auto"``: the fewest GPUs that fit, or the cheapest number of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from budgetfit.applying.quantized_layers.stored_weights import has_quantized_weights
 from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.plan import Plan
 from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
+from budgetfit.inputs.arguments import Arguments
 from budgetfit.inputs.several_gpus import AUTO, parse_gpus
 from budgetfit.inputs.target_gpu import find_target_gpu
+from budgetfit.planning.search.lowest_peak import LowestPeak
 from budgetfit.planning.session import budget_of_rank
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
-    from budgetfit.inputs.arguments import Arguments
-    from budgetfit.planning.search.lowest_peak import LowestPeak
 
 PER_NODE: Final = 8
 MOST_NODES: Final = 128

@@ -1,28 +1,22 @@
 """A plan's prediction in the training loop of another library, for exports."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from budgetfit.api.check_plan import at_least_planned
-from budgetfit.core.loop import RUN, Loop
+from budgetfit.core.budget import Budget
+from budgetfit.core.loop import RUN, Loop, LoopKind
+from budgetfit.core.plan import Estimate, Plan
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import BudgetfitError, InputError
+from budgetfit.inputs.arguments import ParsedArguments
 from budgetfit.inputs.plan_source import names_its_model, planned_arguments
 from budgetfit.inputs.planned_again import parse_again
 from budgetfit.planning.planner import make_estimate
 from budgetfit.traces.loops.library import check_installed
 from budgetfit.traces.loops.prepare import refuse_recipe
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
-
-if TYPE_CHECKING:
-    from budgetfit.core.budget import Budget
-    from budgetfit.core.loop import LoopKind
-    from budgetfit.core.plan import Estimate, Plan
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.inputs.arguments import ParsedArguments
 
 
 @neutral_torch_state()

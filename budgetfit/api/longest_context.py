@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from budgetfit.core.plan import Plan
 from budgetfit.core.validation import check_batch, check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.planning.alternatives.longest_length import (
@@ -15,7 +16,6 @@ from budgetfit.planning.alternatives.longest_length import (
 )
 
 if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
     from budgetfit.inputs.arguments import Arguments
 
 

@@ -15,10 +15,13 @@ from budgetfit.api.in_loop import plan_in_loop
 from budgetfit.api.longest_context import plan_longest
 from budgetfit.api.what_would_fit import what_would_fit
 from budgetfit.applying.loss.prediction_loss import prediction_loss
-from budgetfit.core.image_sizes import ImageSizeSummary
+from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.image_sizes import ImageSizes, ImageSizeSummary
 from budgetfit.core.loop import PLAIN, RUN, Loop, as_loop
-from budgetfit.core.recipe import Recipe
-from budgetfit.core.validation import format_image_size
+from budgetfit.core.plan import Estimate, Plan
+from budgetfit.core.recipe import CompileMode, Recipe
+from budgetfit.core.sample_dims import BatchDims
+from budgetfit.core.validation import ImageSize, format_image_size
 from budgetfit.errors import InputError
 from budgetfit.inputs.adapter import loading_notes
 from budgetfit.inputs.arguments import Arguments, ParsedArguments
@@ -26,18 +29,12 @@ from budgetfit.inputs.several_gpus import AUTO
 from budgetfit.planning.compile_choice import best_compiled
 from budgetfit.planning.planner import library_versions, make_plan
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
+from budgetfit.planning.session import SessionSettings
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.function_name import is_factory_text, qualified_name
 
 if TYPE_CHECKING:
-    from budgetfit.core.allocator_settings import AllocatorSettings
-    from budgetfit.core.image_sizes import ImageSizes
-    from budgetfit.core.plan import Estimate, Plan
-    from budgetfit.core.recipe import CompileMode
-    from budgetfit.core.sample_dims import BatchDims
-    from budgetfit.core.validation import ImageSize
     from budgetfit.inputs.arguments import Lengths, Loss, Model, Optimizer, Progress
-    from budgetfit.planning.session import SessionSettings
 
 __all__ = [
     "apply",

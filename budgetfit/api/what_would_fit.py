@@ -1,14 +1,13 @@
 """Suggestions where nothing fits: another method, a shorter sequence, a larger GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from budgetfit.errors import InputError, TraceError
+from budgetfit.errors import DoesNotFitError, InputError, Suggestion, TraceError
 from budgetfit.gpus.table import all_gpus
+from budgetfit.inputs.arguments import ParsedArguments
 from budgetfit.planning.alternatives.longest_length import (
     FIRST_LENGTH,
     longest_that_fits,
@@ -21,10 +20,6 @@ from budgetfit.planning.alternatives.refusal import (
     suggestion,
 )
 from budgetfit.planning.search.lowest_peak import LowestPeak
-
-if TYPE_CHECKING:
-    from budgetfit.errors import DoesNotFitError, Suggestion
-    from budgetfit.inputs.arguments import ParsedArguments
 
 
 def what_would_fit(asked: ParsedArguments, error: DoesNotFitError) -> Iterator[Change]:
