@@ -39,7 +39,8 @@ def gather_gpus() -> NvidiaSmiFacts:
     if output.code not in {0, None}:  # old drivers lack some fields
         output = run_tool(tool, f"--query-gpu={_OLD_FIELDS}", _CSV)
     if output.code != 0:
-        return NvidiaSmiFacts(DriverFacts(error=_first_line(output.text)))
+        first, *_ = _lines(output.text) or ["nvidia-smi gave no answer"]
+        return NvidiaSmiFacts(DriverFacts(error=first[:200]))
     rows = [[word.strip() for word in line.split(",")] for line in _lines(output.text)]
     gpus = tuple(
         parse_gpu(row) for row in rows if len(row) >= _OLD_FIELDS.count(",") + 1
@@ -114,7 +115,3 @@ def _mib(word: str) -> int | None:
 
 def _lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
-
-
-def _first_line(text: str) -> str:
-    return (_lines(text) or ["nvidia-smi gave no answer"])[0][:200]

@@ -240,7 +240,8 @@ class _SteadyStep(NamedTuple):
         is_last = index + 1 == len(self.passes)
         following = row.end if is_last else self.passes[index + 1].start
         # If only frees happen before the next block, they belong to this one.
-        stop = row.end if _allocates(trace, row.end, following) else following
+        allocates = (trace.events[row.end : following] > 0).any()
+        stop = row.end if allocates else following
         return Stage(
             trace.block_names[row.block],
             row.block,
@@ -262,10 +263,6 @@ class _SteadyStep(NamedTuple):
             0,
             joins_next=False,
         )
-
-
-def _allocates(trace: StepTrace, start: int, end: int) -> bool:
-    return bool((trace.events[start:end] > 0).any())
 
 
 def stage_bytes(
