@@ -21,6 +21,7 @@ from budgetfit.applying.checkpointing.recipe_application import RecipeApplicatio
 from budgetfit.applying.data_parallel import (
     OwnDataParallel,
     find_own_data_parallel,
+    refuse_replaced_parameters,
     warn_if_not_synchronized,
 )
 from budgetfit.applying.loss.call_model import compute_loss
@@ -462,6 +463,8 @@ class Run:
         if not self.recipe.optimizer_in_backward:
             self.optimizer.zero_grad(set_to_none=True)
         to_shards(self._called)
+        if self.recipe.parallelism is None and self.steps_done == 0:
+            refuse_replaced_parameters(self.model)
         self._parameters.check(self.model, self.optimizer)
         check_attention(*self._attention)  # not of what wraps it, as DDP
         self._blocks.reapply_if_changed()
