@@ -51,6 +51,7 @@ from budgetfit.example_batches.make_batch import (
     loss_for,
     make_batch,
 )
+from budgetfit.gpus.table import Gpu
 from budgetfit.inputs.adapter import (
     adapter_as_stored,
     base_of_adapter,
@@ -84,7 +85,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from budgetfit.core.adapter import Adapter
-    from budgetfit.gpus.table import Gpu
     from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 
     Model = nn.Module | PretrainedConfig | str

@@ -443,7 +443,7 @@ def test_a_model_of_one_dataclass_is_not_called_with_its_parts(
     planned: Part | None,
 ) -> None:
     names = loss_names({"x": ((2, 3), "float32"), "y": ((2,), "int64")}, planned)
-    with pytest.raises(SystemExit, match="REPLACE batches.* the model takes other"):
+    with pytest.raises(SystemExit, match=r"REPLACE batches.* the model takes other"):
         names["loss_of"](torch.nn.Linear(3, 3), {"x": torch.ones(2, 3), "y": None})
 
 

@@ -146,9 +146,7 @@ class _BlockOffload:
         # The block's storages, for prefetching. Weak: what the graph drops is freed.
         self._block: list[weakref.ref[_OffloadedStorage]] = []
         # By storage and version: the copy, and the tensor that it was made for.
-        self._copies: dict[
-            tuple[int, int], tuple[torch.Tensor, _OffloadedStorage]
-        ] = {}
+        self._copies: dict[tuple[int, int], tuple[torch.Tensor, _OffloadedStorage]] = {}
         self._sources: list[tuple[torch.Tensor, _OffloadedTensor]] = []
 
     @contextlib.contextmanager

@@ -205,8 +205,8 @@ def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
             "A block that is to be recomputed gets keys and values of earlier tokens "
             "(past_key_values), as in peft's prefix tuning. A recomputation would "
             "write to them a second time, and without them something else would train. "
-            "Keep or offload such blocks, as budgetfit.plan does: leave them out of the "
-            "Recipe's segments."
+            "Keep or offload such blocks: leave them out of the Recipe's segments, as "
+            "budgetfit.plan does."
         )
     if not _is_transformers_layer(block):
         return {k: None if _is_cache(value) else value for k, value in kwargs.items()}
