@@ -104,8 +104,8 @@ _Result = TypeVar("_Result")
 _SECOND_BACKWARD = "backward an extra time"  # torch's selective checkpoints say so
 _SELECTIVE_ONCE = (
     "A block under selective checkpointing ran backward twice, as where a model or its "
-    "loss takes gradients of its own (create_graph=True): torch frees what such a block "
-    "saves after the first. Use segments of mode='recompute' for it."
+    "loss takes gradients of its own (create_graph=True): torch frees what such a "
+    "block saves after the first. Use segments of mode='recompute' for it."
 )
 
 
