@@ -12,6 +12,7 @@ from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
     from budgetfit.api.plan import apply, check, estimate, plan, verify
+    from budgetfit.applying.out_of_memory.error import TrainingOutOfMemoryError
     from budgetfit.applying.run.run import Run
     from budgetfit.core.loop import Loop
     from budgetfit.core.parallelism import Parallelism
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         BudgetfitError,
         DoesNotFitError,
         InputError,
+        RecomputationError,
         TraceError,
     )
 
@@ -34,9 +36,11 @@ __all__ = [
     "Parallelism",
     "Plan",
     "Recipe",
+    "RecomputationError",
     "Run",
     "Segment",
     "TraceError",
+    "TrainingOutOfMemoryError",
     "Verification",
     "apply",
     "check",
@@ -54,9 +58,11 @@ _MODULES: Final = {
     "Parallelism": "budgetfit.core.parallelism",
     "Plan": "budgetfit.core.plan",
     "Recipe": "budgetfit.core.recipe",
+    "RecomputationError": "budgetfit.errors",
     "Run": "budgetfit.applying.run.run",
     "Segment": "budgetfit.core.recipe",
     "TraceError": "budgetfit.errors",
+    "TrainingOutOfMemoryError": "budgetfit.applying.out_of_memory.error",
     "Verification": "budgetfit.core.verification",
     "apply": "budgetfit.api.plan",
     "check": "budgetfit.api.plan",

@@ -19,6 +19,7 @@ PUBLIC = (
         "Run",
     ),
     *("BudgetfitError", "DoesNotFitError", "TraceError", "InputError"),
+    *("RecomputationError", "TrainingOutOfMemoryError"),
 )
 
 

@@ -23,6 +23,7 @@ from budgetfit.core.recipe import CompileMode, Recipe
 from budgetfit.core.sample_dims import BatchDims
 from budgetfit.core.validation import ImageSize, format_image_size
 from budgetfit.errors import InputError
+from budgetfit.gpus.table import Gpu
 from budgetfit.inputs.adapter import loading_notes
 from budgetfit.inputs.arguments import Arguments, ParsedArguments
 from budgetfit.inputs.several_gpus import AUTO
@@ -55,7 +56,7 @@ def plan(  # noqa: PLR0913 - public API
     model: Model,
     vram: int | str | None = None,
     *,
-    gpu: str | None = None,
+    gpu: Gpu | str | None = None,
     batch: Any = None,  # noqa: ANN401 - any nesting of tensors
     batch_dims: BatchDims = None,
     max_length: int | None = None,
@@ -101,7 +102,8 @@ def plan(  # noqa: PLR0913 - public API
             ``file.py:factory``, which may return ``(model, batch, loss)``, too. Text
             never downloads weights.
         vram: Bytes, or text such as ``"24GB"`` (10^9) or ``"24GiB"`` (2^30).
-        gpu: A GPU, for example ``"rtx-4090"``; see ``budgetfit gpus``.
+        gpu: A GPU, for example ``"rtx-4090"``; see ``budgetfit gpus``; or that of
+            another plan (``plan.gpu``).
         batch: An example batch of any batch size, or ``file.py:function`` that makes
             one; made from the model if left out.
         batch_dims: Where the batch counts samples, in the manner of ``torch.vmap``'s
@@ -238,7 +240,7 @@ def _recorded(asked: ParsedArguments) -> dict[str, object]:
     return {
         "model": given.model if isinstance(given.model, str) else None,
         "vram": given.vram,
-        "gpu": given.gpu,
+        "gpu": given.gpu.name if isinstance(given.gpu, Gpu) else given.gpu,
         "max_length": length,
         "image_size": None if size is None else format_image_size(size),
         "frames": given.frames,
@@ -259,7 +261,7 @@ def estimate(  # noqa: PLR0913 - public API
     recipe: Recipe | None = None,
     *,
     loop: Loop | str | None = None,
-    gpu: str | None = None,
+    gpu: Gpu | str | None = None,
     vram: int | str | None = None,
     batch: Any = None,  # noqa: ANN401
     batch_dims: BatchDims = None,

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from budgetfit.core.parallelism import Parallelism
 
 # By class names: importing the classes is slow.
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
+_FSDP1 = "FullyShardedDataParallel"
+_WRAPPERS = ("DistributedDataParallel", _FSDP1, "DataParallel")
 _DDP = _WRAPPERS[0]
 _SHARDED = "FSDPModule"  # base class that ``fully_shard`` adds to a module's class
 
@@ -68,12 +69,27 @@ def refuse_wrapper(model: nn.Module, verb: str = "apply") -> None:
     Raises:
         InputError: If it is one; says where the wrapper goes.
     """
+    refuse_replaced_parameters(model)
     name = type(model).__name__
     if name in _WRAPPERS:
         raise InputError(
             f"{name} is around the model. {verb.capitalize()} takes the plain one "
             f"(its .module); after apply wrap what the run calls: run.model = "
             f"{name}(run.model)."
+        )
+
+
+def refuse_replaced_parameters(model: nn.Module) -> None:
+    """Refuse ``FullyShardedDataParallel`` around a model, or around parts of it.
+
+    Raises:
+        InputError: If it is there; says what shards instead.
+    """
+    if _has(model, _FSDP1):
+        raise InputError(
+            f"{_FSDP1} replaces a model's parameters by shards, which a plan for one "
+            "GPU and its optimizer do not have. Hand in the plain model, and plan for "
+            'as many GPUs, plan(..., gpus=N, engine="fsdp2"): apply then shards it.'
         )
 
 

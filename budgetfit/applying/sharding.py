@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.parallelism import Parallelism
 
-_DTYPES = {
+POLICY_DTYPES = {
     None: None,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -101,8 +101,8 @@ def wrap(
     settings: dict[str, Any] = {
         "mesh": device_mesh(parallelism, device.type),
         "mp_policy": fsdp.MixedPrecisionPolicy(
-            param_dtype=_DTYPES[parallelism.param_dtype],
-            reduce_dtype=_DTYPES[parallelism.reduce_dtype],
+            param_dtype=POLICY_DTYPES[parallelism.param_dtype],
+            reduce_dtype=POLICY_DTYPES[parallelism.reduce_dtype],
         ),
     }
     reshard = parallelism.reshard_after_forward

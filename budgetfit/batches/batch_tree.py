@@ -53,8 +53,9 @@ def batch_size_of(batch: Batch, *, dims: SampleDims = FIRST_DIM) -> int:
     batch_size = count_samples(batch, dims)
     if batch_size is None:
         raise InputError(
-            "The batch holds no tensor with a batch dimension. Pass the tensors that "
-            "the model is called with, for example "
+            f"The batch, a {type(batch).__name__}, holds no tensor with a batch "
+            "dimension. Pass the tensors that the model is called with, of a loader "
+            "next(iter(loader)); for example "
             'batch={"input_ids": torch.zeros(2, 128, dtype=torch.long)}.'
         )
     if batch_size == 0:

@@ -125,7 +125,7 @@ class Arguments:
 
     model: Model
     vram: int | str | None = None
-    gpu: str | None = None
+    gpu: Gpu | str | None = None
     batch: Any = None
     batch_dims: BatchDims = None
     max_length: int | None = None

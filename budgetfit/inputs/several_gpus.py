@@ -72,6 +72,12 @@ def find_counted_gpu(text: str) -> CountedGpu:
     >>> find_counted_gpu("RTX 4090 x2").gpus
     2
     """
+    given: object = text
+    if not isinstance(given, str):
+        raise InputError(
+            'Name each card, for example "rtx-4090" or "h100-80gbx8" '
+            f"(--gpus rtx-4090,h100-80gbx8); got {given!r:.60}."
+        )
     problem: InputError | None = None
     # The name of a card may end like a number of them: gtx1080.
     for name, gpus in _readings(text.strip()):

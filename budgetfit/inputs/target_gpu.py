@@ -113,7 +113,9 @@ def _gpu_and_limit(
     limit = None if vram is None else _limit(vram)
     if gpu is not None:
         if not isinstance(gpu, (str, Gpu)):
-            raise InputError(f'gpu must be a name such as "rtx-4090"; got {gpu!r}.')
+            raise InputError(
+                f'gpu must be a name such as "rtx-4090", or a plan\'s gpu; got {gpu!r}.'
+            )
         found = gpu if isinstance(gpu, Gpu) else find_gpu(gpu)
         if limit is not None and limit > found.total_bytes:
             have = format_bytes(found.total_bytes)

@@ -30,17 +30,17 @@ def plan_json(plan: Plan, samples: int | None = None) -> str:
 
 
 def estimate_json(estimate: Estimate, samples: int | None = None) -> str:
-    """The estimate's fields, ``samples_per_s``, and ``hours`` for ``samples``.
+    """The estimate's fields, its rates, and ``hours`` for ``samples``.
 
-    Where lengths vary ``samples_per_s`` is the rate of the longest.
+    Where lengths vary ``samples_per_s`` is the rate of the longest, and
+    ``samples_per_s_of_data`` that over all.
     """
     fields = dataclasses.asdict(estimate)
-    rate = {"samples_per_s": estimate.samples_per_s}
-    return _document({**fields, **rate, **_hours(estimate, samples)})
+    return _document({**fields, **_rates(estimate), **_hours(estimate, samples)})
 
 
 def compare_json(rows: Sequence[GpuComparison], samples: int | None = None) -> str:
-    """``{"cards": [...]}``: each row's fields, ``fits`` and ``samples_per_s``.
+    """``{"cards": [...]}``: each row's fields, ``fits``, and rates as an estimate's.
 
     ``samples_per_money`` too, null without a price or where it does not fit, and with
     ``hours`` and ``cost`` for ``samples`` samples, where given.
@@ -49,9 +49,7 @@ def compare_json(rows: Sequence[GpuComparison], samples: int | None = None) -> s
         {
             **dataclasses.asdict(row),
             "fits": row.fits,
-            "samples_per_s": (
-                row.estimate.samples_per_s_of_data if row.estimate else None
-            ),
+            **_rates(row.estimate),
             "samples_per_money": row.samples_per_money,
             **_hours(row.estimate, samples),
             **({} if samples is None else {"cost": row.cost(samples)}),
@@ -59,6 +57,11 @@ def compare_json(rows: Sequence[GpuComparison], samples: int | None = None) -> s
         for row in rows
     ]
     return _document({"cards": found})
+
+
+def _rates(estimate: Estimate | None) -> dict[str, Any]:
+    names = ("samples_per_s", "samples_per_s_of_data")
+    return {name: getattr(estimate, name, None) for name in names}
 
 
 def _hours(rated: Plan | Estimate | None, samples: int | None) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def whole_file(path: str | Path, *, private: bool = False) -> Iterator[IO[bytes]
         new.replace(place)
     except OSError as error:
         if error.filename == str(new):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            del error.filename2  # of ``replace``; None would be part of the text
         raise
     finally:
         new.unlink(missing_ok=True)

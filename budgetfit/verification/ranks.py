@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from budgetfit.applying.out_of_memory.error import free_memory
+from budgetfit.applying.precision import computes_in
 from budgetfit.applying.ranks import Ranks, check_started, is_first_rank
+from budgetfit.applying.sharding import POLICY_DTYPES
 from budgetfit.applying.zero import check_deepspeed
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.precision import find_precision
 from budgetfit.measuring.compare_gradients import (
     COMPARED_ON_CUDA,
     GradientCheck,
@@ -29,6 +32,7 @@ from budgetfit.utils.copy_model import deepcopy_model
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.lazy_import import lazy_import
 from budgetfit.verification.cpu_timeline import cpu_timeline_if_possible
+from budgetfit.verification.loss_in_parts import with_loss_compared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -94,8 +98,10 @@ def measure_ranks(
         # Of copies of the model, and of one that trains alone to compare with.
         warnings.filterwarnings("ignore", "The model stays (sharded|with DeepSpeed)")
         warnings.filterwarnings("ignore", ".* each of them a model of its own")
-        measured, gradients = _measure(plan, setup, ranks, steps, say)
-    timeline, notes = ranks.gather((timeline, notes))[0]
+        measured, gradients = _measure(plan, setup, ranks, steps, say, notes)
+    told = ranks.gather((timeline, notes))
+    timeline = told[0][0]
+    notes = list(dict.fromkeys(note for _, each in told for note in each))
     if on_cpu and timeline is None:
         measured = replace(measured, phases=())  # nothing is predicted for them
     every = ranks.gather(measured)
@@ -107,12 +113,13 @@ def measure_ranks(
     )
 
 
-def _measure(
+def _measure(  # noqa: PLR0913, PLR0917 - one value each, all needed
     plan: Plan,
     setup: TrainingSetup,
     ranks: Ranks,
     steps: int,
     say: Callable[[str], None],
+    notes: list[str],
 ) -> tuple[RealSteps, GradientCheck | None]:
     """Measure this rank's steps, then compare gradients."""
     recipe, blocks = plan.recipe, plan.model.blocks
@@ -140,11 +147,15 @@ def _measure(
         del copied, live_bytes
         free_memory(setup.device)
         say("comparing gradients with one process's")
-        return measured, _compare(plan, setup, ranks, loss_modules)
+        return measured, _compare(plan, setup, ranks, loss_modules, notes)
 
 
 def _compare(
-    plan: Plan, setup: TrainingSetup, ranks: Ranks, loss_modules: Sequence[nn.Module]
+    plan: Plan,
+    setup: TrainingSetup,
+    ranks: Ranks,
+    loss_modules: Sequence[nn.Module],
+    notes: list[str],
 ) -> GradientCheck | None:
     """Compare the reduced gradients with the mean over all ranks of plain ones.
 
@@ -169,12 +180,14 @@ def _compare(
 
         return made
 
+    batch = setup.resized_batch(size)
+    found = None
     try:
-        return check_gradients(
+        found = check_gradients(
             setup.model,
             on_copies(single, checks_values=True),
             on_copies(plain),
-            setup.resized_batch(size),
+            batch,
             blocks=blocks,
             planned=recomputed_blocks(recipe),
             seed=ranks.rank,
@@ -184,7 +197,29 @@ def _compare(
         )
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-        return None
+    if plain.loss_chunks == 1:
+        return found
+    # Where an engine runs, all ranks have to.
+    matches = ranks.gather(found is not None and found.match)
+    if found is None or not all(matches):
+        return found
+    return with_loss_compared(
+        found,
+        setup.model,
+        on_copies,
+        plain,
+        batch,
+        dtype=_computes_in(plain),
+        loss_modules=loss_modules,
+        notes=notes,
+    )
+
+
+def _computes_in(recipe: Recipe) -> torch.dtype:
+    """Return the dtype of matrix products; a policy's takes the place of autocast's."""
+    several = recipe.parallelism
+    policy = None if several is None else POLICY_DTYPES[several.param_dtype]
+    return policy or computes_in(find_precision(recipe.precision))
 
 
 def _has_policy(recipe: Recipe) -> bool:

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from budgetfit.applying.allocator_settings import other_settings
-from budgetfit.applying.loss.chunked_loss import rounding_of_parts
-from budgetfit.applying.loss.deferred_logits import KEEP_WHOLE
 from budgetfit.applying.out_of_memory.error import free_memory
 from budgetfit.applying.precision import computes_in
 from budgetfit.applying.torch_compile import compiled_modules, disable_compile
@@ -27,11 +25,9 @@ from budgetfit.core.verification import WITHOUT_COMPILE
 from budgetfit.errors import InputError
 from budgetfit.measuring.compare_gradients import (
     COMPARED_ON_CUDA,
-    NOISE_FACTOR,
     GradientCheck,
     build_verification,
     check_gradients,
-    gradient_difference,
 )
 from budgetfit.measuring.preserve_model import preserved_model
 from budgetfit.measuring.real_step import check_steps, find_device, run_real_steps
@@ -39,6 +35,7 @@ from budgetfit.measuring.recomputed_blocks import recomputed_blocks
 from budgetfit.traces.loss_modules import loss_modules_on
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.verification.cpu_timeline import cpu_timeline_if_possible
+from budgetfit.verification.loss_in_parts import with_loss_compared
 from budgetfit.verification.ranks import measure_ranks
 
 if TYPE_CHECKING:
@@ -53,13 +50,6 @@ if TYPE_CHECKING:
     from budgetfit.workload.training_setup import TrainingSetup
 
 
-# Relative, of gradients in fp32: parts of a loss are smaller products, which other
-# kernels may run.
-_OTHER_KERNELS = 1e-3
-_LOSS_NOT_COMPARED = (
-    "The loss in parts was not compared with the model's own, which ran out of memory: "
-    "only with itself, without recomputation. Verify with shorter samples."
-)
 _NOT_COMPARED = (
     "Gradients were not compared, and recomputation was not watched: the unmodified "
     "model ran out of memory. Verify with shorter samples, or where nothing else uses "
@@ -283,27 +273,16 @@ def _compare(
         return None
     if plain.loss_chunks == 1 or not found.match:
         return found
-    try:
-        error, parameter = gradient_difference(
-            setup.model,
-            setup.run_factory(plain),
-            setup.run_factory(replace(plain, loss_chunks=1)),
-            batch,
-            loss_modules=loss_modules,
-            left_out=found.left_out,
-        )
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        notes.append(_LOSS_NOT_COMPARED)
-        return found
-    rounding = rounding_of_parts(computes_in(find_precision(plain.precision)))
-    if error <= max(_OTHER_KERNELS, rounding, NOISE_FACTOR * found.noise):
-        return found
-    refusal = (
-        f"With the loss in parts the gradient of {parameter!r} differs by {error:.2g} "
-        f"of its norm from that of the model's own loss. {KEEP_WHOLE}"
+    return with_loss_compared(
+        found,
+        setup.model,
+        setup.run_factory,
+        plain,
+        batch,
+        dtype=computes_in(find_precision(plain.precision)),
+        loss_modules=loss_modules,
+        notes=notes,
     )
-    return replace(found, max_error=error, parameter=parameter, refusal=refusal)
 
 
 @contextlib.contextmanager

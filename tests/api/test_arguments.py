@@ -61,7 +61,7 @@ def plan(**options: Any) -> budgetfit.Plan:
         ({"headroom": -1}, SIZE),
         ({"headroom": "20GB"}, "leave nothing to plan with"),
         ({"gpu": "rtx-4091"}, "not in the card table. Nearest: rtx-4090"),
-        ({"gpu": 4090}, 'gpu must be a name such as "rtx-4090"; got 4090'),
+        ({"gpu": 4090}, 'a name such as "rtx-4090", or a plan\'s gpu; got 4090'),
         ({"precision": "bf17"}, "'bf17' is not a precision. Use one of: auto, fp32"),
         ({"precision": None}, "None is not a precision"),
         ({"precision": []}, "list of precisions is empty"),

@@ -120,7 +120,11 @@ def test_a_saved_plan_wants_the_batch_and_the_loss_again(
     ("model", "asked", "message"),
     [
         ("no_loss", {}, "returned a int as its loss; it must be a function"),
-        ("model", {"batch": "empty"}, "empty gave no batch. The batch holds no tensor"),
+        (
+            "model",
+            {"batch": "empty"},
+            "empty gave no batch. The batch, a dict, holds no",
+        ),
         ("model", {"batch": "nothing"}, "has no nothing. It defines Pair, empty"),
         ("model", {"batch": "make_batch", "loss": "ready"}, "a loss must be a functio"),
     ],

@@ -187,6 +187,18 @@ def test_a_cache_asked_for_in_the_batch_is_kept_from_recomputed_blocks() -> None
     assert_same(backward(model, {**batch, "use_cache": True})[1], plain)
 
 
+@pytest.mark.parametrize("groups", [((0,),), ((0, 1),)])
+def test_a_cache_of_earlier_tokens_is_not_dropped_without_a_word(
+    groups: tuple[tuple[int, ...], ...],
+) -> None:
+    model, batch = make("llama"), batch_for("llama")
+    with torch.no_grad():
+        earlier = model.model(batch["input_ids"], use_cache=True).past_key_values
+    apply_segments(model, segments_of("llama", groups))
+    with pytest.raises(InputError, match="keys and values of earlier tokens"):
+        model(**batch, past_key_values=earlier)
+
+
 class Attending(nn.Module):
     """A block of no library that writes into a cache as XLM's attention does."""
 

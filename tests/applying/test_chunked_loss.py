@@ -2,6 +2,8 @@
 
 import copy
 import inspect
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -292,6 +294,15 @@ def test_undo_gives_head_and_loss_function_back() -> None:
     run.undo()
     assert state(model) == before
     assert model.loss_function is loss_function
+
+
+def test_a_model_that_was_pickled_while_it_trained_is_chunked_again() -> None:
+    recipe = Recipe(batch_size=SAMPLES, loss_chunks=3, optimizer="sgd")
+    with Run(make("llama"), recipe) as run:
+        twin = pickle.loads(pickle.dumps(run.model))  # noqa: S301 - just pickled
+        expected = run.step(batch())
+        with Run(twin, replace(recipe, loss_chunks=2)) as again:
+            torch.testing.assert_close(again.step(batch()), expected)
 
 
 def test_a_deep_copy_of_a_model_that_trains_is_a_model_of_its_own() -> None:

@@ -46,6 +46,31 @@ def test_a_wrapper_goes_around_what_the_run_calls() -> None:
         assert run.model is model
 
 
+class FullyShardedDataParallel(torch.nn.Module):
+    """Torch's needs a card; it is known by its name."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def test_parameters_that_fsdp_replaces_are_in_no_plan_for_one_gpu() -> None:
+    message = r'plan\(\.\.\., gpus=N, engine="fsdp2"\)'
+    plan = budgetfit.plan(Mebi(), vram="2GB", batch=BATCH, loss=loss)
+    for wrapped in (
+        FullyShardedDataParallel(Mebi()),
+        torch.nn.Sequential(FullyShardedDataParallel(Mebi())),
+    ):
+        with pytest.raises(InputError, match=message):
+            budgetfit.plan(wrapped, vram="2GB", batch=BATCH, loss=loss)
+        with pytest.raises(InputError, match=message):
+            budgetfit.apply(plan, wrapped, loss=loss)
+    run = start(recipe())
+    run.model = FullyShardedDataParallel(run.model)
+    with pytest.raises(InputError, match=message):
+        run.step(batches(1)[0])
+
+
 @pytest.mark.usefixtures("two_processes")
 def test_a_sharded_model_is_planned_before() -> None:
     model = Mebi()

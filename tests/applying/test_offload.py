@@ -59,6 +59,24 @@ def test_every_second_block_may_be_offloaded() -> None:
     assert_same(gradients(plain), gradients(mixed))
 
 
+def test_parts_of_a_storage_that_count_writes_apart_are_copied_apart() -> None:
+    # As a GRU on the CPU does: unsafe_chunk, then each part is written to and saved.
+    def gates(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        first, second = torch.unsafe_chunk(linear(x, weight), 2, dim=-1)
+        return first.add_(1).sigmoid_() * second.add_(1).sigmoid_()
+
+    def gradient(*, offloaded: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        x, weight = hidden(3, WIDTH), torch.randn(4, WIDTH, requires_grad=True)
+        output = (
+            run_with_offload(gates, (x, weight), {}) if offloaded else gates(x, weight)
+        )
+        (found,) = torch.autograd.grad(output.sum(), weight)
+        return found
+
+    assert torch.equal(gradient(offloaded=True), gradient(offloaded=False))
+
+
 # -- what moves and what stays ---------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.measuring import compare_gradients
 from budgetfit.memory.replay import replay
+from budgetfit.utils.function_name import qualified_name
 from tests.applying.live_bytes import LiveBytes
 from tests.traced import ADA, session
 
@@ -132,6 +133,35 @@ def test_a_saved_run_goes_on_bit_for_bit() -> None:
     saved = copy.deepcopy(whole.state_dict())
     expected = losses(whole, seed=2)
     resumed = run_of(other, optimizer_in_backward=True)
+    resumed.load_state_dict(saved)
+    assert losses(resumed, seed=2) == expected
+
+
+def decayed(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Weight decay for matrices alone: of one parameter, one of the groups is empty."""
+    groups = [
+        {"params": [x for x in parameters if x.ndim > 1], "weight_decay": 0.1},
+        {"params": [x for x in parameters if x.ndim == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def test_a_run_of_several_groups_goes_on_too() -> None:
+    def start(model: torch.nn.Module) -> Run:
+        recipe = Recipe(
+            batch_size=4,
+            optimizer=qualified_name(decayed),
+            optimizer_in_backward=True,
+        )
+        return Run(model, recipe, loss=loss, optimizer=decayed)
+
+    model = TiedStack()
+    other = copy.deepcopy(model)
+    whole = start(model)
+    losses(whole)
+    saved = copy.deepcopy(whole.state_dict())
+    expected = losses(whole, seed=2)
+    resumed = start(other)
     resumed.load_state_dict(saved)
     assert losses(resumed, seed=2) == expected
 

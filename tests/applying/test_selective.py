@@ -21,7 +21,8 @@ from budgetfit.applying.checkpointing.selective import (
     mutated_saved_call,
 )
 from budgetfit.applying.loss.call_model import compute_loss
-from budgetfit.core.recipe import Segment
+from budgetfit.applying.run.run import Run
+from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
@@ -336,6 +337,17 @@ def test_a_second_backward_over_the_same_graph_is_refused_by_torch() -> None:
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="backward an extra time"):
         loss.backward()
+
+
+def test_a_run_says_what_to_do_about_a_second_backward() -> None:
+    def slope(outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        (found,) = torch.autograd.grad(outputs.sum(), batch, create_graph=True)
+        return found.square().mean()
+
+    segment = selective("0", "aten.addmm.default:0")
+    run = Run(noisy(), Recipe(batch_size=2, segments=(segment,)), loss=slope)
+    with pytest.raises(InputError, match=r"Use segments of mode='recompute'"):
+        run.step(torch.ones(2, 16, requires_grad=True))
 
 
 def test_weights_shared_between_blocks_are_cast_alike_in_both_passes() -> None:

@@ -150,6 +150,7 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         sample_plan().save(path)
     assert raised.value.filename == str(path)
+    assert str(raised.value).endswith(repr(str(path)))
 
 
 def test_a_name_as_long_as_file_systems_allow_can_be_written(tmp_path: Path) -> None:

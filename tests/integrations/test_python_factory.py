@@ -176,7 +176,7 @@ def test_a_file_named_like_a_library_does_not_replace_it(
         ("fails", r"without arguments and raised RuntimeError: no such weights"),
         ("needs", "raised TypeError: .*missing 1 required positional argument"),
         ("leaves", "raised SystemExit: usage: train.py"),
-        ("pair", "pair gave no batch. The batch holds no tensor"),
+        ("pair", "pair gave no batch. The batch, a str, holds no"),
     ],
 )
 def test_a_factory_that_gives_no_model_is_refused_in_one_line(

@@ -19,7 +19,7 @@ from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.source_code.plain_torch import torch_script
-from budgetfit.integrations.source_code.plain_torch_loop import loss_part
+from budgetfit.integrations.source_code.plain_torch_loop import loss_parts
 from budgetfit.integrations.source_code.plain_torch_templates import Part
 from tests.processes import python
 from tests.reporting.sample_plans import (
@@ -411,10 +411,16 @@ def test_a_scripts_model_generates_in_training_mode(
     assert generated() == plain
 
 
-def test_a_model_without_a_loss_is_not_trained_on_a_mean() -> None:
+def loss_names(batch: dict[str, Any], planned: Part | None = None) -> dict[str, Any]:
+    """Return what a script's source of the loss defines."""
     names: dict[str, Any] = {"torch": torch}
-    batch = {"x": ((2, 3), "float32")}
-    exec(loss_part(batch, None, own=False).code, names)  # noqa: S102
+    for part in loss_parts(batch, planned, own=False):
+        exec("\n".join([*part.imports, part.code]), names)  # noqa: S102
+    return names
+
+
+def test_a_model_without_a_loss_is_not_trained_on_a_mean() -> None:
+    names = loss_names({"x": ((2, 3), "float32")})
     with pytest.raises(SystemExit, match=r"REPLACE loss_of\(\) by your own loss"):
         names["loss_of"](torch.nn.Linear(3, 3), {"input": torch.ones(2, 3)})
     one = names["loss_of"](torch.nn.Linear(3, 1), {"input": torch.ones(1, 3)})
@@ -424,14 +430,21 @@ def test_a_model_without_a_loss_is_not_trained_on_a_mean() -> None:
 def test_a_loss_that_was_named_is_called_with_outputs_and_targets() -> None:
     part = Part("importlib.import_module('torch').nn.functional.mse_loss")
     batch = {"0": ((2, 3), "float32"), "1": ((2, 3), "float32")}
-    names: dict[str, Any] = {}
-    code = loss_part(batch, part, own=False)
-    exec("import functools, importlib, inspect\n" + code.code, names)  # noqa: S102
+    names = loss_names(batch, part)
     names["planned_loss"] = lambda: lambda outputs, given: outputs.sum() + given[1]
     model = torch.nn.Linear(3, 3)
     x = torch.ones(2, 3)
     got = names["loss_of"](model, {"0": x, "1": torch.tensor(5.0)})
     assert torch.equal(got, model(x).sum() + 5)
+
+
+@pytest.mark.parametrize("planned", [None, Part("None")], ids=["found", "planned"])
+def test_a_model_of_one_dataclass_is_not_called_with_its_parts(
+    planned: Part | None,
+) -> None:
+    names = loss_names({"x": ((2, 3), "float32"), "y": ((2,), "int64")}, planned)
+    with pytest.raises(SystemExit, match=r"REPLACE batches.* the model takes other"):
+        names["loss_of"](torch.nn.Linear(3, 3), {"x": torch.ones(2, 3), "y": None})
 
 
 def test_what_waits_in_host_memory_is_not_exported(tmp_path: Path) -> None:

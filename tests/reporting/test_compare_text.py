@@ -6,7 +6,7 @@ import pytest
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import GpuComparison
 from budgetfit.errors import InputError
-from budgetfit.reporting.json import compare_json, why_json
+from budgetfit.reporting.json import compare_json, estimate_json, why_json
 from budgetfit.reporting.render import WIDE, compare_text, render
 from tests.reporting.sample_plans import sample_cards, sample_model, sample_row
 
@@ -66,7 +66,10 @@ def test_rates_times_and_costs_are_those_of_the_data() -> None:
     assert row.cost(144_000) == 2.0
     assert over.hours(144_000) == 1.0
     (card,) = json.loads(compare_json([row], 144_000))["cards"]
-    assert (card["samples_per_s"], card["hours"]) == (40, 1)
+    one = json.loads(estimate_json(over, 144_000))
+    for found in (card, one):
+        assert (found["samples_per_s"], found["samples_per_s_of_data"]) == (10, 40)
+        assert found["hours"] == 1
     text = render(compare_text([ROWS[1], row], sample_model(), 144_000), width=WIDE)
     rows = [line.split() for line in text.splitlines() if line.startswith("rtx-4090")]
     assert ["5x", "1.0", "h"] in [row[-3:] for row in rows]

@@ -10,6 +10,7 @@ from torch import nn
 
 import budgetfit
 from budgetfit import Parallelism
+from budgetfit.applying.loss import chunked_loss
 from budgetfit.core.parallelism import ZeroStage
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import FIRST_DIM
@@ -79,6 +80,34 @@ def test_every_rank_is_measured_and_equals_the_prediction() -> None:
         assert compared == (name == "policy")
 
 
+def _verify_unshifted() -> list[Verification]:
+    """Verify a loss in parts that is not the model's own, by its labels."""
+
+    def unshifted(labels: torch.Tensor, *_: object) -> torch.Tensor:
+        return labels
+
+    found = []
+    for name in ("fsdp2, chunks", "policy"):
+        model = tiny_model("llama")
+        parallelism = Parallelism(gpus=2, **SETTINGS[name])
+        plan = plan_for(model, parallelism=parallelism, loss_chunks=3)
+        ids = torch.arange(24).view(3, 8) + int(os.environ["RANK"])
+        batch = {"input_ids": ids, "labels": ids.clone()}
+        with mock.patch.object(chunked_loss, "_shifted", unshifted):
+            found.append(budgetfit.verify(plan, model, batch=batch, device="cpu"))
+        torch.distributed.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    return found
+
+
+def test_a_loss_in_parts_is_compared_with_the_models_own_on_each_rank() -> None:
+    first, second = on_ranks(_verify_unshifted, 2)
+    assert first == second
+    for check in first:
+        assert check.gradients_match is False
+        assert "With the loss in parts the gradient of" in str(check)
+
+
 def _verify_zero(stage: ZeroStage) -> Verification:
     model = tiny_model("llama", attention_dropout=0.1)
     before = {key: item.clone() for key, item in model.state_dict().items()}
@@ -134,7 +163,7 @@ def test_compiled_blocks_are_compared_with_eager_ones() -> None:
         mock.patch.object(TrainingSetup, "run_factory") as factory,
     ):
         rank: Any = SimpleNamespace(rank=0, mean=None)
-        ranks._compare(plan, setup, rank, [])  # noqa: SLF001 - several GPUs at work
+        ranks._compare(plan, setup, rank, [], [])  # noqa: SLF001 - several GPUs at work
     compared = [call.args[0] for call in factory.call_args_list]
     assert [each.compile for each in compared] == ["blocks", "none"]
     assert [each.engine for each in compared] == ["fsdp2", "fsdp2"]

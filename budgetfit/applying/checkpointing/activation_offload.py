@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import increment_version, saved_tensors_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from budgetfit.applying.host_copy import (
@@ -145,7 +145,8 @@ class _BlockOffload:
         self._after_forward = after_forward
         # The block's storages, for prefetching. Weak: what the graph drops is freed.
         self._block: list[weakref.ref[_OffloadedStorage]] = []
-        self._copies: dict[tuple[int, int], _OffloadedStorage] = {}
+        # By storage and version: the copy, and the tensor that it was made for.
+        self._copies: dict[tuple[int, int], tuple[torch.Tensor, _OffloadedStorage]] = {}
         self._sources: list[tuple[torch.Tensor, _OffloadedTensor]] = []
 
     @contextlib.contextmanager
@@ -165,15 +166,14 @@ class _BlockOffload:
             return _KeptTensor(parameter, _version(parameter), _Layout.of(tensor))
         # With the version, so that a tensor modified in between is copied again.
         key = _storage(tensor), _version(tensor)
-        if key not in self._copies:
+        source, copy = self._copies.get(key, (tensor, None))
+        if copy is None or not _counts_the_same_writes(tensor, source):
             host = None if self._after_forward else to_host(_flat_storage(tensor))
             copy = _OffloadedStorage(self._device, host, self._block)
-            self._copies[key] = copy
+            self._copies[key] = tensor, copy
             self._block.append(weakref.ref(copy))
-        piece = _OffloadedTensor(
-            self._copies[key], _version(tensor), _Layout.of(tensor)
-        )
-        self._copies[key].waiting.add(piece)
+        piece = _OffloadedTensor(copy, _version(tensor), _Layout.of(tensor))
+        copy.waiting.add(piece)
         self._sources.append((tensor, piece))
         return piece
 
@@ -326,6 +326,21 @@ _READ_BEFORE_COPY = (
 def _version(tensor: torch.Tensor) -> int:
     """Return the version counter, shared by views and aliases."""
     return tensor._version
+
+
+def _counts_the_same_writes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one storage, at the same version, share its counter.
+
+    What ``unsafe_chunk`` returns, as in a ``GRU`` on a CPU, has counters of its own.
+    Tensors that nothing wrote to are taken as alike.
+    """
+    before = _version(one)
+    if one is other or not before:
+        return True
+    increment_version(one)
+    shared = _version(other) != before
+    torch._C._autograd._unsafe_set_version_counter((one,), (before,))
+    return shared
 
 
 def _flat_storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from budgetfit.applying.checkpointing.activation_offload import (
 from budgetfit.applying.checkpointing.recomputation_state import RepeatableForwards
 from budgetfit.applying.checkpointing.selective import SelectiveCheckpoint
 from budgetfit.applying.pytree import tensors_in
+from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,19 +193,40 @@ def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Remove generation caches from the arguments, as transformers' layers do.
 
     A recomputation would write to them a second time.
+
+    Raises:
+        InputError: If they hold earlier tokens, which the block would run without.
     """
     if not torch.is_grad_enabled():
         return kwargs
+    keeps = getattr(block, "_can_checkpoint_with_cache", False)
+    if not keeps and any(_holds_tokens(value, block) for value in kwargs.values()):
+        raise InputError(
+            "A block that is to be recomputed gets keys and values of earlier tokens "
+            "(past_key_values), as in peft's prefix tuning. A recomputation would "
+            "write to them a second time, and without them something else would train. "
+            "Keep or offload such blocks: leave them out of the Recipe's segments, as "
+            "budgetfit.plan does."
+        )
     if not _is_transformers_layer(block):
         return {k: None if _is_cache(value) else value for k, value in kwargs.items()}
     kwargs = dict(kwargs)
     if kwargs.get("use_cache"):
         kwargs["use_cache"] = False
-    if not getattr(block, "_can_checkpoint_with_cache", False):
+    if not keeps:
         for name in ("past_key_values", "layer_past"):
             if name in kwargs:
                 kwargs[name] = None
     return kwargs
+
+
+def _holds_tokens(value: Any, block: nn.Module) -> bool:
+    """Whether a generation cache has tokens of this block's layer already."""
+    if not _is_cache(value):
+        return False
+    numbers = (getattr(module, "layer_idx", None) for module in block.modules())
+    number = next((each for each in numbers if isinstance(each, int)), None)
+    return number is not None and int(value.get_seq_length(number)) > 0
 
 
 def _is_cache(value: object) -> bool:

@@ -110,8 +110,12 @@ def chunk_loss(
         )
     head = causal.get_output_embeddings()
     _refuse_sharded_head(head)
-    chunked = ChunkedLoss(head, causal.loss_function, parts, determinism_check)
-    undo.set_attribute(head, "forward", _DeferredHeadForward(chunked, head.forward))
+    plain = _plain_loss(causal)
+    chunked = ChunkedLoss(head, plain, parts, determinism_check)
+    forward = head.forward
+    if isinstance(forward, _DeferredHeadForward):
+        forward = forward.__wrapped__
+    undo.set_attribute(head, "forward", _DeferredHeadForward(chunked, forward))
     undo.set_attribute(causal, "_loss_function", chunked)  # what its property reads
     return chunked
 
@@ -333,6 +337,15 @@ def _even_sizes(length: int, parts: int) -> list[int]:
     return [size + (part < left) for part in range(parts)]
 
 
+def _plain_loss(model: Any) -> Any:
+    """Return the loss function of a model, that from before it was chunked.
+
+    A model that was copied or pickled as a whole while a run trained it has the run's.
+    """
+    loss = model.loss_function
+    return loss._plain if isinstance(loss, ChunkedLoss) else loss
+
+
 def _causal_model(model: nn.Module) -> Any:
     """Return the causal LM in ``model``, itself or inside a wrapper, or None.
 
@@ -344,7 +357,7 @@ def _causal_model(model: nn.Module) -> Any:
         if (
             is_transformers_model(module)
             and uses_loss_function(type(module))
-            and getattr(module.loss_function, "__name__", "") == _LOSS
+            and getattr(_plain_loss(module), "__name__", "") == _LOSS
             and isinstance(module.get_output_embeddings(), nn.Module)
         ):
             return module

@@ -121,8 +121,13 @@ class OptimizerInBackward(torch.optim.Optimizer):
             handle.remove()
 
     def _take_groups(self) -> None:
-        singles = self._single.values()
-        self.param_groups = [group for each in singles for group in each.param_groups]
+        # Of the groups that a function makes, all but one are empty.
+        self.param_groups = [
+            group
+            for each in self._single.values()
+            for group in each.param_groups
+            if group["params"]
+        ]
 
     def _step_one(self, parameter: torch.nn.Parameter) -> None:
         if not self.takes_gradients:

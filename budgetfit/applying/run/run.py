@@ -21,6 +21,7 @@ from budgetfit.applying.checkpointing.recipe_application import RecipeApplicatio
 from budgetfit.applying.data_parallel import (
     OwnDataParallel,
     find_own_data_parallel,
+    refuse_replaced_parameters,
     warn_if_not_synchronized,
 )
 from budgetfit.applying.loss.call_model import compute_loss
@@ -99,6 +100,13 @@ if TYPE_CHECKING:
     from budgetfit.core.sample_dims import SampleDims
 
 _Result = TypeVar("_Result")
+
+_SECOND_BACKWARD = "backward an extra time"  # torch's selective checkpoints say so
+_SELECTIVE_ONCE = (
+    "A block under selective checkpointing ran backward twice, as where a model or its "
+    "loss takes gradients of its own (create_graph=True): torch frees what such a "
+    "block saves after the first. Use segments of mode='recompute' for it."
+)
 
 
 class Run:
@@ -462,6 +470,8 @@ class Run:
         if not self.recipe.optimizer_in_backward:
             self.optimizer.zero_grad(set_to_none=True)
         to_shards(self._called)
+        if self.recipe.parallelism is None and self.steps_done == 0:
+            refuse_replaced_parameters(self.model)
         self._parameters.check(self.model, self.optimizer)
         check_attention(*self._attention)  # not of what wraps it, as DDP
         self._blocks.reapply_if_changed()
@@ -675,6 +685,8 @@ class Run:
             report = self._monitor.report(error, batch, step)
             self.drop_group()
             self._monitor.restore_rng_states()
+            if _SECOND_BACKWARD in str(error):
+                raise InputError(_SELECTIVE_ONCE) from error
             if report is None:
                 raise
         # The error is gone here, and with its frames the tensors of the failed step.

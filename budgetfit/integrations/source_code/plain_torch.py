@@ -26,7 +26,7 @@ from budgetfit.integrations.source_code.plain_torch_loop import (
     compile_parts,
     compiled_constants,
     data_parts,
-    loss_part,
+    loss_parts,
     main_part,
 )
 from budgetfit.integrations.source_code.plain_torch_ranks import (
@@ -86,7 +86,7 @@ def torch_script(plan: Plan) -> str:
         *recompute_parts(plan.recipe),
         *ranks_parts(plan.recipe),
         *data_parts(plan.model.batch, plan.model.batch_dims, plan.model.class_name),
-        loss_part(
+        *loss_parts(
             plan.model.batch,
             _planned_loss(plan),
             own="import transformers" in model.imports,

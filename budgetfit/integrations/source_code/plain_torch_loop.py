@@ -92,8 +92,8 @@ def _random(name: str, shape: str, dtype: str, *, classes: bool) -> str:
     return f"torch.randint({limit}, {shape}, dtype=torch.{dtype})"
 
 
-def loss_part(batch: Batch, planned: Part | None, *, own: bool) -> Part:
-    """Return the source of the loss.
+def loss_parts(batch: Batch, planned: Part | None, *, own: bool) -> list[Part]:
+    """Return the source of the loss, and of what checks its inputs.
 
     Args:
         batch: With labels, a transformers model returns its loss.
@@ -101,14 +101,15 @@ def loss_part(batch: Batch, planned: Part | None, *, own: bool) -> Part:
         own: Whether the model is one of transformers.
     """
     by_name = all(name.isidentifier() for name in batch)
+    checks = Part(parts.CHECK_NAMES, ("import inspect",))
     if planned is not None:
         call = parts.CALL_BY_NAME if by_name else parts.CALL_BY_POSITION
         code = parts.NAMED_LOSS.substitute(found=planned.code, call=call)
-        return Part(code, ("import functools", "import inspect", *planned.imports))
+        return [checks, Part(code, ("import functools", *planned.imports))]
     if own and "labels" in batch:
-        return Part(parts.OWN_LOSS)
+        return [Part(parts.OWN_LOSS)]
     arguments = "**batch" if by_name else "*batch.values()"
-    return Part(parts.FOUND_LOSS.substitute(arguments=arguments))
+    return [checks, Part(parts.FOUND_LOSS.substitute(arguments=arguments))]
 
 
 def compile_parts(recipe: Recipe) -> list[Part]:

@@ -149,6 +149,7 @@ def loss_of(model, batch):
 FOUND_LOSS: Final = Template('''\
 def loss_of(model, batch):
     """REPLACE by your own loss where the model returns none."""
+    check_names(model, $arguments)
     outputs = model($arguments)
     own = outputs if isinstance(outputs, dict) else {}
     loss = own.get("loss", getattr(outputs, "loss", None))
@@ -160,6 +161,18 @@ def loss_of(model, batch):
         raise SystemExit("REPLACE loss_of() by your own loss: the model returns none.")
     return loss
 ''')
+
+CHECK_NAMES: Final = '''\
+def check_names(model, *inputs, **named):
+    """Stop where the model takes other arguments, as one dataclass, than it gets."""
+    forward = getattr(model, "module", model).forward
+    try:
+        inspect.signature(forward).bind(*inputs, **named)
+    except TypeError as error:
+        raise SystemExit(
+            f"REPLACE batches() and loss_of(): the model takes other inputs ({error})."
+        ) from None
+'''
 
 NAMED_LOSS: Final = Template('''\
 @functools.cache
@@ -177,12 +190,14 @@ $call
 CALL_BY_NAME: Final = """\
     takes_any = any(each.kind is each.VAR_KEYWORD for each in takes.values())
     inputs = {name: batch[name] for name in batch if takes_any or name in takes}
+    check_names(model, **inputs)
     return planned_loss()(model(**inputs), batch)"""
 
 CALL_BY_POSITION: Final = """\
     batch = list(batch.values())
     needed = sum(each.default is each.empty for each in takes.values())
     count = len(batch) if len(batch) <= needed else min(len(takes), len(batch) - 1)
+    check_names(model, *batch[:count])
     return planned_loss()(model(*batch[:count]), batch)"""
 
 COMPILE: Final = '''\

@@ -1,0 +1,75 @@
+"""Compare a loss in parts with the model's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from budgetfit.applying.loss.chunked_loss import rounding_of_parts
+from budgetfit.applying.loss.deferred_logits import KEEP_WHOLE
+from budgetfit.measuring.compare_gradients import NOISE_FACTOR, gradient_difference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from budgetfit.core.recipe import Recipe
+    from budgetfit.measuring.compare_gradients import GradientCheck
+    from budgetfit.measuring.protocols import MakeRun
+
+# Relative, of gradients in fp32: parts of a loss are smaller products, which other
+# kernels may run.
+_OTHER_KERNELS: Final = 1e-3
+_NOT_COMPARED: Final = (
+    "The loss in parts was not compared with the model's own, which ran out of memory: "
+    "only with itself, without recomputation. Verify with shorter samples."
+)
+
+
+def with_loss_compared(  # noqa: PLR0913 - as ``check_gradients``, and where to note
+    found: GradientCheck,
+    model: nn.Module,
+    make: Callable[[Recipe], MakeRun],
+    plain: Recipe,
+    batch: Any,  # noqa: ANN401
+    *,
+    dtype: torch.dtype,
+    loss_modules: Sequence[nn.Module],
+    notes: list[str],
+) -> GradientCheck:
+    """Return the check of a plan whose loss is in parts, and compared with the whole.
+
+    Args:
+        found: The check against ``plain``.
+        model: The model that runs of ``make`` modify, or make copies of.
+        make: Makes the run of a recipe.
+        plain: The recipe without recomputation, its loss in parts.
+        batch: As for ``check_gradients``.
+        dtype: That the output head computes in.
+        loss_modules: As for ``check_gradients``.
+        notes: Receives that there was too little memory to compare.
+    """
+    try:
+        error, parameter = gradient_difference(
+            model,
+            make(plain),
+            make(replace(plain, loss_chunks=1)),
+            batch,
+            loss_modules=loss_modules,
+            left_out=found.left_out,
+        )
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        notes.append(_NOT_COMPARED)
+        return found
+    allowed = max(_OTHER_KERNELS, rounding_of_parts(dtype), NOISE_FACTOR * found.noise)
+    if error <= allowed:
+        return found
+    refusal = (
+        f"With the loss in parts the gradient of {parameter!r} differs by {error:.2g} "
+        f"of its norm from that of the model's own loss. {KEEP_WHOLE}"
+    )
+    return replace(found, max_error=error, parameter=parameter, refusal=refusal)
