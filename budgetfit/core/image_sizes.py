@@ -54,8 +54,14 @@ class ImageSizeSummary:
 
     @property
     def multiples(self) -> tuple[int, ...]:
-        """Numbers of pixels to pad both sides to multiples of."""
-        return tuple(n for n in (64, 128, 256) if n < max(self.planned))
+        """Numbers of pixels to pad both sides to multiples of.
+
+        Image processors know no largest size, and would pad it beyond what was planned.
+        """
+        fitting = (
+            n for n in (32, 64, 128, 256) if not any(s % n for s in self.planned)
+        )
+        return tuple(n for n in fitting if n < max(self.planned))
 
     @property
     def kept(self) -> list[tuple[Size, int]]:

@@ -99,8 +99,23 @@ def test_the_workspace_of_efficient_attention_follows_shared_memory(
     card: DeviceProperties, size: int
 ) -> None:
     # bf16, width 80, with dropout, 1000 queries and keys (M27)
-    arguments = (24, 1000, 1000, 80, 80, 0, 1)
+    arguments = (24, 12, 1000, 1000, 80, 80, 0, 1)
     assert scratch_bytes(card, "efficient_attention_backward", arguments) == [size]
+
+
+def test_more_than_65535_samples_take_several_launches_of_attention() -> None:
+    def launches(samples: int) -> list[int]:
+        return scratch_bytes(A100, "efficient_attention_launches", (samples, 10))
+
+    assert launches(65_535) == [0, 0, 655_350, 655_350]
+    assert launches(65_536) == [655_350, 10, 0, 655_350]
+    assert launches(200_000) == [655_350, 655_350, 0, 655_350]
+
+
+def test_very_long_rows_are_sorted_one_by_one() -> None:
+    one = scratch_bytes(A100, "sort", (1, 1_000_000, 4))
+    assert scratch_bytes(A100, "sort", (8, 1_000_000, 4)) == one
+    assert scratch_bytes(A100, "sort", (8, 999_999, 4))[2] == 8 * 999_999 * 8
 
 
 def test_an_embedding_gradient_sums_parts_of_ten_rows() -> None:
@@ -224,7 +239,8 @@ ARGUMENTS = {
     "chunk_cat": (COUNT, COUNT),
     "cublas_workspace": (st.just(2), st.integers(10, 15)),
     "cublaslt_workspace": (),
-    "efficient_attention_backward": (COUNT, WIDTH, WIDTH, WIDTH, WIDTH, FLAG, FLAG),
+    "efficient_attention_backward": (COUNT, *[WIDTH] * 5, FLAG, FLAG),
+    "efficient_attention_launches": (COUNT, COUNT),
     "embedding_count": (COUNT, st.just(8), FLAG),
     "embedding_indices": (COUNT, INDEX, FLAG),
     "embedding_scan": (COUNT, COUNT, INDEX, FLAG),

@@ -74,6 +74,12 @@ def test_what_are_no_sizes_is_refused_with_an_example(wrong: object) -> None:
         summarize_image_sizes(wrong)  # type: ignore[arg-type]
 
 
+def test_no_advice_to_pad_goes_beyond_the_largest() -> None:
+    assert summarize_image_sizes([480, (800, 1333)]).multiples == ()
+    assert summarize_image_sizes("480-800:32").multiples == (32,)
+    assert summarize_image_sizes([(256, 768), 512]).multiples == (32, 64, 128, 256)
+
+
 def test_a_batch_of_landscape_and_portrait_is_as_high_and_as_wide_as_both() -> None:
     assert SIZES.planned == (256, 256)
     both = summarize_image_sizes([(480, 640), (640, 480)])

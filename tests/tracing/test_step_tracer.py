@@ -307,6 +307,46 @@ def test_a_parameters_hook_makes_a_gradient_of_its_own(
     assert not raw.gradients.complete  # it may hold more
 
 
+def drops(parameter: torch.Tensor) -> None:
+    parameter.grad = None
+
+
+def asks(parameter: torch.Tensor) -> None:
+    if parameter.grad is not None and parameter.grad.norm().item() > 1:
+        parameter.grad = None
+
+
+@pytest.mark.parametrize(("hook", "left"), [(drops, []), (asks, [1])])
+def test_a_hook_runs_after_a_gradient_is_accumulated(
+    hook: Callable[[torch.Tensor], None], left: list[int]
+) -> None:
+    model = nn.Sequential(nn.Linear(512, 512, bias=False))
+    model[0].weight.register_post_accumulate_grad_hook(hook)
+    raw = trace(model, torch.zeros(1, 512), replace(SGD, batch_size=1))
+    born = [mib for mib, _ in large(raw, "backward")]
+    assert born == [1, *([-1] if not left else [])]
+    assert raw.gradients is not None
+    assert not raw.gradients.complete
+    assert model[0].weight.grad is None
+
+
+class Tangent(nn.Module):
+    """A derivative along the input: its weights of 1 MiB have zeros as tangents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(512, 512, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.jvp(self.layer, (x,), (torch.ones_like(x),))[1]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_tangents_that_are_zero_take_no_memory() -> None:
+    raw = trace(Tangent(), torch.zeros(1, 512), replace(SGD, batch_size=1))
+    assert large(raw, "forward") == []
+
+
 def test_a_loss_without_parameters_gets_the_batch() -> None:
     raw = trace(
         nn.Linear(256, 1024),

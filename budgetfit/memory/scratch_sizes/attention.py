@@ -22,6 +22,7 @@ SMALL_SHARED_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))  # 99 KiB for one block
 SEED_BYTES = 16
 MAX_SPLITS = 128  # of the keys, in flash attention
 LOCK_BYTES = 16  # before each tile of the dq accumulator
+MOST_SAMPLES = 2**16 - 1  # that one launch of the memory-efficient kernels takes
 SPLIT_BLOCKS = 200  # keys are split into about this many blocks, over all heads
 
 
@@ -113,16 +114,30 @@ def efficient_tile(
     return EfficientTile(128, 64, in_registers=False)
 
 
+@rule(parts=4)
+def efficient_attention_launches(
+    _: DeviceProperties, samples: int, sample_bytes: int
+) -> list[int]:
+    """Return [first of several launches, a later one, the only one, the first of any].
+
+    Those that there are not take 0 bytes. Of later ones that of most samples.
+    """
+    first, later = min(samples, MOST_SAMPLES), min(samples - MOST_SAMPLES, MOST_SAMPLES)
+    shares = (0, 0, first, first) if later <= 0 else (first, later, 0, first)
+    return [share * sample_bytes for share in shares]
+
+
 @rule(parts=1)
 def efficient_attention_backward(
     device: DeviceProperties, *arguments: int
 ) -> list[int]:
     """Return [workspace] in bytes.
 
-    Arguments: batch x heads, queries, keys, head dimension of keys, of values, 1 for
-    fp32 (0 for 16 bits), 1 with dropout.
+    Arguments: batch x heads, heads, queries, keys, head dimension of keys, of values, 1
+    for fp32 (0 for 16 bits), 1 with dropout.
     """
-    rows, queries, keys, head_dim, value_dim, single, dropout = arguments
+    rows, heads, queries, keys, head_dim, value_dim, single, dropout = arguments
+    rows = min(rows, MOST_SAMPLES * heads)
     tile = efficient_tile(
         device,
         single=bool(single),

@@ -12,6 +12,7 @@ Sources: ``aten/src/ATen/native/cuda/`` ``Indexing.cu``, ``Sort.cu``,
 from typing import NamedTuple
 
 from budgetfit.memory.scratch_sizes.rules import (
+    MAX_INDEX,
     DeviceProperties,
     ceil_div,
     round_up,
@@ -54,6 +55,9 @@ DIGITS = 256
 HALF_BYTES = 2
 MANY_ROWS = 128  # as many rows are sorted by one block each
 SMALL_SORT = 4096  # longest row that one thread block of Sort.cu sorts
+LONGEST_TOGETHER = 1_000_000  # rows of this length are sorted one by one
+MOST_SORTED = 2**28 - 1  # keys in one pass of CUB's radix sort
+MOST_SCANNED = 2**30  # items in one scan of CUB
 
 
 class CubTiles(NamedTuple):
@@ -128,7 +132,9 @@ def radix_sort_bytes(
     if tile is None:
         return sum(buffers) + _spine_bytes(device, key_bytes) + 2 * SLACK + 1
     size = sum(buffers) if passes > 1 else 0
-    counters = passes * HISTOGRAM_BYTES + ceil_div(items, tile) * TILE_BYTES
+    blocks, most = ceil_div(items, tile), MOST_SORTED // tile
+    counters = passes * HISTOGRAM_BYTES * ceil_div(blocks, most)
+    counters += min(blocks, most) * TILE_BYTES
     return size + counters + 2 * SLACK + 1
 
 
@@ -183,6 +189,7 @@ def topk(device: DeviceProperties, rows: int, length: int, key_bytes: int) -> li
 @rule(parts=1)
 def scan(_: DeviceProperties, items: int, item_bytes: int, in_arrays: int) -> list[int]:
     """Return [scan storage]; ``in_arrays``: 1 for 16-bit floats and complex numbers."""
+    items = min(items, MOST_SCANNED)
     return [scan_bytes(items, item_bytes, in_arrays=bool(in_arrays))]
 
 
@@ -190,11 +197,13 @@ def scan(_: DeviceProperties, items: int, item_bytes: int, in_arrays: int) -> li
 def sort(device: DeviceProperties, rows: int, length: int, key_bytes: int) -> list[int]:
     """Return [indices, storage] or, for several long rows, [..., row and index, keys].
 
-    ``length``: of a row.
+    ``length``: of a row. As many rows as have 32-bit indices are sorted at once; very
+    long ones one by one.
     """
-    items = rows * length
     if length <= SMALL_SORT:
         return [length * INDEX_BYTES, 0, 0, 0, 0]
+    rows = 1 if length >= LONGEST_TOGETHER else min(rows, MAX_INDEX // length)
+    items = rows * length
     if rows >= MANY_ROWS:
         both = (round_up(items * size, ALIGNMENT) for size in (key_bytes, INDEX_BYTES))
         return [items * INDEX_BYTES, sum(both) + SLACK, 0, 0, 0]
@@ -217,7 +226,8 @@ def index_put_sort(device: DeviceProperties, indices: int, positions: int) -> li
 @rule(parts=2)
 def masked_scatter(_: DeviceProperties, elements: int) -> list[int]:
     """Return [prefix sum of the mask, scan storage]."""
-    return [elements * INDEX_BYTES, scan_bytes(elements, INDEX_BYTES)]
+    storage = scan_bytes(min(elements, MOST_SCANNED), INDEX_BYTES)
+    return [elements * INDEX_BYTES, storage]
 
 
 # embedding_dense_backward: ``indices`` are counted, ``rows`` are those of the table,

@@ -16,6 +16,7 @@ from functools import lru_cache
 from math import prod
 
 from budgetfit.memory.scratch_sizes.rules import (
+    MAX_INDEX,
     DeviceProperties,
     ceil_div,
     last_power_of_two,
@@ -29,7 +30,6 @@ MIN_VALUES_PER_THREAD = 16  # a split leaves at least this many to each thread
 MAX_VALUES_PER_THREAD = 256  # from this many on, a split is worth it
 MAX_OUTPUT_VECTOR = 4
 MIN_VECTORIZED_INPUTS = 128  # of one output; with fewer, loads are not vectorized
-MAX_INDEX = 2**31 - 1  # of a kernel with 32-bit indices, in bytes as in elements
 
 
 @dataclass(frozen=True, slots=True)

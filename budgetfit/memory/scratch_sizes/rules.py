@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 Rule = Callable[..., list[int]]
+MAX_INDEX = 2**31 - 1  # of a kernel with 32-bit indices, in bytes as in elements
 
 RULES: dict[str, Rule] = {}
 PARTS: dict[str, int] = {}

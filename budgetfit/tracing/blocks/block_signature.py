@@ -20,6 +20,7 @@ from budgetfit.tracing.blocks.find_blocks import CONTAINERS
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _COMPARED_SEPARATELY = ("_modules", "_parameters", "_buffers")
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _MAX_DEPTH = 5  # of nested objects; deeper ones are compared by identity
 
 
@@ -162,10 +163,10 @@ def _attributes(block: nn.Module) -> Iterator[tuple[str, Hashable]]:
         tensors = (*module._parameters.items(), *module._buffers.items())
         for name, tensor in tensors:
             yield f"{path}:{name}", None if tensor is None else _tensor(tensor)
-            hooks = None if tensor is None else tensor._backward_hooks
-            if hooks:
-                hooked = _comparable(list(hooks.values()), inside, ())
-                yield f"{path}:{name}:hooks", hooked
+            for kind in _TENSOR_HOOKS:
+                if hooks := getattr(tensor, kind, None):
+                    hooked = _comparable(list(hooks.values()), inside, ())
+                    yield f"{path}:{name}:{kind}", hooked
         for name, value in vars(module).items():
             if name in _COMPARED_SEPARATELY:
                 continue

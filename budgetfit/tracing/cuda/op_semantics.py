@@ -35,6 +35,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     is_verified,
     kernel_steps,
 )
+from budgetfit.tracing.cuda.node_order import cuda_node_order
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.op_costs import op_cost
 from budgetfit.tracing.records import OpMemory, RunOp
@@ -170,7 +171,7 @@ class CudaOpSemantics:
     ) -> Any:
         """Run an op as on CUDA."""
         traits = _traits_of(func)
-        if self.in_backward:
+        if self._on_autograds_thread():
             in_place = _in_place_in_autograd(run, func, traits.into_zeros, args, kwargs)
             if in_place is not None:
                 return in_place
@@ -215,9 +216,13 @@ class CudaOpSemantics:
         self.notes |= known.notes
         if not known.products:
             return known.memory
-        thread = "autograd" if self.in_backward else "main"
+        thread = "autograd" if self._on_autograds_thread() else "main"
         steps = self._workspaces.steps(known.products, thread)
         return known.memory._replace(steps=tuple(steps))
+
+    def _on_autograds_thread(self) -> bool:
+        """Whether CUDA runs this in autograd's thread: gradients, a forward's too."""
+        return self.in_backward or torch._C._current_graph_task_id() != -1
 
     def _memory_of(self, call: Call) -> CallMemory:
         check_dtypes(call)
@@ -346,6 +351,7 @@ def _imitation(semantics: CudaOpSemantics) -> Iterator[None]:
         _ONE_AT_A_TIME,
         cuda_autocast(),
         cuda_composite_ops(semantics.target, semantics.notes),
+        cuda_node_order(),
         device_questions_noted(semantics.notes),
     ):
         yield

@@ -59,21 +59,29 @@ def _add_hooks(modules: Iterable[nn.Module], copies: dict[int, Any]) -> None:
     """Register copies of parameters' hooks on the fakes; ``deepcopy`` leaves them out.
 
     A hook that cannot be copied, or that needs values, is taken to return a new
-    gradient.
+    gradient; one that runs after a gradient is accumulated, to leave it there.
     """
-    hooked = {
+    parameters = {
         id(parameter): parameter
         for module in modules
         for parameter in module._parameters.values()
-        if parameter is not None and parameter._backward_hooks
+        if parameter is not None
     }
-    for parameter in hooked.values():
+    for key, parameter in parameters.items():
         for hook in (parameter._backward_hooks or {}).values():
-            try:
-                own = copy.deepcopy(hook, copies)
-            except Exception:  # noqa: BLE001 - of anything that it holds
-                own = torch.clone
-            copies[id(parameter)].register_hook(_on_fakes(own))
+            own = _copy_of_hook(hook, copies) or torch.clone
+            copies[key].register_hook(_on_fakes(own))
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            if own := _copy_of_hook(hook, copies):
+                copies[key].register_post_accumulate_grad_hook(_after_fakes(own))
+
+
+def _copy_of_hook(hook: Any, copies: dict[int, Any]) -> Any:
+    """Return a copy of a hook; None of one that cannot be copied."""
+    try:
+        return copy.deepcopy(hook, copies)
+    except Exception:  # noqa: BLE001 - of anything that it holds
+        return None
 
 
 def _on_fakes(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
@@ -82,6 +90,14 @@ def _on_fakes(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], A
             return hook(gradient)
         except Exception:  # noqa: BLE001 - what a hook does
             return gradient.clone()
+
+    return call
+
+
+def _after_fakes(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], None]:
+    def call(parameter: torch.Tensor) -> None:
+        with contextlib.suppress(Exception):  # what a hook does
+            hook(parameter)
 
     return call
 

@@ -59,6 +59,12 @@ PATCHES: Final = (
         "the casts that the trace has cached are dropped with torch's own",
     ),
     Patch(
+        "torch.autograd._engine_run_backward",
+        "tracing/cuda/node_order.py, tracing/recording/loop_recorder.py",
+        "gradients of gradients are computed in CUDA's order, and a gradient that a "
+        "forward asks for does not end it",
+    ),
+    Patch(
         "torch.tensor",
         _LIBRARIES,
         "it reads lists of fake tensors without a dispatch",

@@ -1,13 +1,16 @@
 """Record a training loop that fetches its own batches: a library's, or a plain one.
 
 Nothing tells when a phase of such a loop begins, so that is read off what happens: a
-batch that is loaded, or the model's forward, begins a forward; an op that autograd runs
-begins the backward; the first op after the last backward of an update begins the
-optimizer's phase. What a step leaves alive and the next one frees (outputs that are
-kept, gradients that are zeroed late) cannot be derived from one step: all are run.
+batch that is loaded, or the model's forward, begins a forward; an op of a backward pass
+that accumulates gradients begins the backward; the first op after the last backward of
+an update begins the optimizer's phase. What a step leaves alive and the next one frees
+(outputs that are kept, gradients that are zeroed late) cannot be derived from one step:
+all are run.
 """
 
+import functools
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -29,6 +32,7 @@ class LoopRecorder:
         self._recorder = recorder
         self._steps, self._micro_steps = steps, micro_steps
         self._runner: LoopRunner | None = None
+        self._in_backward = False
 
     def train(self, runner: LoopRunner, batch: Any) -> None:
         """Run the loop on batches of new tensors."""
@@ -39,12 +43,29 @@ class LoopRecorder:
             log_weights(copy, recorder.log)
         recorder.log.on_op = self._on_op
         begins = recorder.fake.register_forward_pre_hook(self._on_forward)
+        engine = vars(torch.autograd)["_engine_run_backward"]
+        run_backward = functools.partial(self._run_backward, engine)
         try:
-            runner.run(lambda: self._load(batch))
+            with mock.patch.object(
+                torch.autograd, "_engine_run_backward", run_backward
+            ):
+                runner.run(lambda: self._load(batch))
         except EnoughError:
             pass
         finally:
             begins.remove()
+
+    def _run_backward(self, engine: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note a backward pass of the loop; one that a forward runs leaves gradients.
+
+        ``torch.autograd.grad``, as of a gradient penalty, accumulates none.
+        """
+        before = self._in_backward
+        self._in_backward = before or bool(kwargs.get("accumulate_grad"))
+        try:
+            return engine(*args, **kwargs)
+        finally:
+            self._in_backward = before
 
     def _load(self, batch: Any) -> Any:
         """Return a new batch on the device; end the loop after the last step."""
@@ -54,7 +75,7 @@ class LoopRecorder:
         return recorder.new_batch(batch)
 
     def _on_forward(self, *_: Any) -> None:
-        if self._recorder.phase.name == "backward" and not _in_backward():
+        if self._recorder.phase.name == "backward" and not self._in_backward:
             self._start_forward()
 
     def _start_forward(self) -> None:
@@ -79,7 +100,7 @@ class LoopRecorder:
 
     def _on_op(self) -> None:
         recorder = self._recorder
-        phase, inside = recorder.phase.name, _in_backward()
+        phase, inside = recorder.phase.name, self._in_backward
         if phase == "forward" and inside:
             recorder.note_blocks()
             recorder.start_phase("backward")
@@ -90,7 +111,3 @@ class LoopRecorder:
         ):
             recorder.start_phase("optimizer")
         recorder.tracker.on_backward_op()
-
-
-def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)

@@ -151,7 +151,7 @@ class StorageLog(TorchDispatchMode):
         # Of a cached result the arguments decide all else, on one target.
         call = self.take_key(func, args)  # of views too: it holds their arguments
         name, is_view = _name_and_is_view(func)
-        if self._is_on_host(func, name, out):
+        if self._is_on_host(func, name, out) or _is_meta(out):
             self.log_storage(out, size_bytes=0)
         if semantics is None or is_view:
             self.log_outputs(out)
@@ -380,6 +380,15 @@ if _SKIPS:
             eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP
         ),
     )
+
+
+def _is_meta(out: Any) -> bool:
+    """Whether an op's output is a tensor on meta, which has no memory anywhere.
+
+    PyTorch makes them to find the shapes of results with ``_efficientzerotensor``.
+    """
+    device = getattr(out, "fake_device", None) or getattr(out, "device", None)
+    return isinstance(device, torch.device) and device.type == "meta"
 
 
 def _in_a_node() -> bool:

@@ -32,6 +32,8 @@ from budgetfit.tracing.records import Free, Output
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from budgetfit.core.step_trace import KernelScratch
+
 CUDNN_ATTENTION = Unverified(
     "attention runs in cuDNN on this card: of its workspace only what cudnn-frontend "
     "asks for is in the prediction"
@@ -84,21 +86,42 @@ def flash_backward(call: Call) -> Steps:
     )
 
 
+def _launches(tensor: Tensor, element_bytes: int = 0) -> tuple[KernelScratch[int], ...]:
+    """Return what the launches of a kernel take for their samples of a tensor.
+
+    The first of several, a later one of several, the only one, and the first of any.
+    """
+    samples = tensor.shape[0]
+    each = tensor.numel() // max(samples, 1)
+    element_bytes = element_bytes or tensor.element_size()
+    return scratch("efficient_attention_launches", samples, each * element_bytes)
+
+
 @kernel_memory("_scaled_dot_product_efficient_attention")
 def efficient_forward(call: Call) -> Steps:
     """Philox seed and offset come first, if they are on the GPU.
 
     Wide heads are summed in fp32 outside of registers, where the output has 16 bits.
+    Many samples take several launches, which have outputs of their own: the first one's
+    stay until the op ends.
     """
     query, _, value = call.args[:3]
     dropout, version = call.get(5, 0.0), call.target.torch_version
     on_gpu = not dropout and version >= SEED_ON_GPU_VERSION
     for position in (2, 3):
         yield Output(position, size_bytes=None if on_gpu else 0)
-    yield OUTPUTS
+    own = [_launches(out) for out in call.out[:2]]
     wide = max(query.shape[-1], value.shape[-1]) > EFFICIENT_REGISTER_HEAD_DIM
-    if wide and query.dtype in HALVES:
-        yield copy_of(call.out[0], SINGLE_BYTES)
+    sums = _launches(call.out[0], SINGLE_BYTES)[:3]
+    if not (wide and query.dtype in HALVES):
+        sums = ()
+    yield from (first for first, *_ in own)
+    yield from freed_at_once(*sums[:1])
+    yield OUTPUTS
+    later = [after for _, after, *_ in own]
+    yield from later
+    yield from freed_at_once(*sums[1:])
+    yield from map(Free, later)
 
 
 @kernel_memory("_scaled_dot_product_efficient_attention_backward")
@@ -106,24 +129,34 @@ def efficient_backward(call: Call) -> Steps:
     """grad_out, query, key, value: [batch, heads, length, head dimension].
 
     delta is the row sum of grad x out; 16-bit kernels compute it without a product.
+    Many samples take several launches with gradients of their own, of which the first
+    has the most samples.
     """
-    grad, query, key, value = call.args[:4]
-    dropout = call.args[9]
-    if not _contiguous_by_length(grad):
-        yield copy_of(grad)
-    batch, heads, length, head_dim = query.shape
+    grad, query, key, value, bias = call.args[:5]
+    dropout, mask = call.args[9:11]
+    samples, heads, length, head_dim = query.shape
+    own = [query, key, value, *((bias,) if bias is not None and mask[3] else ())]
+    copies = () if _contiguous_by_length(grad) else _launches(grad)
+    yield from copies[2:3]
     yield OUTPUTS  # the gradients of query, key, value and bias
+    yield from copies[:1]
+    yield from (_launches(each)[0] for each in own)
+
+    def of_launch(numbers: int, element_bytes: int) -> KernelScratch[int]:
+        each = numbers * element_bytes
+        return scratch("efficient_attention_launches", samples, each)[3]
+
     if key.shape[1] != heads:  # one for each head of the query, then summed
         for shared in (key, value):
-            numbers = batch * heads * shared.shape[2] * shared.shape[3]
-            yield buffer(numbers * shared.element_size())
+            numbers = heads * shared.shape[2] * shared.shape[3]
+            yield of_launch(numbers, shared.element_size())
     single = query.dtype == torch.float32
-    delta = buffer(batch * heads * length * SINGLE_BYTES)
+    delta = of_launch(heads * length, SINGLE_BYTES)
     if single:
-        product = buffer(grad.numel() * SINGLE_BYTES)
+        product = _launches(grad, SINGLE_BYTES)[3]
         yield product
         if heads > 1 and length > 1:
-            total = buffer(batch * heads * length * SINGLE_BYTES)
+            total = of_launch(heads * length, SINGLE_BYTES)
             yield total
             yield delta  # contiguous as [batch, heads, length]
             yield Free(total)
@@ -134,7 +167,8 @@ def efficient_backward(call: Call) -> Steps:
         yield delta
     yield from scratch(
         "efficient_attention_backward",
-        batch * heads,
+        samples * heads,
+        heads,
         length,
         key.shape[2],
         head_dim,

@@ -378,6 +378,27 @@ def _dense_strides(tensor: Tensor, last: int) -> tuple[int, ...]:
     return tuple(strides)
 
 
+@kernel_memory("embedding_renorm_")
+def embedding_renorm(call: Call) -> Steps:
+    """Indices, sorted, then each once; ``embedding_renorm_cuda_`` in ``Embedding.cu``.
+
+    CUB's storage for the latter, some KB, is not represented.
+    """
+    indices = call.args[1]
+    count = indices.numel()
+    places = buffer(count * INDEX_BYTES)
+    if not count:
+        return
+    for _ in range(2):
+        yield copy_of(indices)
+    yield from contiguous_copies(indices)
+    yield places
+    yield from freed_at_once(*scratch("sort", 1, count, indices.element_size()))
+    yield Free(places)
+    yield copy_of(indices)
+    yield buffer(INDEX_BYTES)
+
+
 @kernel_memory("topk")
 def topk(call: Call) -> Steps:
     """A contiguous input; several blocks share a long row, or many rows.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from budgetfit.memory.scratch_sizes.rules import MAX_INDEX
 from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, welford
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     HALVES,
@@ -113,8 +114,17 @@ def channels_last(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.stride(1) == 1
 
 
+def indexed_by_32_bits(tensor: Tensor) -> bool:
+    """Return whether kernels with 32-bit indices reach every element."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return max(tensor.numel(), last) < MAX_INDEX
+
+
 def layout_of(tensor: Tensor) -> Literal["contiguous", "channels last", "general"]:
     """Return the layout of [samples, channels, ...] that selects the kernels."""
+    if not indexed_by_32_bits(tensor):
+        return "general"
     if tensor.is_contiguous():
         return "channels last" if tensor.stride(1) == 1 else "contiguous"
     last = tensor.is_contiguous(memory_format=torch.channels_last)
@@ -157,7 +167,8 @@ def batch_norm_backward(call: Call) -> Steps:
         Output(k, size_bytes=None if wanted else 0) for k, wanted in enumerate(mask)
     )
     needs_sums = train or mask[1] or mask[2]
-    if needs_sums and mask[0] and not channels_last(tensor):
+    small = indexed_by_32_bits(tensor) and indexed_by_32_bits(grad)
+    if needs_sums and mask[0] and not channels_last(tensor) and small:
         yield from _reshaped(tensor, grad)
         yield from (image, gamma, beta)
         return
@@ -178,7 +189,7 @@ def _sums_of_gradient(call: Call, *parameters: Output) -> Steps:
     """Sums for each channel, with a staging buffer in channels-last format."""
     grad, tensor, wanted = *call.args[:2], call.args[9][0]
     channels = tensor.shape[1]
-    last = channels_last(tensor) and channels_last(grad)
+    last = channels_last(tensor) and channels_last(grad) and indexed_by_32_bits(grad)
     copies = [] if last else _reshaped(tensor, grad)
     yield from copies
     number = max(tensor.element_size(), SINGLE_BYTES)

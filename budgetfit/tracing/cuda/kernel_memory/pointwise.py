@@ -20,7 +20,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     kernel_memory,
     resized,
 )
-from budgetfit.tracing.records import Output
+from budgetfit.tracing.records import Free, Output
 
 NUMBER_BYTES = 8
 aten = torch.ops.aten
@@ -79,6 +79,25 @@ def size_or_angle(call: Call) -> Steps:
 def pow_scalar(_call: Call) -> Steps:
     """The base, as a tensor."""
     yield buffer(NUMBER_BYTES)
+
+
+@kernel_memory("_efficientzerotensor")
+def zeros_without_memory(_call: Call) -> Steps:
+    """Zeros that stand for a gradient or tangent that is not there."""
+    yield Output(0, size_bytes=0)
+
+
+@kernel_memory("mvlgamma", "mvlgamma_")
+def mvlgamma(call: Call) -> Steps:
+    """The logarithms of ``p`` gamma functions, which are then summed."""
+    each, terms = call.out.element_size(), call.args[1]
+    steps = buffer(terms * each)
+    yield steps
+    yield buffer(terms * call.out.numel() * each)
+    yield Free(steps)
+    if call.func is aten.mvlgamma_.default:
+        yield copy_of(call.out)
+    yield OUTPUTS
 
 
 @kernel_memory("bernoulli.default")

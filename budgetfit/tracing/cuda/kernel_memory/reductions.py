@@ -225,6 +225,21 @@ def vector_norm(call: Call) -> Steps:
     yield from _in_dtype_of_output(call, dims)
 
 
+@kernel_memory("renorm", "renorm_")
+def renorm(call: Call) -> Steps:
+    """The norm of each slice, in fp32 for 16 bits, and the factors from it."""
+    tensor, _, dim = call.args[:3]
+    dtype = tensor.dtype
+    real = torch.float32 if dtype in HALVES else dtype.to_real()
+    others = [d for d in range(tensor.dim()) if d != dim % tensor.dim()]
+    yield OUTPUTS
+    yield buffer(tensor.shape[dim] * real.itemsize)
+    if not dtype.is_complex:
+        yield from freed_at_once(*reduction(tensor, others, real))
+    if real != dtype:
+        yield buffer(tensor.shape[dim] * dtype.itemsize)
+
+
 @kernel_memory("_foreach_norm")
 def foreach_norm(call: Call) -> Steps:
     """A partial result for each chunk of each tensor; ``ForeachReduceOp.cu``.

@@ -1,0 +1,119 @@
+"""Calls that are too large for one launch or for 32-bit indices; rare ops beside."""
+
+from collections.abc import Iterator
+
+import torch
+
+from tests.accuracy.op_level.op_layouts import Case, tensor
+
+IMAGE = [64, 64, 512, 1024]  # of 2**31 elements
+LAST = [64 * 512 * 1024, 1, 64 * 1024, 64]  # its strides with channels last
+SINGLE, HALF = torch.float32, torch.bfloat16
+
+
+def large_tensors() -> Iterator[Case]:
+    """Batch norms, sorts and scans of about 2**31 elements."""
+    row = tensor([64])
+    for x in (
+        tensor(IMAGE),
+        tensor(IMAGE, SINGLE, LAST),
+        tensor([64, 64, 768, 1024], HALF),
+        tensor([64, 64, 768, 1024], torch.float16),
+        tensor([64, 64, 511, 1024], HALF),
+        tensor([2200000, 1000]),
+    ):
+        each = row if x.shape[1] == 64 else tensor([1000])
+        for weight in (each, None):
+            for train in (True, False):
+                args = [x, weight, weight, each, each, train, 0.1, 1e-5]
+                yield "native_batch_norm", args, {}
+        for mask in ([True, True, True], [True, False, False], [False, True, True]):
+            weight = each if mask[1] else None
+            args = [x, x, weight, each, each, each, each, True, 1e-5, mask]
+            yield "native_batch_norm_backward", args, {}
+    for shape in (
+        [4, 900_000],
+        [4, 1_000_000],
+        [4, 1_500_000],
+        [300, 1_000_000],
+        [3, 800_000_000],
+        [600_000, 4096],
+        [600_000, 4100],
+    ):
+        yield "sort", [tensor(shape)], {}
+    yield "sort", [tensor([1_500_000, 4]), 0], {}
+    yield "sort", [tensor([2, 1_500_000], torch.int64)], {}
+    for count in (5000, 1_200_000):
+        yield "topk", [tensor([4, 1_500_000]), count], {}
+    for count in (2**30, 1_100_000_000):
+        yield "cumsum", [tensor([count]), 0], {}
+        masked = [tensor([count]), tensor([count], torch.bool), tensor([count])]
+        yield "masked_scatter", masked, {}
+
+
+def many_samples() -> Iterator[Case]:
+    """Memory-efficient attention in several launches, forward and backward."""
+    for samples, heads, length, width, dtype in (
+        (65_535, 2, 32, 64, SINGLE),
+        (70_000, 2, 32, 64, SINGLE),
+        (70_000, 2, 33, 64, SINGLE),
+        (131_070, 2, 32, 64, SINGLE),
+        (140_000, 2, 32, 64, SINGLE),
+        (70_000, 1, 32, 64, SINGLE),
+        (70_000, 2, 32, 64, HALF),
+        (140_000, 1, 32, 192, HALF),
+    ):
+        shape = [samples, heads, length, width]
+        by_length = [heads * length * width, width, heads * width, 1]
+        for x in (tensor(shape, dtype), tensor(shape, dtype, by_length)):
+            for statistics in (True, False):
+                args = [x, x, x, None, statistics]
+                yield "_scaled_dot_product_efficient_attention", args, {}
+            total = tensor([samples, heads, -(-length // 32) * 32], SINGLE)
+            seed = torch.empty((), dtype=torch.int64, device="cpu")
+            args = [x, x, x, x, None, x, total, seed, seed, 0.0, [True] * 3 + [False]]
+            yield "_scaled_dot_product_efficient_attention_backward", args, {}
+
+
+def rare_ops() -> Iterator[Case]:
+    """Norms of slices, gamma functions, and zeros without memory."""
+    for shape, dtype, dims in (
+        ([3000, 1000], SINGLE, (0, 1)),
+        ([3000, 1000], HALF, (0, 1)),
+        ([300, 1000], torch.float64, (0, -1)),
+        ([300, 100], torch.complex64, (1,)),
+        ([10, 3000, 100], SINGLE, (0, 1, 2)),
+        ([30, 10, 20, 3], SINGLE, (2,)),
+    ):
+        for dim in dims:
+            for norm in (2, 1, 2.5):
+                yield "renorm", [tensor(shape, dtype), norm, dim, 1.0], {}
+            yield "renorm_", [tensor(shape, dtype), 2, dim, 1.0], {}
+    turned = tensor([3000, 1000], SINGLE, [1, 3000])
+    yield "renorm", [turned, 2, 0, 1.0], {}
+    for shape, dtype in (
+        ([1000, 1000], SINGLE),
+        ([64], SINGLE),
+        ([64, 30], torch.float64),
+        ([100, 100], HALF),
+    ):
+        for terms in (1, 2, 5):
+            yield "mvlgamma", [tensor(shape, dtype), terms], {}
+            yield "mvlgamma_", [tensor(shape, dtype), terms], {}
+    yield "mvlgamma", [tensor([100, 100], torch.int64), 3], {}
+    yield "mvlgamma", [turned, 3], {}
+    for shape, dtype in (
+        ([1600], torch.int64),
+        ([3000], torch.int32),
+        ([4096], torch.int64),
+        ([4097], torch.int64),
+        ([1600, 100], torch.int64),
+        ([1600, 100], torch.int32),
+        ([0], torch.int64),
+    ):
+        table = tensor([3000, 1000])
+        yield "embedding_renorm_", [table, tensor(shape, dtype), 1.0, 2.0], {}
+    indices = tensor([100, 16], torch.int64, [1, 100])
+    yield "embedding_renorm_", [tensor([3000, 1000]), indices, 1.0, 2.0], {}
+    for sizes in ([], [1000], [3, 1000, 1000]):
+        yield "_efficientzerotensor", [sizes], {"device": torch.device("cuda")}
