@@ -92,9 +92,15 @@ def better_without_host(
     if estimate is None or not estimate.host_bytes:
         return found
     gain = MIN_HOST_GAIN if session.request.objective == "throughput" else 0.0
-    bounds = (without_host_options, _chunked_without_host)
-    if not any(can_gain(session, estimate, -gain, each) for each in bounds):
-        return found
+    if not can_gain(session, estimate, -gain, without_host_options):
+        if not can_gain(session, estimate, -gain, _chunked_without_host):
+            return found
+        # Nor is the whole loss worth a search, where none of its parts is.
+        whole = session.changed(loss_chunks=1, host_ram_bytes=0)
+        if not any(
+            can_gain(each, estimate, -gain) for each in _worth_trying(whole, estimate)
+        ):
+            return found
     plain = search_without_host(session, max_rounds)
     if plain.estimate is None:
         return found
