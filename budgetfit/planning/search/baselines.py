@@ -61,15 +61,20 @@ def best_with_policy(
         InputError: If the policy or one of the named blocks is not known.
     """
     session = _without_chunks_and_options(session)
-    if policy in ("sqrt", EVERY_N_POLICY):
-        for rounds in (1, MAX_REFUSALS):
-            found = search(session.asking(checkpointing=policy), max_rounds=rounds)
-            if found.estimate is not None:
-                return found.estimate
+    is_searched = policy in ("sqrt", EVERY_N_POLICY)
+    for rounds in (1, MAX_REFUSALS) if is_searched else ():
+        found = search(session.asking(checkpointing=policy), max_rounds=rounds)
+        if found.estimate is not None:
+            return found.estimate
     segments = policy_segments(session.block_chain, policy, session.smallest_searched)
-    return best_with_segments(session, segments) or session.judge(
-        session.settings.recipe(session.smallest_batch, segments)
-    )
+
+    def at_smallest() -> Estimate:
+        recipe = session.settings.recipe(session.smallest_batch, segments)
+        return session.judge(recipe)
+
+    if is_searched and not (least := at_smallest()).fits:
+        return least  # no larger batch fits: none is traced
+    return best_with_segments(session, segments) or at_smallest()
 
 
 def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> bool:
@@ -210,10 +215,8 @@ class BaselineProfile:
             if affine:
                 self._fitting = bisect(self._replayed, self._fitting, self._failing)
                 self._failing = self._fitting + 1
-            elif self._replayed(size):
+            elif self._replayed(size):  # else it may be too large, or not run
                 self._fitting = size
-            else:
-                self._failing = size
         return size <= self._fitting
 
     def _largest_by_live_bytes(self, *, affine: bool) -> int:

@@ -2,7 +2,8 @@
 
 The remaining children of a ``ModuleList`` are renumbered, so that loops and indices
 find them; lists with one entry per block (``config.layer_types``) are shortened as
-well, and those of some blocks' numbers get the new ones. A model that still refers to a missing block cannot be traced shortened.
+well, and lists of some blocks' numbers get the new ones. A model that still refers to a
+missing block cannot be traced shortened.
 """
 
 from __future__ import annotations
