@@ -44,6 +44,8 @@ def _solved(asked: ParsedArguments, arguments: dict[str, Any]) -> Suggestion | N
     like = asked if "gpu" in arguments else None
     try:
         there = replace(asked.given, **arguments).parsed(like=like)
+        if "prepare_for_kbit" in arguments:  # other dtypes in the same blocks
+            there = replace(there, compared=asked.compared)
         weights_bytes = least_weights_bytes(there.workload.model)
         if not there.parallelisms and weights_bytes > there.budget.usable_bytes:
             return None

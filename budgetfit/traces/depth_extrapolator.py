@@ -63,6 +63,7 @@ class DepthExtrapolator:
         self._validated: set[Kind] = set()
         self._grow: set[Kind] = set()
         self._failed: dict[Kind, str] = {}
+        self._affine = True  # as far as is known
         self.compared = set() if compared is None else compared
 
     def trace(
@@ -146,9 +147,13 @@ class DepthExtrapolator:
         layouts = [run_layout(run, tuple(short.paths), blocks) for run in runs]
         extra = [len(run.periods) - KEPT_PERIODS for run in runs]
         first = trace_at(batch_sizes[0], short)
-        if len(batch_sizes) > 1 and (
-            not self.is_validated(program)
-            or tracer.has_run(program, batch_sizes[1], longer)
+        if (
+            len(batch_sizes) > 1
+            and self._affine
+            and (
+                not self.is_validated(program)
+                or tracer.has_run(program, batch_sizes[1], longer)
+            )
         ):
             try:
                 deeper = trace_at(batch_sizes[1], longer)
@@ -160,13 +165,17 @@ class DepthExtrapolator:
             else:
                 return extrapolate(fitted, layouts, extra).trace
         others = [trace_at(size, short) for size in batch_sizes[1:]]
+        try:
+            made = extrapolate(owned_trace(short, first, *others), layouts, extra)
+        except NotAffineError:
+            self._affine = False  # nor is another program likely to be
+            raise
         growth = None
         if not self.is_validated(program):
             deeper = trace_at(first.batch_size, longer)
             growth = validate(
                 owned_trace(short, first), owned_trace(longer, deeper), layouts
             )
-        made = extrapolate(owned_trace(short, first, *others), layouts, extra)
         if growth is None:
             return made.trace
         if others or len(set(extra)) > 1:

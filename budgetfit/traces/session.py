@@ -403,8 +403,12 @@ class TraceSession:
     def _trace_affine(self, program: Program) -> StepTrace | None:
         """Trace at two batch sizes; None where sizes are not affine in the batch size.
 
-        Those of compiled code are only roughly: its reductions are split.
+        Those of compiled code are only roughly: its reductions are split. If they are
+        not with everything kept, no other program is traced at both sizes for this.
         """
+        kept = program._replace(segments=(), loss_chunks=1)
+        if program.compile == "none" and self._affine.get(kept, ...) is None:
+            return None
         pairs = [TRACED_BATCH_SIZES]
         if program.compile != "none":  # first those of the program before
             pairs = sorted(COMPILED_BATCH_SIZES, key=self._compiled_sizes.__ne__)

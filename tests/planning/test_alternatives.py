@@ -26,12 +26,13 @@ from budgetfit.planning.profiling.block_chain import (
     TrainingSettings,
     checkpoint_every_block,
 )
+from budgetfit.planning.search import baselines
 from budgetfit.planning.search.baselines import BaselineProfile, best_with_policy
 from budgetfit.planning.search.loss_chunking import (
     better_without_host,
     search_with_loss_chunks,
 )
-from budgetfit.planning.search.search import search
+from budgetfit.planning.search.search import _Proposals, search
 from budgetfit.planning.session import PlanningSession, Request, rank
 from budgetfit.solvers.problem import Problem
 from budgetfit.traces.session import TraceSession
@@ -232,6 +233,47 @@ def test_a_policy_that_does_not_fit_is_shown_at_its_smallest(policy: str) -> Non
     found = best_with_policy(replace(session(), budget=small), policy)
     assert not found.fits
     assert found.recipe.batch_size == 1
+
+
+def test_long_segments_that_do_not_fit_at_the_smallest_are_tried_at_no_other() -> None:
+    small = Budget(total_bytes=30 * MIB, context_bytes=0, headroom_bytes=0)
+    with mock.patch.object(baselines, "best_with_segments", side_effect=AssertionError):
+        found = best_with_policy(replace(session(), budget=small), "sqrt")
+    assert not found.fits
+
+
+def test_everything_kept_is_solved_without_the_traces_of_other_options() -> None:
+    workload = chain().traces.workload
+    fresh = BlockChain(TraceSession(workload), SETTING)
+    asked = PlanningSession(fresh, Request(batch_size=1), BUDGET)
+    proposals = _Proposals(asked)
+    assert proposals.roughly(BUDGET.usable_bytes).best is not None
+    with mock.patch.object(BlockChain, "option_traces", side_effect=AssertionError):
+        chosen = proposals.within(BUDGET.usable_bytes)
+    assert chosen is not None
+    assert chosen.solution.segments == ()
+
+
+def test_where_each_size_is_traced_none_is_that_cannot_fit() -> None:
+    batches = BaselineProfile(
+        session(), checkpoint_every_block(chain().traces.workload.blocks)
+    )
+    bound = batches._largest_by_live_bytes(affine=True)  # noqa: SLF001
+    assert batches._largest_by_live_bytes(affine=False) == bound  # noqa: SLF001
+    replayed: list[int] = []
+
+    def fits_in_replay(size: int) -> bool:
+        replayed.append(size)
+        return size < bound - 1 and size != 1  # at which it does not run
+
+    with (
+        mock.patch.object(batches, "_replayed", fits_in_replay),
+        mock.patch.object(TraceSession, "is_affine", return_value=False),
+    ):
+        sizes = 1, 2, bound - 2, bound + 1, bound - 1
+        fits = [batches._fits(size) for size in sizes]  # noqa: SLF001
+    assert fits == [False, True, True, False, False]
+    assert replayed == [1, 2, bound - 2, bound - 1]
 
 
 def test_batch_sizes_are_compared_by_the_time_that_the_judge_shows() -> None:

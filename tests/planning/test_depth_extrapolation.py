@@ -50,6 +50,19 @@ def row() -> nn.Module:
     return nn.Sequential(*(cell() for _ in range(9)), nn.Linear(32, 4))
 
 
+class Numbered(Mebi):
+    """Has the numbers of the blocks that see the batch the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__(20)
+        self.turned_block_indexes = [9, 19]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            x = block(x.flip(0) if number in self.turned_block_indexes else x)
+        return x
+
+
 TEXT, MIB_BATCH, ROW = text(), torch.zeros(2, 512, 512), torch.zeros(2, 8, 32)
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "gpt2": (partial(models.gpt2, n_layer=14), TEXT),
@@ -60,6 +73,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "vit": (partial(models.vit, num_hidden_layers=10), images()),
     "mebi": (partial(Mebi, 16), MIB_BATCH),
     "row": (row, ROW),
+    "numbered": (Numbered, MIB_BATCH),
 }
 
 
@@ -93,6 +107,8 @@ CASES: list[tuple[str, Any, str, str, int]] = [
     ("t5", keep, "fp32", FUSED, 1),
     ("t5", checkpoint_every_block, "fp16-mixed", FUSED, 1),
     ("vit", checkpoint_every_block, "bf16-mixed", FUSED, 1),
+    ("numbered", keep, "fp32", FUSED, 1),
+    ("numbered", checkpoint_every_block, "bf16-mixed", FUSED, 2),
     ("row", keep, "bf16-mixed", "sgd", 1),
     ("row", keep, "bf16", "adamw_bnb_8bit", 1),
     ("row", checkpoint_every_block, "fp16-mixed", "rmsprop", 2),

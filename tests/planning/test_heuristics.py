@@ -269,6 +269,32 @@ def test_what_offloads_is_two_per_cent_faster_than_what_does_not(
     assert loss_chunking.better_without_host(plain) is plain
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_a_whole_loss_that_is_slower_without_the_host_is_not_searched(
+    monkeypatch: pytest.MonkeyPatch, *, in_parts: bool
+) -> None:
+    """Unless its parts may be as fast: then both are compared."""
+    parts, searched = session(), []
+
+    def can_gain(asked: PlanningSession, _: object, __: float, *change: object) -> bool:
+        if change:
+            return change[0] is not loss_chunking.without_host_options
+        assert asked is parts
+        return in_parts
+
+    def search_without_host(*_: object) -> SearchResult:
+        searched.append(1)
+        return SearchResult(session=session(), estimate=None)
+
+    monkeypatch.setattr(loss_chunking, "can_gain", can_gain)
+    monkeypatch.setattr(loss_chunking, "_worth_trying", lambda *_: [parts])
+    monkeypatch.setattr(loss_chunking, "search_without_host", search_without_host)
+    host = replace(estimate(MIB), host_bytes=MIB)
+    found = SearchResult(session=session(), estimate=host)
+    assert loss_chunking.better_without_host(found) is found
+    assert bool(searched) == in_parts
+
+
 @pytest.mark.parametrize(("gain", "taken"), [(0.009, False), (0.011, True)])
 def test_a_chunked_loss_has_to_gain_one_per_cent(
     *, monkeypatch: pytest.MonkeyPatch, gain: float, taken: bool

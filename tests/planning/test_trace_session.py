@@ -254,3 +254,29 @@ def test_errors_of_ours_come_through_as_they_are() -> None:
         TraceSession(workload).affine(
             Recipe(batch_size=2, segments=(Segment(("blocks.9",)),))
         )
+
+
+class _Square(nn.Module):
+    """Has scores of every sample against every other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return (x @ x.T).tanh()
+
+
+def test_what_is_on_no_line_with_everything_kept_is_tried_at_two_sizes_once() -> None:
+    workload = Workload(model=_Square(), batch=torch.zeros(2, 8), gpu=ADA)
+    traces = TraceSession(workload.with_found_blocks())
+    kept = Recipe(batch_size=2)
+    assert not traces.is_affine(kept)
+    before = len(traces.log)
+    segments = tuple(Segment((name,)) for name in traces.workload.blocks)
+    recomputed = replace(kept, segments=segments)
+    assert not traces.is_affine(recomputed)
+    assert len(traces.log) == before
+    assert traces.affine(recomputed).batch_sizes == (2,)

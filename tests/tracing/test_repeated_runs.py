@@ -81,6 +81,14 @@ def test_what_settings_say_about_each_block_parts_them() -> None:
     assert short.short_blocks == names(6)
 
 
+def test_a_list_of_some_blocks_numbers_parts_them() -> None:
+    model = Mebi(20)
+    model.whole_block_indexes = [9, 19]
+    assert periods(model, 20) == [(9, 1), (9, 1)]
+    model.whole_block_indexes = [9, 20]  # of something else: there is no block 20
+    assert periods(model, 20) == [(20, 1)]
+
+
 @pytest.mark.parametrize(
     ("count", "length", "kept"),
     [

@@ -25,11 +25,11 @@ from budgetfit.solvers.batch_size_grid import (
 )
 from budgetfit.solvers.problem import Problem, Solution
 from budgetfit.timing.kernel_times import StepTime
+from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 
 if TYPE_CHECKING:
     from budgetfit.core.plan import Estimate
     from budgetfit.core.recipe import Segment
-    from budgetfit.core.step_trace import StepTrace
     from budgetfit.planning.session import PlanningSession
 
 BASELINES: Final = (
@@ -61,15 +61,20 @@ def best_with_policy(
         InputError: If the policy or one of the named blocks is not known.
     """
     session = _without_chunks_and_options(session)
-    if policy in ("sqrt", EVERY_N_POLICY):
-        for rounds in (1, MAX_REFUSALS):
-            found = search(session.asking(checkpointing=policy), max_rounds=rounds)
-            if found.estimate is not None:
-                return found.estimate
+    is_searched = policy in ("sqrt", EVERY_N_POLICY)
+    for rounds in (1, MAX_REFUSALS) if is_searched else ():
+        found = search(session.asking(checkpointing=policy), max_rounds=rounds)
+        if found.estimate is not None:
+            return found.estimate
     segments = policy_segments(session.block_chain, policy, session.smallest_searched)
-    return best_with_segments(session, segments) or session.judge(
-        session.settings.recipe(session.smallest_batch, segments)
-    )
+
+    def at_smallest() -> Estimate:
+        recipe = session.settings.recipe(session.smallest_batch, segments)
+        return session.judge(recipe)
+
+    if is_searched and not (least := at_smallest()).fits:
+        return least  # no larger batch fits: none is traced
+    return best_with_segments(session, segments) or at_smallest()
 
 
 def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> bool:
@@ -138,14 +143,18 @@ class BaselineProfile:
         self.refused: set[int] = set()
 
     def profile_at(self, batch_size: int) -> ChainProfile:
-        """Return a chain of one block with the time of the whole micro-batch."""
-        try:
-            time = self._time(batch_size)
-        except TraceError:  # the model takes other sizes only
-            if self._session.request.batch_size is not None:
-                raise
-            self.refused.add(batch_size)
-            time = StepTime(0, 0, 0)
+        """Return a chain of one block with the time of the whole micro-batch.
+
+        A size that does not fit takes none: its time would need a trace more.
+        """
+        time = StepTime(0, 0, 0)
+        if self._fits(batch_size):
+            try:
+                time = self._time(batch_size)
+            except TraceError:  # the model takes other sizes only
+                if self._session.request.batch_size is not None:
+                    raise
+                self.refused.add(batch_size)
         block = BlockProfile(
             name="all",
             options=(_NOTHING,),
@@ -192,34 +201,60 @@ class BaselineProfile:
         """Whether a batch size fits, by the largest that does: memory is monotonic.
 
         That is found close to the largest by live bytes, and exactly where it matters.
+        Where each batch size is traced for itself, only sizes that are asked for are.
         """
         recipe = replace(self._recipe, batch_size=size)
-        if not self._session.traces.is_affine(recipe):
-            larger = (seen for seen, fits in self._seen.items() if fits and seen > size)
-            return any(larger) or self._replayed(size)
-        trace = self._session.traces.affine(recipe)
+        affine = self._session.traces.is_affine(recipe)
         if not self._failing:
-            bound = self._largest_by_live_bytes(trace)
-            self._fitting, self._failing = fitting_below(self._replayed, bound)
+            self._failing = self._largest_by_live_bytes(affine=affine) + 1
+            if affine:
+                self._fitting, self._failing = fitting_below(
+                    self._replayed, self._failing - 1
+                )
         if self._fitting < size < self._failing:
-            self._fitting = bisect(self._replayed, self._fitting, self._failing)
-            self._failing = self._fitting + 1
+            if affine:
+                self._fitting = bisect(self._replayed, self._fitting, self._failing)
+                self._failing = self._fitting + 1
+            elif self._replayed(size):  # else it may be too large, or not run
+                self._fitting = size
         return size <= self._fitting
 
-    def _largest_by_live_bytes(self, trace: StepTrace) -> int:
-        """Return the largest batch size whose live bytes are usable; 0 for none.
+    def _largest_by_live_bytes(self, *, affine: bool) -> int:
+        """Return a batch size with no larger one whose live bytes are usable; 0: none.
 
-        Reserved bytes are never less, so no larger batch fits. The trace must be valid
-        for all batch sizes.
+        Reserved bytes are never less, so no larger batch fits. Where each batch size is
+        traced for itself, live bytes are at least those on the line through two sizes:
+        what makes them grow otherwise grows faster.
         """
-        card = device_properties(self._session.workload.gpu)
-        budget = self._session.budget
+        session, usable_bytes = self._session, self._session.budget.usable_bytes
+        largest = session.largest_searched
+        if affine:
+            return largest_fitting_batch(
+                lambda size: self._live_bytes(size) <= usable_bytes
+            )
+        few, more = TRACED_BATCH_SIZES
+        if session.settings.compile != "none":  # other kernels for the least batches
+            return largest
+        try:
+            live_bytes = self._live_bytes(few)
+            growth = (self._live_bytes(more) - live_bytes) // (more - few)
+        except TraceError:  # the model takes other sizes only
+            return largest
+        if growth <= 0:
+            return largest
+        return max(more, few + (usable_bytes - live_bytes) // growth)
 
-        def fits(size: int) -> bool:
-            live = LiveBytes.of(trace, size, card, budget.allocator, exact_blocks=False)
-            return int(live.after.max()) <= budget.usable_bytes
-
-        return largest_fitting_batch(fits)
+    def _live_bytes(self, size: int) -> int:
+        """Return the peak of live bytes at a batch size."""
+        session, recipe = self._session, replace(self._recipe, batch_size=size)
+        live = LiveBytes.of(
+            session.traces.affine(recipe),
+            size,
+            device_properties(session.workload.gpu),
+            session.budget.allocator,
+            exact_blocks=False,
+        )
+        return int(live.after.max())
 
     def _replayed(self, size: int) -> bool:
         if size not in self._seen:

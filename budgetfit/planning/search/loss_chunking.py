@@ -92,8 +92,7 @@ def better_without_host(
     if estimate is None or not estimate.host_bytes:
         return found
     gain = MIN_HOST_GAIN if session.request.objective == "throughput" else 0.0
-    bounds = (without_host_options, _chunked_without_host)
-    if not any(can_gain(session, estimate, -gain, each) for each in bounds):
+    if not _may_be_as_fast(session, estimate, gain):
         return found
     plain = search_without_host(session, max_rounds)
     if plain.estimate is None:
@@ -104,6 +103,19 @@ def better_without_host(
     if plain.session.settings.loss_chunks != session.settings.loss_chunks:
         return plain
     return replace(plain, session=session)  # what is compared later may offload
+
+
+def _may_be_as_fast(session: PlanningSession, known: Estimate, loss: float) -> bool:
+    """Whether a plan without offload may be no slower than ``known`` by a share."""
+    if can_gain(session, known, -loss, without_host_options):
+        return True
+    if not can_gain(session, known, -loss, _chunked_without_host):
+        return False
+    whole = session.changed(loss_chunks=1, host_ram_bytes=0)
+    try:
+        return any(can_gain(each, known, -loss) for each in _worth_trying(whole, known))
+    except (InputError, TraceError):  # the loss is not cut into parts
+        return False
 
 
 def with_more_loss_chunks(session: PlanningSession) -> list[PlanningSession]:

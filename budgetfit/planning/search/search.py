@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from budgetfit.core.block_profile import ChainProfile
     from budgetfit.core.recipe import Recipe
+    from budgetfit.planning.profiling.block_chain import BlockChain
     from budgetfit.solvers.batch_size import BatchCandidate, BatchChoice
 
 MAX_ROUNDS: Final = 8
@@ -105,8 +106,8 @@ def with_near_misses(
     session, best = found.session, found.estimate
     request = session.request
     wanted = request.checkpointing == "auto" and request.objective == "throughput"
-    if best is None or not wanted:
-        return found
+    if best is None or not wanted or not best.recipe.segments:
+        return found  # nothing is faster than everything kept
     explanation, rounds = found.explanation, list(found.rounds)
     left = max_rounds - len(rounds) if max_rounds < MAX_ROUNDS else None
     below_ns = None if worth is None else NEARLY * solver_ns(worth)
@@ -215,22 +216,34 @@ class _Proposals:
         """Return the best batch size and its plan within a limit.
 
         Batch sizes are compared without ``exact_blocks``, which takes 20 times as long;
-        the chosen one is then solved with it.
+        the chosen one is then solved with it. Nothing is faster than everything kept:
+        where that is chosen, it is tried without the traces of other options.
         """
         while (rough := self.roughly(limit_bytes).best) is not None:
             try:
-                exact = best_batch(
-                    self._session,
-                    self._session.block_chain.profiles_within(limit_bytes),
-                    self._solve,
-                    limit_bytes,
-                    batch_sizes=[rough.batch_size],
-                ).best
+                exact = None
+                if not rough.solution.segments:
+                    plain = self._session.block_chain.without_options()
+                    exact = self._exactly(plain, limit_bytes, rough.batch_size)
+                if exact is None or exact.solution.segments:
+                    chain = self._session.block_chain
+                    exact = self._exactly(chain, limit_bytes, rough.batch_size)
             except TraceError as error:
                 self.refuse(rough.batch_size, error)
             else:
                 return exact or rough
         return None
+
+    def _exactly(
+        self, block_chain: BlockChain, limit_bytes: int, batch_size: int
+    ) -> BatchCandidate | None:
+        return best_batch(
+            self._session,
+            block_chain.profiles_within(limit_bytes),
+            self._solve,
+            limit_bytes,
+            batch_sizes=[batch_size],
+        ).best
 
     def refuse(self, batch_size: int, error: TraceError) -> None:
         """Propose no more plans at a batch size that the model does not take.

@@ -21,6 +21,8 @@ from budgetfit.tracing.blocks.find_blocks import CONTAINERS
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _COMPARED_SEPARATELY = ("_modules", "_parameters", "_buffers")
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+# Lists of the numbers of some blocks: ``fullatt_block_indexes``, ``out_indices``.
+_LISTS_OF_NUMBERS = ("indexes", "indices", "layers")
 _MAX_DEPTH = 5  # of nested objects; deeper ones are compared by identity
 
 
@@ -59,6 +61,8 @@ def block_signatures(model: nn.Module, blocks: Sequence[str]) -> dict[str, Place
         for path, values in lists:  # what a loop reads for each block
             if len(values) == len(parent):
                 rows[name][f"[{path}]"] = values[place.position]
+            elif numbers_blocks(path, values, container, len(parent)):
+                rows[name][f"[{path}]"] = place.position in values
     indices = _index_attributes(rows, places)
     numbers: dict[Hashable, int] = {}
     result = {}
@@ -99,6 +103,24 @@ def config_lists(
                 ):
                     where = f"{path}: {type(holder).__name__}.{name}"
                     yield where, (holder, name), value
+
+
+def numbers_blocks(
+    where: str, values: Sequence[object], container: str, count: int
+) -> bool:
+    """Whether a list has the numbers of some blocks, in ascending order.
+
+    Args:
+        where: As ``config_lists`` yields it.
+        values: The list.
+        container: Path of the blocks' container, which the list's holder has.
+        count: Blocks in that.
+    """
+    holder = container.rpartition(".")[0]
+    if not (where.startswith(f"{holder}: ") and where.endswith(_LISTS_OF_NUMBERS)):
+        return False
+    numbers = [value for value in values if type(value) is int and 0 <= value < count]
+    return len(numbers) == len(values) and numbers == sorted(set(numbers))
 
 
 def _settings_of(module: nn.Module) -> Iterator[object]:

@@ -2,7 +2,8 @@
 
 The remaining children of a ``ModuleList`` are renumbered, so that loops and indices
 find them; lists with one entry per block (``config.layer_types``) are shortened as
-well. A model that still refers to a missing block cannot be traced shortened.
+well, and lists of some blocks' numbers get the new ones. A model that still refers to a
+missing block cannot be traced shortened.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.core.recipe import Segment
-from budgetfit.tracing.blocks.block_signature import config_lists
+from budgetfit.tracing.blocks.block_signature import config_lists, numbers_blocks
 from budgetfit.tracing.blocks.repeated_runs import BlockRun, NotRepeatedError
 
 if TYPE_CHECKING:
@@ -112,10 +113,12 @@ def placeholder_memo(model: nn.Module, left_out: Collection[str]) -> dict[int, A
 def close_gaps(copy: nn.Module, short: Shortening) -> None:
     """Remove the placeholders of ``placeholder_memo`` from a copy, in place."""
     lengths: dict[int, set[tuple[int, ...]]] = {}
+    containers: dict[str, tuple[int, tuple[int, ...]]] = {}
     for container in {name.rpartition(".")[0] for name in short.left_out}:
         children = copy.get_submodule(container)._modules
         kept = _kept_positions(list(children), container, short.left_out)
         lengths.setdefault(len(children), set()).add(kept)
+        containers[container] = len(children), kept
         pairs = list(children.items())
         prefix = f"{container}." if container else ""
         children.clear()
@@ -123,14 +126,18 @@ def close_gaps(copy: nn.Module, short: Shortening) -> None:
             key, child = pairs[position]
             children[short.path(f"{prefix}{key}")[len(prefix) :]] = child
     found_lists = list(config_lists(copy, short.short_blocks))
-    for _, (holder, name), values in found_lists:
+    for where, (holder, name), values in found_lists:
+        if type(values) not in {list, tuple}:
+            continue
         found = lengths.get(len(values), set())
-        if len(found) == 1 and type(values) in {
-            list,
-            tuple,
-        }:  # two chains of one length may be shortened differently
+        if len(found) == 1:  # two chains of one length may be shortened differently
             (kept,) = found
             vars(holder)[name] = type(values)(values[position] for position in kept)
+            continue
+        for container, (count, kept) in containers.items():
+            if numbers_blocks(where, values, container, count):
+                numbers = (kept.index(number) for number in values if number in kept)
+                vars(holder)[name] = type(values)(numbers)
 
 
 def _kept_positions(
