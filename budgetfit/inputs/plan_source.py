@@ -34,7 +34,7 @@ from budgetfit.integrations.peft import loading_code, materialize_with_adapter
 from budgetfit.measuring.real_step import find_device
 from budgetfit.utils.function_name import is_factory_text, qualified_name
 from budgetfit.verification.batch_choice import choose_batch
-from budgetfit.workload.model_check import check_same_model
+from budgetfit.workload.model_check import check_same_model, refuse_no_module
 from budgetfit.workload.settings_check import warn_changed_settings
 from budgetfit.workload.training_setup import TrainingSetup
 
@@ -86,6 +86,7 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
             f"made from a config. {hint}"
         )
     model = as_torch_module(model)
+    refuse_no_module(model)
     refuse_wrapped(model, plan.recipe.parallelism)
     check_same_model(plan, model)
     warn_changed_settings(plan, model)

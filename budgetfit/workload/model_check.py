@@ -28,11 +28,7 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
         InputError: If classes of the model or its blocks, counts of parameters, all or
             trained, or attention differ, a planned block is missing, or it is lazy.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"The model must be a torch.nn.Module, not a {type(model).__name__}. Hand "
-            "in the one that was planned, with its weights."
-        )
+    refuse_no_module(model)
     refuse_lazy_parameters(model, type(model).__name__)
     difference, instead = _difference(plan, model), "Plan again for this model."
     if not difference:
@@ -45,6 +41,19 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
         raise InputError(
             f"The plan was made for {plan.model.name}, and this model {difference}. "
             f"{instead}"
+        )
+
+
+def refuse_no_module(model: object) -> None:
+    """Refuse what is no module, as a path or a class.
+
+    Raises:
+        InputError: If it is none.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"The model must be a torch.nn.Module, not a {type(model).__name__}. Hand "
+            "in the one that was planned, with its weights."
         )
 
 
