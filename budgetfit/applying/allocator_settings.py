@@ -1,13 +1,11 @@
 """The allocator settings of the running process, and where a plan is for others."""
 
-from __future__ import annotations
-
 import os
 import warnings
-from typing import TYPE_CHECKING
 
 import torch
 
+from budgetfit.applying.undo import Undo
 from budgetfit.core.allocator_settings import (
     DEFAULT_SETTINGS,
     VARIABLE,
@@ -15,11 +13,8 @@ from budgetfit.core.allocator_settings import (
     AllocatorSettings,
     variable_in,
 )
+from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from budgetfit.applying.undo import Undo
-    from budgetfit.core.plan import Plan
 
 
 def running_settings() -> AllocatorSettings | None:

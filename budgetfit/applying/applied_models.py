@@ -6,12 +6,12 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from budgetfit.applying.undo import Undo
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from budgetfit.applying.undo import Undo
 
 _OWNERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[object]] = (
     weakref.WeakKeyDictionary()

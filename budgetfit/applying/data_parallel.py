@@ -7,12 +7,12 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from budgetfit.applying.ranks import GroupRanks, started_processes
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from budgetfit.core.parallelism import Parallelism
 
 # By class names: importing the classes is slow.
 _FSDP1 = "FullyShardedDataParallel"

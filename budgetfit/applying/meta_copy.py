@@ -1,17 +1,13 @@
 """Deep copy of a model with every tensor on the meta device."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
 from budgetfit.errors import TraceError
 from budgetfit.utils.copy_model import deepcopy_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MAX_KEPT_ELEMENTS = 1 << 20
 

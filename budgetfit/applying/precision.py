@@ -1,10 +1,9 @@
 """Mixed precision: cast parameters, autocast the forward, scale the loss."""
 
-from __future__ import annotations
-
 import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -12,13 +11,9 @@ from torch._subclasses import FakeTensor
 
 from budgetfit.applying.pytree import map_tensors
 from budgetfit.applying.undo import Undo
+from budgetfit.core.adapter import ComputeDtype
+from budgetfit.core.precision import Precision
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from budgetfit.core.adapter import ComputeDtype
-    from budgetfit.core.precision import Precision
 
 DTYPES: Final[dict[ComputeDtype, torch.dtype]] = {
     "fp32": torch.float32,

@@ -4,19 +4,14 @@ Unlike ``torch.utils._pytree`` it looks into dataclasses and every ``Mapping``, 
 registration.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from budgetfit.batches.sample_count import children_of, join_path
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def map_tensors(value: Any, change: Callable[[torch.Tensor], object]) -> Any:

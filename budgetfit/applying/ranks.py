@@ -1,25 +1,18 @@
 """The ranks that train one model: process group, this rank's device, values of all."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import hashlib
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from budgetfit.applying.quantized_layers.stored_weights import quantized_tensors
+from budgetfit.core.parallelism import Engine, Parallelism
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from torch import nn
-
-    from budgetfit.core.parallelism import Engine, Parallelism
 
 # What torchrun sets, and ``init_process_group`` reads.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

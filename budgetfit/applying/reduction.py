@@ -1,18 +1,12 @@
 """What DDP, ``fully_shard`` and DeepSpeed leave to a loop: losses, groups, errors."""
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from torch import distributed
+import torch
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import torch
-    from torch import nn
 
 
 def sum_over_ranks(tensor: torch.Tensor, wrapped: nn.Module) -> torch.Tensor:

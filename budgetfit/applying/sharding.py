@@ -3,26 +3,19 @@
 A trace runs this on fake tensors, and training on real ones.
 """
 
-from __future__ import annotations
-
-from contextlib import nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from budgetfit.applying.quantized_layers.stored_weights import scale_buffers
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.errors import InputError
 from budgetfit.utils.lazy_import import lazy_import
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from contextlib import AbstractContextManager
-
-    from torch import nn
-    from torch.distributed.device_mesh import DeviceMesh
-
-    from budgetfit.core.parallelism import Parallelism
 
 POLICY_DTYPES = {
     None: None,

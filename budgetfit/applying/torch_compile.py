@@ -5,23 +5,16 @@ recomputed: inside a checkpointed block that is part of the plan, around several
 it takes the place of the plan's segments.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import torch
+from torch import nn
 
-from budgetfit.core.recipe import selective_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch import nn
-
-    from budgetfit.applying.undo import Undo
-    from budgetfit.core.recipe import Recipe
+from budgetfit.applying.undo import Undo
+from budgetfit.core.recipe import Recipe, selective_blocks
 
 _WHY = (
     "does that its own way. A plan that keeps everything "

@@ -6,18 +6,15 @@ A trace runs this on fake tensors, and training on real ones.
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from budgetfit.core.precision import Precision, find_precision
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
 from budgetfit.utils.lazy_import import lazy_import
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.core.recipe import Recipe
 
 
 def deepspeed_config(recipe: Recipe) -> dict[str, Any]:

@@ -1,20 +1,14 @@
 """``compile="auto"``: plan without and with compiled blocks, and take the better."""
 
-from __future__ import annotations
+from collections.abc import Callable, Sequence
 
-from typing import TYPE_CHECKING
-
+from budgetfit.core.plan import Plan
+from budgetfit.core.recipe import CompileMode
 from budgetfit.errors import DoesNotFitError, InputError, TraceError
 from budgetfit.planning.session import rank
+from budgetfit.solvers.batch_size import Objective
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.recipe import CompileMode
-    from budgetfit.solvers.batch_size import Objective
 
 
 def best_compiled(

@@ -1,8 +1,6 @@
 """The judge: an ``Estimate`` from a trace by allocator replay and kernel times."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -11,9 +9,12 @@ from budgetfit.calibration.known_measurements import time_factor
 from budgetfit.core.allocator_settings import (
     DEFAULT_SETTINGS,
 )
+from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
-from budgetfit.core.recipe import selective_blocks
+from budgetfit.core.recipe import Recipe, selective_blocks
+from budgetfit.core.step_trace import StepTrace
+from budgetfit.gpus.table import Gpu
 from budgetfit.memory.host_copies import step_host_bytes
 from budgetfit.memory.replay import (
     UNLIMITED_BYTES,
@@ -26,12 +27,6 @@ from budgetfit.timing.collectives import NetworkTime, network_time
 from budgetfit.timing.kernel_times import OpTimes, StepTime, op_times, step_time_ns
 from budgetfit.timing.step_time_range import step_time_range
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.budget import Budget
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.gpus.table import Gpu
 
 MIN_PEAK_SHARE: Final = 0.01  # of the peak: ops are named that hold more
 ALLOCATOR_BLOCK_BYTES: Final = 512  # the allocator's rounding

@@ -4,24 +4,29 @@
 ``make_layers`` only trace and report.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import torch
 
 from budgetfit.calibration.known_measurements import times_source
-from budgetfit.core.loop import RUN
+from budgetfit.core.budget import Budget
+from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.plan import Alternative, Estimate, Layer, LazyAlternatives, Plan
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
 from budgetfit.planning.alternatives.alternatives import (
     deciding_baselines,
     lazy_alternatives,
 )
-from budgetfit.planning.alternatives.refusal import Refusal, does_not_fit_error
+from budgetfit.planning.alternatives.refusal import (
+    MoreChanges,
+    Refusal,
+    does_not_fit_error,
+)
 from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import check_estimate_scales
@@ -57,20 +62,16 @@ from budgetfit.planning.search.varying_lengths import (
     judge_all_lengths,
     with_lengths,
 )
-from budgetfit.planning.session import budget_of_rank
+from budgetfit.planning.session import (
+    PlanningSession,
+    Request,
+    SessionSettings,
+    budget_of_rank,
+)
 from budgetfit.traces.session import TraceSession
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.garbage_collection import freeze_gc
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from budgetfit.core.budget import Budget
-    from budgetfit.core.loop import Loop
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.planning.alternatives.refusal import MoreChanges
-    from budgetfit.planning.session import PlanningSession, Request, SessionSettings
-    from budgetfit.workload.workload import Workload
+from budgetfit.workload.workload import Workload
 
 
 @freeze_gc()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, Unpack
+from typing import Any, NotRequired, TypedDict, Unpack
 
 from budgetfit.batches.batch_tree import batch_size_of, has_sparse_tensors
 from budgetfit.core.budget import Budget
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.plan import Estimate
+from budgetfit.core.recipe import CompileMode, Recipe
 from budgetfit.errors import TraceError
 from budgetfit.gpus.nccl_memory import nccl_memory
+from budgetfit.gpus.table import Gpu
 from budgetfit.memory.chain.peak import optimizer_step_bytes
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay, setup_bytes
 from budgetfit.planning.judge import judge
@@ -23,15 +28,7 @@ from budgetfit.solvers.batch_size import Objective
 from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE, LARGEST_TRACED_SIZE
 from budgetfit.traces.session import TraceSession, smallest_sizes
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.core.plan import Estimate
-    from budgetfit.core.recipe import CompileMode, Recipe
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.workload.workload import Workload
+from budgetfit.workload.workload import Workload
 
 Checkpointing = str | tuple[str, ...]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.utils.lazy_import import lazy_import
 
 if TYPE_CHECKING:
-    from budgetfit.core.parallelism import Parallelism
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.tracing.cuda.target import CudaTarget
 

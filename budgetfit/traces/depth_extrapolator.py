@@ -11,12 +11,16 @@ happens in neither, so its first forward is compared as well: once, as it takes 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from budgetfit.tracing.blocks.block_signature import block_signatures
+from budgetfit.core.step_trace import StepTrace
+from budgetfit.traces.tracer import Program, Tracer
+from budgetfit.tracing.blocks.block_signature import PlacedBlock, block_signatures
 from budgetfit.tracing.blocks.repeated_runs import (
     KEPT_PERIODS,
+    BlockRun,
     NotRepeatedError,
     find_runs,
 )
@@ -29,20 +33,12 @@ from budgetfit.tracing.depth_extrapolation.validate import (
     fit_and_validate,
     validate,
 )
-from budgetfit.tracing.fake.shortened_model import shortening
+from budgetfit.tracing.fake.shortened_model import Shortening, shortening
 from budgetfit.tracing.recording.batch_scaling import NotAffineError, exact_trace
+from budgetfit.tracing.recording.raw_trace import RawTrace
+from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.traces.tracer import Program, Tracer
-    from budgetfit.tracing.blocks.block_signature import PlacedBlock
-    from budgetfit.tracing.blocks.repeated_runs import BlockRun
-    from budgetfit.tracing.fake.shortened_model import Shortening
-    from budgetfit.tracing.recording.raw_trace import RawTrace
-    from budgetfit.workload.workload import Workload
-
     Kind: TypeAlias = tuple[Program, bool]
 
 # A shortened model must have at most this part of all blocks: up to three are traced,

@@ -13,20 +13,17 @@ and patches divide the sides, and nearly so elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from budgetfit.core.image_sizes import SampleSizes
 from budgetfit.core.step_trace import Affine, KernelScratch, StepTrace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from budgetfit.core.image_sizes import SampleSizes
-
     Size = Any  # a length, or height and width
 
 DEGREE: Final = 2

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.traces.swap_modules import modules_in, replace_modules
 from budgetfit.tracing.fake.model_copy import fake_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     import torch
     from torch import nn
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -19,15 +19,15 @@ Sources:
     ``cast_adapter_dtype`` (adapters in the compute dtype, then fp32).
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from packaging.version import Version
+from torch import nn
 
 from budgetfit.applying.precision import tensors_in_apply_order
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
@@ -37,11 +37,6 @@ from budgetfit.applying.quantized_layers.nf4_linear import (
     Nf4Linear,
 )
 from budgetfit.core.step_trace import CATEGORIES, EMPTY_CACHE, StepTrace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import nn
 
 _FP32_BYTES: Final = 4
 _HALF_BYTES: Final = 2

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from budgetfit.batches.batch_tree import batch_size_of
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.core.validation import MAX_TRACED_SAMPLES
 from budgetfit.errors import TraceError
+from budgetfit.gpus.table import Gpu
 from budgetfit.traces.cache.cache import TraceCache
 from budgetfit.traces.cache.key import (
     trace_key,
@@ -34,14 +37,7 @@ from budgetfit.tracing.recording.batch_scaling import (
     affine_trace,
     exact_trace,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.workload.workload import Workload
+from budgetfit.workload.workload import Workload
 
 # Four views of each sample, a number of 8 bytes for each pair of views.
 MAX_BYTES_PER_PAIR = 4 * 4 * 8

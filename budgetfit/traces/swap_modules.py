@@ -11,6 +11,7 @@ import copy
 import functools
 import types
 from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -18,8 +19,6 @@ from torch import nn
 from budgetfit.utils.user_code import is_library, referenced_globals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-
     Swap = Callable[[nn.Module], nn.Module]
 
 _IMMUTABLE = (tuple, functools.partial, types.MethodType)

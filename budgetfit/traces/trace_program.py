@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
@@ -13,9 +14,10 @@ from budgetfit.applying.precision import cast_batch
 from budgetfit.applying.pytree import map_tensors
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.zero import check_deepspeed
-from budgetfit.core.loop import RUN
+from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.plan import NO_LOSS
 from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import Recipe
 from budgetfit.traces.loops.trace_loop import trace_loop
 from budgetfit.traces.loss_modules import FakedLoss
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
@@ -26,20 +28,15 @@ from budgetfit.tracing.isolation.scalar_randomness import (
     SMALLEST_DRAW_NOTE,
     scalar_draws_as,
 )
+from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.second_micro_batch import append_micro_batch
 from budgetfit.tracing.recording.steady_state import append_steady_step, keeps_tensors
-from budgetfit.tracing.recording.step_tracer import trace_step
+from budgetfit.tracing.recording.step_tracer import TraceOptions, trace_step
+from budgetfit.workload.training_setup import TrainingSetup
+from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from budgetfit.applying.loss.call_model import Loss
-    from budgetfit.core.loop import Loop
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.tracing.recording.raw_trace import RawTrace
-    from budgetfit.tracing.recording.step_tracer import TraceOptions
-    from budgetfit.workload.training_setup import TrainingSetup
-    from budgetfit.workload.workload import Workload
 
 # Of these the steps are not derived: DDP builds its buckets in the second, and ZeRO-3
 # prefetches from the second on.

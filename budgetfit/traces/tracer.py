@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -11,8 +12,10 @@ import torch
 
 from budgetfit.batches.batch_tree import has_sparse_tensors
 from budgetfit.core.loop import RUN, Loop
-from budgetfit.core.recipe import Recipe
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.recipe import CompileMode, Recipe, Segment
 from budgetfit.errors import BudgetfitError
+from budgetfit.gpus.table import Gpu
 from budgetfit.traces.errors import trace_error
 from budgetfit.traces.loops.trace_loop import MOST_MICRO_STEPS
 from budgetfit.traces.trace_program import (
@@ -22,26 +25,20 @@ from budgetfit.traces.trace_program import (
 )
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.shortened_model import Shortening
 from budgetfit.tracing.recording.changed_containers import ChangedContainers
+from budgetfit.tracing.recording.raw_trace import RawTrace
+from budgetfit.tracing.recording.step_tracer import TraceOptions
 from budgetfit.tracing.values.concrete_execution import (
     MAX_WEIGHTS_BYTES,
     weights_bytes,
 )
 from budgetfit.tracing.values.known_values import UnknownValueError
 from budgetfit.tracing.values.value_checks import ValueChecks
+from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.core.recipe import CompileMode, Segment
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.tracing.cuda.target import CudaTarget
-    from budgetfit.tracing.fake.shortened_model import Shortening
-    from budgetfit.tracing.recording.raw_trace import RawTrace
-    from budgetfit.tracing.recording.step_tracer import TraceOptions
-    from budgetfit.workload.workload import Workload
-
     _FirstStep: TypeAlias = tuple["Program", int, frozenset[str] | None, bool, bool]
 
 # Never 1: broadcasting and squeezing differ there.

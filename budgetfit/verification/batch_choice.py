@@ -1,9 +1,7 @@
 """Choose the batches that a verification runs: the longest first."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from budgetfit.batches.batch_tree import (
     batch_size_of,
@@ -11,16 +9,14 @@ from budgetfit.batches.batch_tree import (
     resize_batch,
 )
 from budgetfit.batches.sample_count import batch_from_shapes, count_samples
+from budgetfit.core.plan import Plan
+from budgetfit.core.sample_dims import SampleDims
 from budgetfit.measuring.longest_batch import (
     BatchSelection,
     element_count,
     select_batches,
     shapes_of,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.sample_dims import SampleDims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

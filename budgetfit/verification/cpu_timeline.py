@@ -1,21 +1,14 @@
 """CPU memory timeline: live bytes of a plan's step, to verify without a GPU."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from budgetfit.applying.quantized_layers.stored_weights import has_quantized_weights
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
-from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.core.plan import Plan
+from budgetfit.core.step_trace import CATEGORIES, StepTrace
 from budgetfit.memory.replay_schedule import event_ranges
 from budgetfit.traces.ddp_buckets import with_ddp_buckets
 from budgetfit.traces.trace_program import trace_recipe
 from budgetfit.tracing.recording.batch_scaling import exact_trace
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.workload.training_setup import TrainingSetup
+from budgetfit.workload.training_setup import TrainingSetup
 
 
 def cpu_timeline_if_possible(

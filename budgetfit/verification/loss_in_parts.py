@@ -1,24 +1,21 @@
 """Compare a loss in parts with the model's own."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
+from torch import nn
 
 from budgetfit.applying.loss.chunked_loss import rounding_of_parts
 from budgetfit.applying.loss.deferred_logits import KEEP_WHOLE
-from budgetfit.measuring.compare_gradients import NOISE_FACTOR, gradient_difference
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import nn
-
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.measuring.compare_gradients import GradientCheck
-    from budgetfit.measuring.protocols import MakeRun
+from budgetfit.core.recipe import Recipe
+from budgetfit.measuring.compare_gradients import (
+    NOISE_FACTOR,
+    GradientCheck,
+    gradient_difference,
+)
+from budgetfit.measuring.protocols import MakeRun
 
 # Relative, of gradients in fp32: parts of a loss are smaller products, which other
 # kernels may run.

@@ -1,15 +1,15 @@
 """Measure a plan for several GPUs on every rank, and keep the largest of all."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from budgetfit.applying.out_of_memory.error import free_memory
 from budgetfit.applying.precision import computes_in
@@ -18,13 +18,16 @@ from budgetfit.applying.sharding import POLICY_DTYPES
 from budgetfit.applying.zero import check_deepspeed
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
+from budgetfit.core.recipe import Recipe
 from budgetfit.measuring.compare_gradients import (
     COMPARED_ON_CUDA,
     GradientCheck,
     check_gradients,
 )
 from budgetfit.measuring.preserve_model import preserved_model
+from budgetfit.measuring.protocols import LiveBytes, MakeRun, TrainingRun
 from budgetfit.measuring.real_step import MeasuredPhase, RealSteps, run_real_steps
 from budgetfit.measuring.recomputed_blocks import recomputed_blocks
 from budgetfit.traces.loss_modules import loss_modules_on
@@ -33,16 +36,7 @@ from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.lazy_import import lazy_import
 from budgetfit.verification.cpu_timeline import cpu_timeline_if_possible
 from budgetfit.verification.loss_in_parts import with_loss_compared
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import nn
-
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.measuring.protocols import LiveBytes, MakeRun, TrainingRun
-    from budgetfit.workload.training_setup import TrainingSetup
+from budgetfit.workload.training_setup import TrainingSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

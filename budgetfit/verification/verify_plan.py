@@ -1,10 +1,9 @@
 """``verify_plan``: run real training steps of a plan and measure them."""
 
-from __future__ import annotations
-
 import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +19,13 @@ from budgetfit.calibration.known_measurements import (
     store_context,
     store_step_time,
 )
+from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
-from budgetfit.core.verification import WITHOUT_COMPILE
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.verification import WITHOUT_COMPILE, Verification
 from budgetfit.errors import InputError
+from budgetfit.gpus.table import Gpu
 from budgetfit.measuring.compare_gradients import (
     COMPARED_ON_CUDA,
     GradientCheck,
@@ -30,25 +33,19 @@ from budgetfit.measuring.compare_gradients import (
     check_gradients,
 )
 from budgetfit.measuring.preserve_model import preserved_model
-from budgetfit.measuring.real_step import check_steps, find_device, run_real_steps
+from budgetfit.measuring.real_step import (
+    RealSteps,
+    check_steps,
+    find_device,
+    run_real_steps,
+)
 from budgetfit.measuring.recomputed_blocks import recomputed_blocks
 from budgetfit.traces.loss_modules import loss_modules_on
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.verification.cpu_timeline import cpu_timeline_if_possible
 from budgetfit.verification.loss_in_parts import with_loss_compared
 from budgetfit.verification.ranks import measure_ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from budgetfit.core.memory_timeline import MemoryTimeline
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.core.verification import Verification
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.measuring.real_step import RealSteps
-    from budgetfit.workload.training_setup import TrainingSetup
-
+from budgetfit.workload.training_setup import TrainingSetup
 
 _NOT_COMPARED = (
     "Gradients were not compared, and recomputation was not watched: the unmodified "

@@ -24,8 +24,9 @@ import contextlib
 import functools
 import operator
 import weakref
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -33,17 +34,13 @@ from torch.autograd.graph import increment_version, saved_tensors_hooks
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from budgetfit.applying.host_copy import (
+    PendingCopies,
     record_copies,
     to_device,
     to_host,
     wait_for_copies,
 )
 from budgetfit.applying.pytree import tensors_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from budgetfit.applying.host_copy import PendingCopies
 
 
 def run_with_offload(

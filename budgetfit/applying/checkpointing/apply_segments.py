@@ -4,12 +4,11 @@ Not by the flags of transformers' layers: these drop generation caches in traini
 even where there is no gradient, so that ``generate`` gives other tokens.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from torch import nn
 from torch._subclasses import FakeTensor
@@ -23,12 +22,8 @@ from budgetfit.applying.checkpointing.recomputation_state import RepeatableForwa
 from budgetfit.applying.checkpointing.segment_checkpoint import SegmentCheckpoint
 from budgetfit.applying.checkpointing.selective import SelectiveCheckpoint
 from budgetfit.applying.undo import Undo
+from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from budgetfit.core.recipe import Segment
 
 _FLAG = "gradient_checkpointing"
 

@@ -1,9 +1,8 @@
 """Autocast, default device and RNG state of a forward, for its recomputation."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import (
@@ -11,9 +10,6 @@ from torch.utils.checkpoint import (
     get_device_states,
     set_device_states,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class ForwardContext:

@@ -1,12 +1,11 @@
 """Wrapped forward of one block: checkpointing, selective checkpointing or offload."""
 
-from __future__ import annotations
-
 import functools
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,14 +17,10 @@ from budgetfit.applying.checkpointing.activation_offload import (
     run_with_offload,
 )
 from budgetfit.applying.checkpointing.recomputation_state import RepeatableForwards
+from budgetfit.applying.checkpointing.segment_checkpoint import SegmentCheckpoint
 from budgetfit.applying.checkpointing.selective import SelectiveCheckpoint
 from budgetfit.applying.pytree import tensors_in
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit.applying.checkpointing.segment_checkpoint import SegmentCheckpoint
 
 # A model may be compiled around its blocks: torch.compile would trace the checkpoints,
 # and fail or save other tensors than planned. As torch.compiler.disable, but dynamo

@@ -4,14 +4,13 @@ Counters, flags, the state of a recurrent layer, a private generator: as with bu
 recomputation must start from the values before the forward, and leave those after it.
 """
 
-from __future__ import annotations
-
 import gc
 import operator
 import types
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, get_origin
+from typing import Any, NamedTuple, TypeAlias, get_origin
 
 import torch
 from torch import nn
@@ -26,9 +25,6 @@ from budgetfit.utils.mutable_state import (
     mutable_state,
 )
 from budgetfit.utils.mutated_globals import mutated_globals_of_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ABSENT: Any = object()
 _OTHER: Any = object()  # not kept: may hold the graph of an earlier step

@@ -9,16 +9,14 @@ attributes and frozen parameters are handled like buffers.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
 from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Larger ones are mostly read-only tables (masks, positions, rotary embeddings), and
 # frozen parameters weights: they are copied once one was written to.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import warnings
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.checkpointing.apply_segments import apply_segments
@@ -19,15 +21,10 @@ from budgetfit.applying.torch_compile import (
     warn_compiled_unverified,
 )
 from budgetfit.applying.undo import Undo
+from budgetfit.core.recipe import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch import nn
-
     from budgetfit.applying.loss.call_model import Loss
-    from budgetfit.core.recipe import Recipe
 
 
 # What transformers' ``gradient_checkpointing_enable`` and ``_disable`` set.

@@ -19,9 +19,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch._compile import _disable_dynamo
@@ -33,10 +34,6 @@ from torch.utils._python_dispatch import (
 
 from budgetfit.applying.pytree import tensors_in
 from budgetfit.errors import RecomputationError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
-    from contextlib import AbstractContextManager
 
 # Per tensor, spread over all its dimensions.
 MAX_SAMPLED_VALUES: Final = 1024

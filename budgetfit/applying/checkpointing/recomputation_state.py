@@ -6,32 +6,26 @@ training modes, and a check of values for state that cannot be restored: a hidde
 generator, a counter in another object.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from budgetfit.applying.checkpointing.mutated_attributes import (
+    Change,
     MutatedAttributes,
     restored_attributes,
 )
 from budgetfit.applying.checkpointing.mutated_buffers import (
+    BufferSnapshot,
     MutatedBuffers,
     restored_buffers,
 )
 from budgetfit.applying.checkpointing.recomputation_check import SavedTensorCheck
 from budgetfit.applying.training_modes import module_modes, restored_modes
 from budgetfit.utils.rng_state import HostRngState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
-    from budgetfit.applying.checkpointing.mutated_attributes import Change
-    from budgetfit.applying.checkpointing.mutated_buffers import BufferSnapshot
 
 
 def compares_values(forward: int) -> bool:

@@ -13,9 +13,10 @@ what the parent computes there is saved as usual. The graph owns the recording.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -29,9 +30,6 @@ from budgetfit.applying.checkpointing.autocast_and_rng import (
     preserved_rng,
 )
 from budgetfit.applying.pytree import tensors_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class SegmentCheckpoint:

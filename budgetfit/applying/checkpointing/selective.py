@@ -4,12 +4,12 @@ The tensors are kept by torch's ``create_selective_checkpoint_contexts``; the po
 selects them by op and number of the call within the block.
 """
 
-from __future__ import annotations
-
 import warnings
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_iter
@@ -19,10 +19,6 @@ from torch.utils.checkpoint import (
 )
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from contextlib import AbstractContextManager
 
 _CPU_ATTENTION: Final = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from budgetfit.applying.pytree import tensors_in
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
     Loss = Callable[[Any, Any], torch.Tensor]
 
 LABELS = frozenset({"label", "labels", "label_ids"})

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -33,12 +34,8 @@ from budgetfit.applying.loss.deferred_logits import (
     refuse_chunking,
 )
 from budgetfit.applying.loss.gradient_sum import weights_of_parts
+from budgetfit.applying.undo import Undo
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from budgetfit.applying.undo import Undo
 
 # In 16 bits. An addition rounds by 2^-9 in bf16: the sum of 8 is 0.4 % off, which is
 # less than the gradients of the whole loss are, that of 64 two to four per cent.

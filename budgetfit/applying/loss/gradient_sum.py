@@ -4,18 +4,13 @@ Autograd would add them in the dtype of the weight that the parts used: in bf16 
 256 gradients is off by a tenth of itself.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import nn
 
 
 def weights_of_parts(head: nn.Module, parts: int) -> Iterator[dict[str, torch.Tensor]]:

@@ -7,9 +7,8 @@ weights back. Smaller tensors are stepped on the GPU. Gradients on the GPU stay 
 they are set to None, so that accumulation works.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 
@@ -20,9 +19,6 @@ from budgetfit.applying.optimizers.library_optimizer import (
     import_optimizer,
 )
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAME: Final = "adamw_torch_cpu_offload"
 MIN_OFFLOADED_ELEMENTS: Final = 4096

@@ -1,25 +1,20 @@
 """Build an optimizer by its name, as transformers' Trainer does."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import importlib
 import inspect
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import torch
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from budgetfit.applying.optimizers import bitsandbytes, cpu_offload, torchao
 from budgetfit.applying.optimizers.library_optimizer import are_fake
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch.optim import Optimizer
 
 DEFAULT_LEARNING_RATE = 5e-5  # transformers' default
 

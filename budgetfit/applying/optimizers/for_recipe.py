@@ -1,23 +1,16 @@
 """Optimizer of a Run: checks and construction from a recipe."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import torch
+from torch import nn
 
 from budgetfit.applying.optimizers import cpu_offload, torchao
 from budgetfit.applying.optimizers.factory import make_optimizer
 from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
+from budgetfit.applying.undo import Undo
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch import nn
-
-    from budgetfit.applying.undo import Undo
-    from budgetfit.core.recipe import Recipe
 
 CLIPPING_REFUSED = (
     "With optimizer_in_backward gradients are used up before their total norm is "

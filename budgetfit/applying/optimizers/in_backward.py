@@ -11,17 +11,13 @@ those of one optimizer over all parameters, except what a library allocates once
 optimizer (bitsandbytes' code tables).
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 
 class OptimizerInBackward(torch.optim.Optimizer):

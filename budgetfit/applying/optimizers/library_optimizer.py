@@ -3,18 +3,14 @@
 Libraries are needed for training, not for planning: they cannot step fake tensors.
 """
 
-from __future__ import annotations
-
 import importlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # A fragment, because other files define ops of this namespace too.
 _LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")

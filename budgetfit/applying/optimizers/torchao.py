@@ -8,7 +8,8 @@ compiled step of one tensor (``temporary_sizes``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -18,9 +19,6 @@ from budgetfit.applying.optimizers.library_optimizer import (
     define_step_op,
     import_optimizer,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 BLOCK_ELEMENTS: Final = 256  # transformers' block_size, for 4 bits too
 MIN_QUANTIZED_ELEMENTS: Final = 4096

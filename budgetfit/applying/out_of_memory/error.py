@@ -4,12 +4,10 @@ The error holds text and numbers only, no tensor, frame or other exception: thes
 keep the memory of the failed step alive.
 """
 
-from __future__ import annotations
-
 import gc
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -24,12 +22,10 @@ from budgetfit.applying.out_of_memory.fallback_recipe import (
     FallbackRecipe,
     find_fallback_recipe,
 )
+from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import BudgetfitError
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Plan
 
 _NOTABLE_BYTES: Final = 128 * 2**20  # below this, differences explain nothing
 _PREDICTION_ERROR: Final = 1.05  # tolerance of predictions against recordings

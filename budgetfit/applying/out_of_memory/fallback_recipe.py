@@ -1,16 +1,12 @@
 """Fallback recipe after an out-of-memory error: smaller micro-batches."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.recipe import Recipe
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Estimate, Plan
 
 _MODE_NAMES: Final = {
     "recompute": "recomputed",

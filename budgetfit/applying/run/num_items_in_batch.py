@@ -10,10 +10,11 @@ import ast
 import functools
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from budgetfit.applying.loss.call_model import (
     inner_model,
@@ -23,10 +24,6 @@ from budgetfit.applying.loss.call_model import (
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
     from budgetfit.applying.loss.call_model import Loss
 
 _NAME = "num_items_in_batch"

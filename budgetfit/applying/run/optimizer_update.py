@@ -1,20 +1,14 @@
 """Optimizer update: unscale, scale, clip and step."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
+from torch import nn
 from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from budgetfit.applying.zero import ZeroOptimizer
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import nn
 
 # Optimizers of these packages step with torch ops, which bump version counters. Others
 # may write through raw pointers.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import torch
+from torch import nn
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.allocator_settings import (
@@ -44,7 +46,7 @@ from budgetfit.applying.precision import (
     warn_if_emulated,
 )
 from budgetfit.applying.quantized_layers.stored_weights import refuse_sharding
-from budgetfit.applying.ranks import Ranks
+from budgetfit.applying.ranks import GroupRanks, Ranks
 from budgetfit.applying.reduction import (
     drop_accumulated,
     reduce_accumulated,
@@ -82,22 +84,15 @@ from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
 from budgetfit.applying.zero import initialize, input_precision
 from budgetfit.batches.sample_count import count_samples
+from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
-from budgetfit.core.sample_dims import FIRST_DIM
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.errors import InputError
 from budgetfit.measuring.preserve_model import preserved_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch import nn
-
     from budgetfit.applying.loss.call_model import Loss
-    from budgetfit.applying.ranks import GroupRanks
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.core.sample_dims import SampleDims
 
 _Result = TypeVar("_Result")
 

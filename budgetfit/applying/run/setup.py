@@ -1,22 +1,15 @@
 """Set up a Run: device of the model, optimizer argument, change of recipe."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
+from torch import nn
 
+from budgetfit.applying.undo import Undo
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
 from budgetfit.utils.function_name import qualified_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import nn
-
-    from budgetfit.applying.undo import Undo
 
 
 def move_model(

@@ -1,12 +1,12 @@
 """Save and load the training state of a Run (``state_dict``)."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
+from budgetfit.applying.ranks import Ranks
 from budgetfit.applying.run.accumulation import (
     AccumulatedGradients,
     AccumulationGroup,
@@ -21,11 +21,6 @@ from budgetfit.applying.run.state_by_name import (
 )
 from budgetfit.applying.zero import ZeroOptimizer
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.applying.ranks import Ranks
 
 _NEEDED = {"model", "optimizer", "scaler"}
 _CLASS = "optimizer_class"

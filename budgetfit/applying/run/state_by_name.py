@@ -5,19 +5,15 @@ Made and loaded by ``torch.distributed.checkpoint.state_dict``, so that
 the shards of other numbers of ranks.
 """
 
-from __future__ import annotations
-
 import io
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from budgetfit.errors import InputError
 from budgetfit.utils.lazy_import import lazy_import
-
-if TYPE_CHECKING:
-    from torch import nn
 
 State = dict[str, Any]
 

@@ -1,18 +1,14 @@
 """Preconditions of a training step: no other one, grad mode, autocast, batch."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from budgetfit.applying.pytree import tensors_in
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class StepLock:

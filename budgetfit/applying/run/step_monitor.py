@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +22,13 @@ from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.batches.resize_samples import with_shapes
 from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.out_of_memory_message import is_out_of_memory
+from budgetfit.core.plan import Plan
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.sample_dims import SampleDims
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     import torch
     from torch import nn
-
-    from budgetfit.core.plan import Plan
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.core.sample_dims import SampleDims
 
 
 class StepMonitor:

@@ -1,19 +1,12 @@
 """Explain that a backward left parameters out, which ranks reduce together."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from budgetfit.applying.ranks import Ranks
 from budgetfit.applying.reduction import have_gradients
 from budgetfit.errors import InputError, TraceError
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.applying.ranks import Ranks
 
 _SHOWN = 3
 _BY_DDP = "DDP reduces all of them on all ranks"

@@ -5,15 +5,14 @@ not affect it and take longer. By the time they are read the model may have been
 checkpointed, trained or moved. So a meta copy, made while planning, is traced then.
 """
 
-from __future__ import annotations
-
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.pytree import map_tensors
-from budgetfit.core.plan import Alternative, LazyAlternatives
+from budgetfit.core.plan import Alternative, Estimate, LazyAlternatives
 from budgetfit.errors import TraceError
 from budgetfit.planning.alternatives.compiled_row import compiled_row
 from budgetfit.planning.alternatives.training_changes import training_change_rows
@@ -31,17 +30,12 @@ from budgetfit.planning.search.policies import (
     ordinal,
 )
 from budgetfit.planning.search.search import search
+from budgetfit.planning.session import PlanningSession
+from budgetfit.solvers.batch_size import Objective
 from budgetfit.traces.swap_modules import modules_in
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.garbage_collection import freeze_gc
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from budgetfit.core.plan import Estimate
-    from budgetfit.planning.session import PlanningSession
-    from budgetfit.solvers.batch_size import Objective
-    from budgetfit.workload.workload import Workload
+from budgetfit.workload.workload import Workload
 
 OBJECTIVES: Final[tuple[tuple[str, Objective], ...]] = (
     ("fastest", "throughput"),

@@ -1,13 +1,16 @@
 """Compare GPUs: the best settings on each of several cards, or groups of them."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from budgetfit.core.plan import GpuComparison
+from budgetfit.core.budget import Budget
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.plan import Estimate, GpuComparison
 from budgetfit.core.precision import requested_precisions
+from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError
+from budgetfit.gpus.table import Gpu
 from budgetfit.planning.profiling.first_trace import fallback_for
 from budgetfit.planning.search.accumulation import recommend_one_micro_batch
 from budgetfit.planning.search.baselines import best_with_policy
@@ -19,18 +22,9 @@ from budgetfit.planning.search.varying_lengths import (
     judge_all_lengths,
     with_lengths,
 )
+from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.utils.garbage_collection import freeze_gc
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from budgetfit.core.budget import Budget
-    from budgetfit.core.parallelism import Parallelism
-    from budgetfit.core.plan import Estimate
-    from budgetfit.core.varying_lengths import VaryingLengths
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.planning.session import PlanningSession, Request
-    from budgetfit.workload.workload import Workload
+from budgetfit.workload.workload import Workload
 
 _OVER_ALL_SIZES: Final = (
     "rates, times and costs are over all sizes of the samples{}. Use plan for a card "

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from budgetfit.core.plan import Alternative
+from budgetfit.core.plan import Alternative, Estimate
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError, TraceError
 
 if TYPE_CHECKING:
-    from budgetfit.core.plan import Estimate
     from budgetfit.planning.session import PlanningSession
 
 LABEL: Final = "with torch.compile (blocks)"

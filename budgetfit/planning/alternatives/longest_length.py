@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.batches.batch_tree import describe_batch
+from budgetfit.core.plan import Plan
 from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.example_batches.make_batch import max_positions
+from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from budgetfit.core.plan import Plan
     from budgetfit.planning.search.lowest_peak import LowestPeak
-    from budgetfit.workload.workload import Workload
 
 FIRST_LENGTH: Final = 1024  # tokens, tried first: the default of a made batch
 # (length, step): multiples of the step up to the length; beyond, of the last step.

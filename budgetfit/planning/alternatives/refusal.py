@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from budgetfit.applying.optimizers.cpu_offload import NAME as OFFLOADED
+from budgetfit.core.plan import Estimate
 from budgetfit.errors import (
     MAX_SUGGESTIONS,
     DoesNotFitError,
@@ -22,14 +23,11 @@ from budgetfit.planning.alternatives.training_changes import (
     training_changes,
 )
 from budgetfit.planning.search.lowest_peak import fitting_or_lowest
+from budgetfit.planning.session import PlanningSession
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import nn
 
-    from budgetfit.core.plan import Estimate
-    from budgetfit.planning.session import PlanningSession
 
 OPTIMIZERS: Final = (ADAMW_8BIT, OFFLOADED, "adafactor", "sgd")
 # The category of memory that a changed argument can free at most.

@@ -3,36 +3,28 @@
 They change the results of training, or restrict the training loop.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
+from torch import nn
 
 from budgetfit.applying.optimizers.cpu_offload import NAME as OFFLOADED
-from budgetfit.core.plan import Alternative
+from budgetfit.core.plan import Alternative, Estimate
 from budgetfit.core.precision import PRECISIONS, find_precision
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError, TraceError
 from budgetfit.planning.alternatives.lora_estimate import LORA_RANK, lora_workload
-from budgetfit.planning.profiling.block_chain import BlockChain
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.planning.profiling.option_recipes import OptionKind
 from budgetfit.planning.search.baselines import best_with_policy
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.search import search
+from budgetfit.planning.session import PlanningSession
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.model_check import trainable_count
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch import nn
-
-    from budgetfit.core.plan import Estimate
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.planning.profiling.block_chain import TrainingSettings
-    from budgetfit.planning.profiling.option_recipes import OptionKind
-    from budgetfit.planning.session import PlanningSession
 
 ADAMW_8BIT = "adamw_bnb_8bit"
 PURE_BF16 = "bf16"

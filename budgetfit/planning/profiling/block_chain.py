@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import CompileMode, Recipe, Segment, selective_blocks
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.memory.chain.profile import (
@@ -21,11 +24,12 @@ from budgetfit.memory.chain.profile import (
     with_epilogue,
     with_options_of,
 )
-from budgetfit.memory.chain.stages import OptionTrace
+from budgetfit.memory.chain.stages import OptionTrace, Stage
 from budgetfit.memory.host_copies import setup_host_bytes
 from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, replay
 from budgetfit.planning.profiling.option_recipes import (
     ALL_OPTION_KINDS,
+    OptionKind,
     option_segments,
 )
 from budgetfit.planning.profiling.selective_op_sets import (
@@ -36,17 +40,16 @@ from budgetfit.solvers.batch_size_grid import LARGEST_TRACED_SIZE
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
 from budgetfit.timing.collectives import network_time
-from budgetfit.timing.kernel_times import interval_ns, op_times, step_time_ns
+from budgetfit.timing.kernel_times import (
+    Nanoseconds,
+    OpTimes,
+    interval_ns,
+    op_times,
+    step_time_ns,
+)
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from budgetfit.core.block_profile import ChainProfile
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.memory.chain.stages import Stage
-    from budgetfit.planning.profiling.option_recipes import OptionKind
-    from budgetfit.timing.kernel_times import Nanoseconds, OpTimes
     from budgetfit.traces.session import TraceSession
 
 # The ratio of an op's output bytes to its time hardly depends on the batch size once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -10,7 +11,8 @@ from budgetfit.applying.loss.call_model import model_arguments
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.batches.sample_count import sample_dimensions
 from budgetfit.core.loop import RUN, Loop
-from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.step_trace import CATEGORIES, StepTrace
 from budgetfit.errors import InputError, TraceError
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
@@ -20,15 +22,11 @@ from budgetfit.planning.profiling.block_chain import (
 from budgetfit.traces.session import TraceSession
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 from budgetfit.tracing.recording.inplace_inputs import blocks_mutating_inputs
+from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torch import nn
 
-    from budgetfit.core.recipe import Recipe, Segment
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.workload.workload import Workload
 
 Made = TypeVar("Made")
 _INPLACE_ERROR: Final = "modified by an inplace operation"  # torch's RuntimeError

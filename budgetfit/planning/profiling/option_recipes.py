@@ -4,14 +4,10 @@ Blocks of one type differ only in position, so that one of them gives an option'
 for all (``memory.chain.profile``), and one traced step can try several options.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Literal
 
 from budgetfit.core.recipe import Segment
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 OptionKind = Literal["selective", "offload"]
 ALL_OPTION_KINDS: Final[frozenset[OptionKind]] = frozenset(("selective", "offload"))

@@ -6,27 +6,21 @@ and the best sets solve a knapsack. What a set really costs is then traced
 (``option_recipes``).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import torch
 
-from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.core.step_trace import CATEGORIES, Direction, StepTrace
 from budgetfit.memory.chain.profile import block_types
 from budgetfit.memory.chain.stages import OptionTrace, steady_micro_step
 from budgetfit.memory.reference_allocator.allocator import round_bytes
 from budgetfit.solvers.op_knapsack import OpItem, pareto_op_sets
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from budgetfit.core.step_trace import Direction, StepTrace
-    from budgetfit.timing.kernel_times import Nanoseconds
+from budgetfit.timing.kernel_times import Nanoseconds
 
 MAX_OP_SETS: Final = 3  # for each type of block; each is one more option to trace
 # Casts: autocast caches those of weights, so that the recomputation may lack the call

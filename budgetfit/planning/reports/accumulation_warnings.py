@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import TraceError
 
 if TYPE_CHECKING:
-    from budgetfit.core.recipe import Recipe
     from budgetfit.traces.session import TraceSession
 
 

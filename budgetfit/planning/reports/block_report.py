@@ -4,20 +4,14 @@ All numbers are the chain formula's, which the solver used; the judge's are for 
 plans.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.core.block_report import BlockChoice, BlockRow
+from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points, chain_time_ns
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
-    from budgetfit.core.plan import Estimate
 
 NS_PER_MS = 1e6
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from budgetfit.core.plan import Layer, LayerMemory
-from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.core.step_trace import CATEGORIES, Phase, StepTrace
 from budgetfit.memory.chain.stages import steady_micro_step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from torch import nn
 
-    from budgetfit.core.step_trace import Phase, StepTrace
 
 WEIGHT_BYTES = {"bf16": 2, "fp32": 4, "tf32": 4, "fp16-mixed": 4, "bf16-mixed": 4}
 _PARAMETERS = CATEGORIES.index("parameters")

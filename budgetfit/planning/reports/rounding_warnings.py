@@ -1,17 +1,10 @@
 """A warning about weights that are trained in bf16, without a copy in fp32."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
+from torch import nn
 
 from budgetfit.core.precision import find_precision
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from budgetfit.core.recipe import Recipe
+from budgetfit.core.recipe import Recipe
 
 
 def rounding_warnings(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from budgetfit.core.plan import ACCUMULATING, Alternative
+from budgetfit.core.plan import ACCUMULATING, Alternative, Estimate
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from budgetfit.core.plan import Estimate
     from budgetfit.planning.session import PlanningSession
 
 _MANY: Final = 4  # from there on every micro-batch allocates as the one before

@@ -5,19 +5,20 @@ Fixed segments are one program, traced once for all batch sizes, so that each ba
 can be replayed instead.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
+from budgetfit.core.plan import Estimate
+from budgetfit.core.recipe import Segment
 from budgetfit.errors import TraceError
 from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.replay import device_properties, replay
 from budgetfit.planning.judge import step_time
 from budgetfit.planning.search.policies import EVERY_N_POLICY, policy_segments
 from budgetfit.planning.search.search import best_batch, can_gain, search
+from budgetfit.planning.session import PlanningSession
 from budgetfit.solvers.batch_size_grid import (
     bisect,
     fitting_below,
@@ -26,11 +27,6 @@ from budgetfit.solvers.batch_size_grid import (
 from budgetfit.solvers.problem import Problem, Solution
 from budgetfit.timing.kernel_times import StepTime
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Estimate
-    from budgetfit.core.recipe import Segment
-    from budgetfit.planning.session import PlanningSession
 
 BASELINES: Final = (
     ("everything kept", "none"),

@@ -5,23 +5,18 @@ for a minute at each batch size: few are tried, what is tried is said, and nothi
 called proven.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from budgetfit.core.plan import Estimate
+from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
 from budgetfit.planning.search.policies import fixed_segments
 from budgetfit.planning.search.search import SearchResult
+from budgetfit.planning.session import PlanningSession
 from budgetfit.solvers.batch_size_grid import LARGEST_TRACED_SIZE, batch_size_grid
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from budgetfit.core.plan import Estimate
-    from budgetfit.core.recipe import Segment
-    from budgetfit.planning.session import PlanningSession
 
 POLICIES: Final = ("none", "every-2", "full")
 FIRST_SIZE: Final = 8

@@ -7,15 +7,19 @@ formula, from profiles that the search has made already; nothing is traced.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from budgetfit.core.block_profile import ChainProfile
+from budgetfit.core.plan import Estimate
 from budgetfit.core.plan_curves import (
     BatchSizePoint,
     CheckpointingPoint,
     LazyCurves,
     PlanCurves,
 )
+from budgetfit.core.recipe import Segment
 from budgetfit.memory.category_bytes import category_bytes
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.memory.snapshot import Snapshot, step_snapshot
@@ -34,11 +38,6 @@ from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.garbage_collection import freeze_gc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from budgetfit.core.block_profile import ChainProfile
-    from budgetfit.core.plan import Estimate
-    from budgetfit.core.recipe import Segment
     from budgetfit.planning.session import PlanningSession
 
 PRACTICES: Final = (

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from budgetfit.core.budget import Budget
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.memory.replay import ReplayAfterTraining
 from budgetfit.solvers.batch_size_grid import largest_fitting
 from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
 
 if TYPE_CHECKING:
-    from budgetfit.core.budget import Budget
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.core.step_trace import StepTrace
     from budgetfit.traces.session import TraceSession
 
 MAX_EVALUATION_BATCH = 1 << 20  # where memory does not grow with the batch size

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from budgetfit.core.step_trace import CATEGORIES, Affine, Phase
+from budgetfit.core.loop import Loop
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.step_trace import CATEGORIES, Affine, Phase, StepTrace
 from budgetfit.memory.replay_schedule import append_next_step
 from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
 
 if TYPE_CHECKING:
-    from budgetfit.core.loop import Loop
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.core.step_trace import StepTrace
     from budgetfit.traces.session import TraceSession
 
 EVALUATIONS: Final = 2  # the second one meets what training did after the first

@@ -5,22 +5,17 @@ all blocks until their backward. So the traces of weights that are freed tell wh
 can be at best: their times without the second gathers, with so much less memory.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from budgetfit.core.block_profile import ChainProfile
 from budgetfit.planning.judge import times_of_ops
 from budgetfit.planning.search.search import SearchResult, can_gain
-from budgetfit.planning.session import keeping_weights
+from budgetfit.planning.session import PlanningSession, keeping_weights
 from budgetfit.timing.collectives import COPY_OUT
 from budgetfit.timing.kernel_times import phase_ops
-
-if TYPE_CHECKING:
-    from budgetfit.core.block_profile import ChainProfile
-    from budgetfit.planning.session import PlanningSession
 
 MIN_GAIN: Final = 0.01  # another way to shard has to gain this much
 _LEAST_BYTES: Final = 2  # of a gathered weight

@@ -6,13 +6,17 @@ cached blocks, so that the next full step may find pieces where it needs a whole
 use keep what is cached beside them from being released, and memory may run out.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from budgetfit.core.allocator_settings import VARIABLE
+from budgetfit.core.budget import Budget
+from budgetfit.core.plan import Estimate
+from budgetfit.core.recipe import Recipe
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.errors import TraceError
+from budgetfit.gpus.table import Gpu
 from budgetfit.memory.replay import (
     UNLIMITED_BYTES,
     ReplayAfterTraining,
@@ -20,17 +24,8 @@ from budgetfit.memory.replay import (
     steady_repeats,
 )
 from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
+from budgetfit.planning.session import PlanningSession
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from budgetfit.core.budget import Budget
-    from budgetfit.core.plan import Estimate
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.gpus.table import Gpu
-    from budgetfit.planning.session import PlanningSession
 
 # No recorded program reserved 3.6 % more after a smaller last batch (0045).
 MOST_GROWTH: Final = 0.04

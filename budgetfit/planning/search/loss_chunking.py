@@ -1,11 +1,12 @@
 """Chunked cross-entropy: whether to compute output head and loss in chunks."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from budgetfit.applying.loss.chunked_loss import can_chunk_loss
+from budgetfit.core.block_profile import ChainProfile
+from budgetfit.core.plan import Estimate
 from budgetfit.errors import InputError, TraceError
 from budgetfit.planning.search.everything_kept import everything_kept
 from budgetfit.planning.search.search import (
@@ -17,13 +18,7 @@ from budgetfit.planning.search.search import (
     with_near_misses,
 )
 from budgetfit.planning.search.solver_choice import MIN_HOST_GAIN, without_host_options
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from budgetfit.core.block_profile import ChainProfile
-    from budgetfit.core.plan import Estimate
-    from budgetfit.planning.session import PlanningSession
+from budgetfit.planning.session import PlanningSession
 
 # More chunks hold less and launch smaller kernels; the first that leave little to gain
 # are taken.

@@ -1,17 +1,19 @@
 """The lowest peak of any plan: decides whether some plan fits."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Unpack
+from typing import Final, NamedTuple, Unpack
 
-from budgetfit.core.recipe import Segment
+from budgetfit.core.block_profile import ChainProfile
+from budgetfit.core.budget import Budget
+from budgetfit.core.plan import Estimate
+from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
-from budgetfit.planning.profiling.block_chain import checkpoint_every_block
+from budgetfit.planning.profiling.block_chain import BlockChain, checkpoint_every_block
 from budgetfit.planning.search.loss_chunking import with_more_loss_chunks
 from budgetfit.planning.search.policies import policy_segments
 from budgetfit.planning.search.solver_choice import (
@@ -19,23 +21,18 @@ from budgetfit.planning.search.solver_choice import (
     lowest_peak_nested,
     without_host_options,
 )
-from budgetfit.planning.session import open_sessions
+from budgetfit.planning.session import (
+    PlanningSession,
+    Request,
+    SessionSettings,
+    open_sessions,
+)
 from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.host_limit import host_holds
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import every_uniform_length
 from budgetfit.utils.garbage_collection import freeze_gc
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from budgetfit.core.block_profile import ChainProfile
-    from budgetfit.core.budget import Budget
-    from budgetfit.core.plan import Estimate
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.planning.profiling.block_chain import BlockChain
-    from budgetfit.planning.session import PlanningSession, Request, SessionSettings
-    from budgetfit.workload.workload import Workload
+from budgetfit.workload.workload import Workload
 
 # A recipe with slightly more live bytes may reserve less. So many are judged, and more
 # while their traces are short.

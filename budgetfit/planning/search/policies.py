@@ -8,6 +8,7 @@ Of ``every-n``, transformers' ``every_n_layers``:
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.recipe import Segment
@@ -19,8 +20,6 @@ from budgetfit.solvers.problem import Problem, Solution
 from budgetfit.solvers.uniform_segments import chen_segments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from budgetfit.planning.session import Checkpointing, PlanningSession
 
 EVERY_N_POLICY: Final = "every-n"  # the policy for which n is searched

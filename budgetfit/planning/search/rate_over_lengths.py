@@ -7,23 +7,20 @@ update.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from budgetfit.core.image_sizes import SampleSizes
+from budgetfit.core.plan import Estimate
+from budgetfit.core.step_trace import StepTrace
+from budgetfit.gpus.table import Gpu
 from budgetfit.planning.judge import network_of, times_of_ops
 from budgetfit.timing.kernel_times import step_time_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from numpy.typing import NDArray
-
-    from budgetfit.core.image_sizes import SampleSizes
-    from budgetfit.core.plan import Estimate
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.gpus.table import Gpu
-
     Size = Any  # a length, or height and width
 
 MICRO_BATCHES: Final = 16  # of an update; the mean of more is theirs

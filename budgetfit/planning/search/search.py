@@ -11,14 +11,18 @@ the best one found, and whose live bytes fit, are judged: as many as are cheap t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.plan import Estimate
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import TraceError
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
+from budgetfit.planning.profiling.block_chain import BlockChain
 from budgetfit.planning.search.policies import solver_for
 from budgetfit.planning.search.solver_choice import (
     MAX_SEGMENT,
@@ -28,19 +32,11 @@ from budgetfit.planning.search.solver_choice import (
     without_host_options,
 )
 from budgetfit.planning.session import PlanningSession
-from budgetfit.solvers.batch_size import choose_batch_size
+from budgetfit.solvers.batch_size import BatchCandidate, BatchChoice, choose_batch_size
 from budgetfit.solvers.chain_dp import pareto_front
 from budgetfit.solvers.host_limit import host_holds
 from budgetfit.solvers.problem import Problem, Solution
 from budgetfit.solvers.regular_order import in_regular_order
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from budgetfit.core.block_profile import ChainProfile
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.planning.profiling.block_chain import BlockChain
-    from budgetfit.solvers.batch_size import BatchCandidate, BatchChoice
 
 MAX_ROUNDS: Final = 8
 # The excess shrinks the next limit, by at least this much: rounding costs no round.

@@ -1,18 +1,14 @@
 """Search once more in a smaller budget: for settings that need less memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from budgetfit.core.plan import Estimate
 from budgetfit.planning.search.loss_chunking import (
     better_without_host,
     search_with_loss_chunks,
 )
-
-if TYPE_CHECKING:
-    from budgetfit.core.plan import Estimate
-    from budgetfit.planning.session import PlanningSession
+from budgetfit.planning.session import PlanningSession
 
 MOST_SEARCHES: Final = 2  # in ever smaller budgets
 _ROUNDS: Final = 4  # of each

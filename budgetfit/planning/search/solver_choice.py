@@ -7,10 +7,13 @@ and that one is solved for exactly, or bounded from below.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from budgetfit.core.block_profile import BlockOption, ChainProfile
+from budgetfit.core.recipe import Recipe
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.batch_size import Bounds
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
@@ -21,10 +24,6 @@ from budgetfit.solvers.regular_order import in_regular_order
 from budgetfit.solvers.uniform_segments import fastest_uniform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit.core.block_profile import BlockOption, ChainProfile
-    from budgetfit.core.recipe import Recipe
     from budgetfit.planning.session import PlanningSession
 
 MAX_SEGMENT: Final = 8  # blocks; longer segments gain nothing up to 126 blocks

@@ -1,18 +1,18 @@
 """The sessions of a first trace, in the way that a model can be traced."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from budgetfit.batches.batch_tree import has_sparse_tensors
+from budgetfit.core.budget import Budget
 from budgetfit.errors import TraceError
 from budgetfit.planning.search.accumulation import planned_accumulation
-from budgetfit.planning.session import open_sessions
-
-if TYPE_CHECKING:
-    from budgetfit.core.budget import Budget
-    from budgetfit.planning.session import PlanningSession, Request, SessionSettings
-    from budgetfit.workload.workload import Workload
+from budgetfit.planning.session import (
+    PlanningSession,
+    Request,
+    SessionSettings,
+    open_sessions,
+)
+from budgetfit.workload.workload import Workload
 
 
 def traced_sessions(

@@ -9,31 +9,28 @@ fastest over these lengths is the answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from budgetfit.core.budget import Budget
+from budgetfit.core.image_sizes import SampleSizes, Size
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.plan import Estimate
-from budgetfit.core.varying_lengths import VaryingLengths
+from budgetfit.core.step_trace import StepTrace
+from budgetfit.core.varying_lengths import LengthsMeasure, VaryingLengths
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.memory.replay_sequence import StepSequence
 from budgetfit.planning.search.rate_over_lengths import RateOverLengths
 from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
+from budgetfit.planning.session import PlanningSession
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
+from budgetfit.traces.session import TraceSession
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from budgetfit.core.budget import Budget
-    from budgetfit.core.image_sizes import SampleSizes, Size
-    from budgetfit.core.step_trace import StepTrace
-    from budgetfit.core.varying_lengths import LengthsMeasure
-    from budgetfit.planning.session import PlanningSession
-    from budgetfit.traces.session import TraceSession
-
     Draws = list[list[tuple[Any, ...]]]  # of orders, updates and micro-batches
 
 ORDERS: Final = 3  # seeds of the draws

@@ -4,12 +4,11 @@ A key hashes everything that a trace depends on, so entries never become stale. 
 is one npz: arrays and a JSON header, no pickle.
 """
 
-from __future__ import annotations
-
 import json
 import zipfile
 from dataclasses import fields
-from typing import IO, TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from budgetfit.core.step_trace import (
     UnverifiedOp,
 )
 from budgetfit.traces.cache.folder import CacheFolder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FORMAT: Final = "budgetfit trace 1"
 # Traces are repetitive, so this level suffices; higher ones take several times as long.

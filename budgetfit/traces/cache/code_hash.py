@@ -7,21 +7,17 @@ function, class and constant that it refers to, and all loaded modules of its pa
 are hashed as files.
 """
 
-from __future__ import annotations
-
 import dis
 import functools
 import hashlib
 import sys
 import types
+from collections.abc import Callable, Iterator
 from inspect import getclosurevars
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from budgetfit.utils.user_code import is_installed, is_library, referenced_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # Too many files to read: the version and the files of the classes used must do.
 _WHOLE_VERSIONS: Final = frozenset({"torch", "budgetfit", *sys.stdlib_module_names})

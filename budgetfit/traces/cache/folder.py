@@ -4,21 +4,17 @@ Traces and whole answers share it, and its limit. I/O errors never break a plan:
 unreadable file is a miss, and what cannot be written is not cached.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 from platformdirs import user_cache_path
 
 from budgetfit.utils.whole_file import whole_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 CACHE_VARIABLE: Final = "BUDGETFIT_CACHE"
 _OFF: Final = frozenset({"off", "no", "false", "0"})

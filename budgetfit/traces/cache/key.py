@@ -5,13 +5,11 @@ guaranteed (hooks, tensor subclasses, code without source) there is no key, and 
 is cached.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import types
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,9 +22,7 @@ from budgetfit.traces.cache.value_hash import ValueHash
 from budgetfit.tracing.cuda.triton.launches import kernels_may_allocate
 from budgetfit.tracing.values.concrete_execution import is_small_integer_buffer
 from budgetfit.utils.user_code import is_library
-
-if TYPE_CHECKING:
-    from budgetfit.workload.workload import Workload
+from budgetfit.workload.workload import Workload
 
 _TRACED_LIBRARIES: Final = ("accelerate", "trl", "lightning", "liger-kernel", "triton")
 # Registries of transformers in which models look up functions by name.

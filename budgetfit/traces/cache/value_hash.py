@@ -4,8 +4,6 @@ Objects of unknown kinds raise, so that equal hashes mean equal traces. Differen
 of equal objects only cost one more trace.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import functools
@@ -13,9 +11,9 @@ import hashlib
 import logging
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -29,9 +27,6 @@ from budgetfit.traces.cache.code_hash import (
     is_builtin,
 )
 from budgetfit.utils.user_code import is_library
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ValuePolicy: TypeAlias = Literal["none", "integers", "all"]
 # Hashed by their ``repr``, which identifies a value among those of its type.

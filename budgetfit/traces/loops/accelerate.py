@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
 from budgetfit.applying.loss.call_model import call_model, find_loss
 from budgetfit.applying.precision import make_scaler
+from budgetfit.core.precision import Precision
 from budgetfit.traces.loops.host_batch import HostBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit.core.precision import Precision
     from budgetfit.traces.loops.prepare import Prepared
 
 

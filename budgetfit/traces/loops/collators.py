@@ -3,19 +3,13 @@
 In a trace the batch of the workload stands for the samples; its integers have values.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 
+from budgetfit.core.loop import Loop
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit.core.loop import Loop
 
 # Of a packed row. A row with several gets an attention mask of length^2 where the
 # attention has no kernel for them; how many there are decides nothing else.

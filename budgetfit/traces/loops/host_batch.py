@@ -1,11 +1,7 @@
 """Batches in host memory: their tensors are allocated when a loop moves them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 
 class HostBatch:

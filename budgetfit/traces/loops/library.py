@@ -1,23 +1,18 @@
 """The loop that a ``Loop`` names, and whether its library is installed."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
+from budgetfit.core.loop import Loop
 from budgetfit.errors import InputError
 from budgetfit.traces.loops.accelerate import AccelerateLoop
 from budgetfit.traces.loops.lightning import LightningLoop
 from budgetfit.traces.loops.plain import PlainLoop
+from budgetfit.traces.loops.prepare import Prepared
 from budgetfit.traces.loops.trainer import TrainerLoop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from budgetfit.core.loop import Loop
-    from budgetfit.traces.loops.prepare import Prepared
-    from budgetfit.tracing.recording.raw_trace import LoopRunner
+from budgetfit.tracing.recording.raw_trace import LoopRunner
 
 _LOOPS: Final[dict[str, Callable[[Prepared], LoopRunner]]] = {
     "plain": PlainLoop,

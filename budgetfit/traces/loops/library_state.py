@@ -1,7 +1,5 @@
 """Keep what libraries store for the whole process out of a trace, and put it back."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging
@@ -9,14 +7,12 @@ import os
 import sys
 import types
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch
 from torch.utils import _foreach_utils
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextlib.contextmanager

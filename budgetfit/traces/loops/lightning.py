@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.traces.loops.host_batch import HostBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from budgetfit.traces.loops.prepare import Prepared

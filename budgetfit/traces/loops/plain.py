@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +12,6 @@ from budgetfit.applying.precision import autocast_context, cast_batch, make_scal
 from budgetfit.traces.loops.host_batch import HostBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from budgetfit.traces.loops.prepare import Prepared
 
 _CPU = torch.device("cpu")  # where the fakes are

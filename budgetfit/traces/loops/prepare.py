@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -17,15 +17,12 @@ from budgetfit.applying.optimizers.factory import make_optimizer
 from budgetfit.applying.precision import apply_precision
 from budgetfit.applying.run.setup import resolve_optimizer
 from budgetfit.core.loop import Loop
-from budgetfit.core.precision import find_precision
+from budgetfit.core.precision import Precision, find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from budgetfit.applying.loss.call_model import Loss
-    from budgetfit.core.precision import Precision
 
 _HOOKS = (
     "_forward_hooks",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
+from budgetfit.core.loop import Loop
+from budgetfit.core.recipe import Recipe
 from budgetfit.traces.loops.collators import collator
 from budgetfit.traces.loops.library import make_loop
 from budgetfit.traces.loops.library_state import (
@@ -15,19 +18,14 @@ from budgetfit.traces.loops.library_state import (
 from budgetfit.traces.loops.prepare import prepare
 from budgetfit.traces.loss_modules import FakedLoss
 from budgetfit.tracing.fake.model_copy import silence_fake_tensor_log
-from budgetfit.tracing.recording.step_tracer import trace_step
+from budgetfit.tracing.recording.raw_trace import LoopRunner, RawTrace
+from budgetfit.tracing.recording.step_tracer import TraceOptions, trace_step
+from budgetfit.workload.training_setup import TrainingSetup
+from budgetfit.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
-    from budgetfit.core.loop import Loop
-    from budgetfit.core.recipe import Recipe
-    from budgetfit.tracing.recording.raw_trace import LoopRunner, RawTrace
-    from budgetfit.tracing.recording.step_tracer import TraceOptions
-    from budgetfit.workload.training_setup import TrainingSetup
-    from budgetfit.workload.workload import Workload
 
 STEPS = 2  # what the first leaves alive the second frees
 MOST_MICRO_STEPS = 3  # those after the second do what the third does

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from budgetfit.traces.loops.accelerate import prepared_loader, scale_as_on_cuda
+from budgetfit.traces.loops.prepare import Prepared
 from budgetfit.traces.loops.trl_kernels import trl_kernels_on_fakes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     import torch
 
-    from budgetfit.traces.loops.prepare import Prepared
 
 _STEPS = 1 << 20  # training ends before: ``load`` raises
 

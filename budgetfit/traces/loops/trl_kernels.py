@@ -6,21 +6,17 @@ tensors, so the Triton branch is taken, and its kernels, which work in place, ar
 out. A test compares that file with what is assumed here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import types
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch
 
 from budgetfit.tracing.cuda.triton.launches import launch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _KERNELS = ("_forward_kernel", "_backward_kernel")
 

@@ -12,18 +12,14 @@ Sources: ``at::sequence_number`` and ``torch/csrc/autograd/engine.cpp``
 (``CompareNodeTaskTime``).
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from unittest import mock
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 AHEAD: Final = 1 << 48  # more than a process counts; gradients of weights are beyond
 

@@ -5,14 +5,13 @@ Sources: ``attention.cu`` and ``attention_backward.cu`` in
 (``kNeedsOutputAccumulatorBuffer``).
 """
 
-from __future__ import annotations
-
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch._prims_common import check_contiguous_sizes_strides
 
+from budgetfit.core.step_trace import KernelScratch
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     HALVES,
     OUTPUTS,
@@ -28,11 +27,6 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     scratch,
 )
 from budgetfit.tracing.records import Free, Output
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from budgetfit.core.step_trace import KernelScratch
 
 CUDNN_ATTENTION = Unverified(
     "attention runs in cuDNN on this card: of its workspace only what cudnn-frontend "

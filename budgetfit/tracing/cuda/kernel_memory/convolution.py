@@ -11,14 +11,14 @@ Sources: ``native/Convolution.cpp`` (``_convolution``, ``convolution_backward``)
 ``...3d.cu``.
 """
 
-from __future__ import annotations
-
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
+from budgetfit.core.step_trace import KernelScratch
 from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, reduction
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     OUTPUTS,
@@ -32,13 +32,8 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     freed_at_once,
     kernel_memory,
 )
+from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.records import Free, Output
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from budgetfit.core.step_trace import KernelScratch
-    from budgetfit.tracing.cuda.target import CudaTarget
 
 VOLUME = 3  # spatial dimensions with a separate kernel
 BIAS = 2  # its place among the gradients

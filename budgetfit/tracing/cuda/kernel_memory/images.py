@@ -4,13 +4,11 @@ Sources: ``UpSample*.cu``, ``*Pool*.cu``, ``ReflectionPad.cu`` and
 ``TensorTransformations.cu`` in ``aten/src/ATen/native/cuda``.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
+from budgetfit.core.step_trace import KernelScratch
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     OUTPUTS,
     Call,
@@ -20,11 +18,6 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     kernel_memory,
     resized,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from budgetfit.core.step_trace import KernelScratch
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 MIN_LAST_CHANNELS = 4

@@ -5,18 +5,18 @@ Sources: ``Embedding.cu``, ``Indexing.cu``, ``Sort.cpp``, ``ScanKernels.cpp`` in
 ops ``nonzero`` and boolean masks have no rule.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from torch._prims_common import (
     check_contiguous_sizes_strides,
     compute_elementwise_output_strides,
     is_non_overlapping_and_dense_or_false,
 )
 
+from budgetfit.core.step_trace import KernelScratch
 from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, reduction
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     INDEX_BYTES,
@@ -34,13 +34,6 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     scratch,
 )
 from budgetfit.tracing.records import Free, Output
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
-
-    from budgetfit.core.step_trace import KernelScratch
 
 aten = torch.ops.aten
 

@@ -5,10 +5,7 @@ scalar may be a resized tensor that still owns all of them (``_full_storage``). 
 ``SoftMax.cu``, ``Loss.cu``, ``NLLLoss.cu`` and ``native/Loss.cpp``.
 """
 
-from __future__ import annotations
-
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch._prims_common import (
@@ -16,6 +13,7 @@ from torch._prims_common import (
     compute_elementwise_output_strides,
 )
 
+from budgetfit.core.step_trace import KernelScratch
 from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, reduction
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     INDEX_BYTES,
@@ -31,9 +29,6 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     resized,
 )
 from budgetfit.tracing.records import Free, Output
-
-if TYPE_CHECKING:
-    from budgetfit.core.step_trace import KernelScratch
 
 
 @kernel_memory("_softmax", "_log_softmax")

@@ -8,13 +8,13 @@ Sources: ``prepare_matrix_for_cublas``, ``prepare_batch_matrix_for_cublas`` and
 2.11, 2.13 and 2.15.
 """
 
-from __future__ import annotations
-
+from collections.abc import Iterable, Iterator
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from budgetfit.core.step_trace import KernelScratch
 from budgetfit.memory.scratch_sizes.matmul import (
     cublas_workspace_is_persistent,
     cublaslt_workspace_is_separate,
@@ -32,16 +32,8 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     kernel_memory,
     scratch,
 )
-from budgetfit.tracing.records import Free, Workspace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from torch import Tensor
-
-    from budgetfit.core.step_trace import KernelScratch
-    from budgetfit.tracing.cuda.target import CudaTarget
-    from budgetfit.tracing.records import OpStep
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.records import Free, OpStep, Workspace
 
 aten = torch.ops.aten
 # From this version on cuBLASLt also adds a whole matrix, in half precision.

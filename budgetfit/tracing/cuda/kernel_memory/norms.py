@@ -7,13 +7,13 @@ buffer; strides of any other kind take the general reductions. Sources:
 ``Normalization.cu`` (``batch_norm_choose_impl``, ``batch_norm_backward_cuda``).
 """
 
-from __future__ import annotations
-
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
+from budgetfit.core.step_trace import KernelScratch
 from budgetfit.memory.scratch_sizes.rules import MAX_INDEX
 from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, welford
 from budgetfit.tracing.cuda.kernel_memory.registry import (
@@ -31,12 +31,6 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     scratch,
 )
 from budgetfit.tracing.records import Free, Output
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from budgetfit.core.step_trace import KernelScratch
-
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 

@@ -7,15 +7,18 @@ The size depends on the accumulation dtype and the vectorisation: sources are th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch._prims_common import (
     compute_elementwise_output_strides,
     is_non_overlapping_and_dense_or_false,
     make_contiguous_strides_for,
 )
 
+from budgetfit.core.step_trace import KernelScratch
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     HALVES,
     INDEX_BYTES,
@@ -32,13 +35,6 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     scratch,
 )
 from budgetfit.tracing.records import Output
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from budgetfit.core.step_trace import KernelScratch
 
 PAIR_BYTES = 16  # a value and its index, aligned
 WELFORD_BYTES = 16  # mean, sum of squares and counts in fp32; twice that in fp64

@@ -4,25 +4,20 @@ As torch's FLOP counter registry: a function per op. It yields what the kernel's
 code allocates and frees, in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch._ops import OpOverload
 
 from budgetfit.core.step_trace import TO_DEVICE, TO_HOST, KernelScratch
 from budgetfit.memory.scratch_sizes.rules import PARTS
+from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.records import Free, Output
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch._ops import OpOverload
-
-    from budgetfit.tracing.cuda.target import CudaTarget
 
 INDEX_BYTES = 8
 SINGLE_BYTES = 4

@@ -5,12 +5,11 @@ Two kernels read addresses and sizes from a buffer that their host code fills. S
 FSDP2's own, in ``torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py``.
 """
 
-from __future__ import annotations
-
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     Call,
@@ -20,9 +19,6 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     kernel_memory,
     scratch,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @kernel_memory("fsdp.split_with_sizes_copy.default")
