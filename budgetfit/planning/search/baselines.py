@@ -63,14 +63,10 @@ def best_with_policy(
         if found.estimate is not None:
             return found.estimate
     segments = policy_segments(session.block_chain, policy, session.smallest_searched)
-
-    def at_smallest() -> Estimate:
-        recipe = session.settings.recipe(session.smallest_batch, segments)
-        return session.judge(recipe)
-
-    if is_searched and not (least := at_smallest()).fits:
+    smallest = session.settings.recipe(session.smallest_batch, segments)
+    if is_searched and not (least := session.judge(smallest)).fits:
         return least  # no larger batch fits: none is traced
-    return best_with_segments(session, segments) or at_smallest()
+    return best_with_segments(session, segments) or session.judge(smallest)
 
 
 def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> bool:
