@@ -33,10 +33,11 @@ class SegmentAddresses:
     _edge: int = _FIRST_ADDRESS  # of the addresses used so far
     # Address and pages, the oldest first.
     _left: list[tuple[int, int]] = field(default_factory=list)
+    _most_pages: int = field(default=0, compare=False)  # no more are left anywhere
 
     def copy(self) -> SegmentAddresses:
         """Return the same state, which goes on on its own."""
-        return SegmentAddresses(self._edge, self._left.copy())
+        return SegmentAddresses(self._edge, self._left.copy(), self._most_pages)
 
     def take(self, size_bytes: int) -> int:
         """Return the address of a new segment."""
@@ -45,18 +46,22 @@ class SegmentAddresses:
             address = self._edge
             self._edge += _spaced_bytes(pages)
             return address
-        for place in range(len(self._left) - 1, -1, -1):
+        places = range(len(self._left) - 1, -1, -1)
+        for place in places if pages <= self._most_pages else ():
             address, room = self._left[place]
             if room >= pages:
                 del self._left[place]
                 break
         else:
+            if pages <= self._most_pages:  # there was less
+                self._most_pages = max((room for _, room in self._left), default=0)
             room = -(-size_bytes // CHUNK_BYTES) * (CHUNK_BYTES // _PAGE_BYTES)
             self._edge -= _spaced_bytes(room)
             address, place = self._edge, len(self._left)
         if room > pages:
             rest = address + _spaced_bytes(pages), room - pages
             self._left.insert(place, rest)
+            self._most_pages = max(self._most_pages, room - pages)
         return address
 
 

@@ -26,10 +26,10 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.verification import WITHOUT_COMPILE, Verification
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import Gpu
+from budgetfit.measuring.build_verification import build_verification
 from budgetfit.measuring.compare_gradients import (
     COMPARED_ON_CUDA,
     GradientCheck,
-    build_verification,
     check_gradients,
 )
 from budgetfit.measuring.preserve_model import preserved_model

@@ -120,3 +120,23 @@ def test_blocks_are_found_by_the_end_of_their_path() -> None:
         find_block(table, "layers.9")
     with pytest.raises(InputError, match="no block to explain"):
         find_block((), "layers.0")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_choice_is_the_plan_with_one_block_changed(seed: int) -> None:
+    rnd = seeded(seed)
+    chain = random_chain(rnd, 6)
+    names = [each.name for each in chain.blocks if len(each.options) > 1]
+    plan = tuple(Segment((name,)) for name in rnd.sample(names, len(names) // 2))
+    for row in block_rows(chain, plan, 100):
+        others = [each for each in plan if each.blocks != (row.name,)]
+        for choice in row.choices:
+            own = Segment(
+                (row.name,),
+                choice.mode if choice.mode != "keep" else "recompute",
+                choice.saved_ops,
+                input_on_host=choice.input_on_host,
+            )
+            changed = others if choice.mode == "keep" else [*others, own]
+            assert choice.plan_peak_bytes == chain_peak_bytes(chain, changed)
+            assert choice.plan_ms == chain_time_ns(chain, changed) / MS

@@ -12,9 +12,9 @@ from budgetfit import Plan, Verification
 from budgetfit.applying.run.run import Run
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.measuring.build_verification import build_verification
 from budgetfit.measuring.compare_gradients import (
     GradientCheck,
-    build_verification,
     check_gradients,
     relative_errors,
 )

@@ -46,7 +46,8 @@ def block_rows(
     """
     own = {name: segment for segment in segments for name in segment.blocks}
     peaks: dict[str, int] = {}
-    for point in chain_points(chain, segments):
+    planned = _Planned(chain, segments)
+    for point in planned.points:
         name = point.label.partition(" ")[2]
         peaks[name] = max(point.bytes, peaks.get(name, 0))
     rows = []
@@ -56,7 +57,7 @@ def block_rows(
         option = _option_of(block, segment)
         if len(block.options) > 1:
             choices = tuple(
-                _choice(chain, segments, segment, block, each) for each in block.options
+                _choice(planned, segment, block, each) for each in block.options
             )
             rows.append(
                 BlockRow(
@@ -81,17 +82,26 @@ def _option_of(block: BlockProfile, segment: Segment | None) -> BlockOption:
     return option
 
 
-def _choice(
-    chain: ChainProfile,
-    segments: Sequence[Segment],
-    segment: Segment | None,
-    block: BlockProfile,
-    option: BlockOption,
-) -> BlockChoice:
-    """Return peak and time of the plan with another option for one block."""
-    changed = list(segments)
-    if option != _option_of(block, segment):
-        changed = [each for each in segments if each is not segment]
+class _Planned:
+    """A plan's points and time, and what they are with one block's option changed."""
+
+    def __init__(self, chain: ChainProfile, segments: Sequence[Segment]) -> None:
+        self._chain, self._segments = chain, segments
+        self.points = chain_points(chain, segments)
+        self._places = {point.label: at for at, point in enumerate(self.points)}
+        peak_bytes = max(point.bytes for point in self.points)
+        self.unchanged = peak_bytes, chain_time_ns(chain, segments)
+
+    def changed(
+        self, segment: Segment | None, block: BlockProfile, option: BlockOption
+    ) -> tuple[int, int]:
+        """Return the peak in bytes and the time in nanoseconds with another option.
+
+        ``segment``: the block's in the plan; None where it is kept.
+        """
+        if segment is None or len(segment.blocks) == 1:
+            return self._changed_alone(block, _option_of(block, segment), option)
+        changed = [each for each in self._segments if each is not segment]
         changed += _rest_of(segment, block.name)
         if option.mode != "keep":
             changed.append(
@@ -102,8 +112,39 @@ def _choice(
                     input_on_host=option.input_on_host,
                 )
             )
-    waits = segment is None or segment.blocks[0] == block.name
+        chain = self._chain
+        return chain_peak_bytes(chain, changed), chain_time_ns(chain, changed)
+
+    def _changed_alone(
+        self, block: BlockProfile, old: BlockOption, new: BlockOption
+    ) -> tuple[int, int]:
+        """Return the same for a block that is in no segment of several.
+
+        Only what is between its forward and its backward changes: by what it saves, and
+        until the forward pass ends by what it caches.
+        """
+        ahead = self._places[f"forward {block.name}"]
+        back = self._places[f"backward {block.name}"]
+        turn = len(self._chain.blocks)  # a point each, then the backward
+        saved = new.saved_bytes - old.saved_bytes
+        cached = saved + new.cached_bytes - old.cached_bytes
+        peaks = [point.bytes for point in self.points]
+        peaks[ahead] += new.forward_bytes - old.forward_bytes
+        peaks[ahead + 1 : turn] = [each + cached for each in peaks[ahead + 1 : turn]]
+        peaks[turn:back] = [each + saved for each in peaks[turn:back]]
+        peaks[back] += saved + new.backward_bytes - old.backward_bytes
+        return max(peaks), self.unchanged[1] + new.extra_ns - old.extra_ns
+
+
+def _choice(
+    planned: _Planned, segment: Segment | None, block: BlockProfile, option: BlockOption
+) -> BlockChoice:
+    """Return peak and time of the plan with another option for one block."""
     as_planned = option == _option_of(block, segment)
+    waits = segment is None or segment.blocks[0] == block.name
+    peak_bytes, time_ns = (
+        planned.unchanged if as_planned else planned.changed(segment, block, option)
+    )
     return BlockChoice(
         mode=option.mode,
         saved_ops=option.saved_ops,
@@ -112,8 +153,8 @@ def _choice(
         # ZeRO has given up gradients of later blocks that were counted before it.
         backward_bytes=max(0, option.backward_bytes),
         extra_ms=option.extra_ns / NS_PER_MS,
-        plan_peak_bytes=chain_peak_bytes(chain, changed),
-        plan_ms=chain_time_ns(chain, changed) / NS_PER_MS,
+        plan_peak_bytes=peak_bytes,
+        plan_ms=time_ns / NS_PER_MS,
     )
 
 
