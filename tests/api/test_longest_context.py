@@ -10,6 +10,7 @@ import budgetfit
 from budgetfit.api.compare import compare
 from budgetfit.core.plan import Plan
 from budgetfit.planning.alternatives.longest_length import candidate_lengths
+from tests.models import alone
 
 POSITIONS = 65_536
 
@@ -65,7 +66,7 @@ def test_the_longest_context_is_found_with_few_traces(tmp_path: Any) -> None:  #
     following = lengths[lengths.index(length) + 1]
     with pytest.raises(budgetfit.DoesNotFitError):
         budgetfit.plan(llama(), max_length=following, batch_size=1, **ASKED)
-    plan.save(tmp_path / "plan.json")
+    alone(plan).save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").longest_length == length
 
 
