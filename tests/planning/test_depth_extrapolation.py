@@ -81,7 +81,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "llama": (partial(models.llama, num_hidden_layers=8), TEXT),
     "gemma": (gemma, TEXT),
     "thirds": (partial(gemma, 26, 3), TEXT),
-    "t5": (partial(models.t5, num_layers=7), TEXT),
+    "t5": (partial(models.t5, num_layers=9), TEXT),
     "vit": (partial(models.vit, num_hidden_layers=10), images()),
     "mebi": (partial(Mebi, 16), MIB_BATCH),
     "mebi thirds": (Thirds, MIB_BATCH),
@@ -260,7 +260,8 @@ def test_a_trace_for_all_batch_sizes_is_the_same_too() -> None:
 
 
 def test_compiled_blocks_are_extrapolated_too() -> None:
-    workload = Workload(model=Mebi(8), batch=MIB_BATCH, gpu=ADA).with_found_blocks()
+    model = models.gpt2(n_layer=8)
+    workload = Workload(model=model, batch=TEXT, gpu=ADA).with_found_blocks()
     recipe = Recipe(batch_size=2, precision="bf16-mixed", compile="blocks")
     traces, whole = TraceSession(workload), TraceSession(workload, full_depth=True)
     made = traces.exact(recipe)

@@ -36,7 +36,8 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def of_a_config() -> Plan:
-    return alone(budgetfit.plan(make("gpt2"), vram="1GB", batch=batch_for("gpt2")))
+    asked = {"batch": batch_for("gpt2"), "batch_size": 2, "checkpointing": "none"}
+    return alone(budgetfit.plan(make("gpt2"), vram="1GB", **asked))
 
 
 def test_layers_without_parameters_are_counted_by_what_they_say() -> None:
