@@ -36,7 +36,8 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def of_a_config() -> Plan:
-    asked = {"batch": batch_for("gpt2"), "batch_size": 2, "checkpointing": "none"}
+    asked: dict[str, Any] = {"batch": batch_for("gpt2"), "batch_size": 2}
+    asked["checkpointing"] = "none"
     return alone(budgetfit.plan(make("gpt2"), vram="1GB", **asked))
 
 
