@@ -6,6 +6,7 @@ Traces cost by the op and not by the byte, so depth is small and width does not 
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from transformers import (
 )
 
 from budgetfit.applying.loss.call_model import mean_of_outputs
+from budgetfit.core.plan import Plan
 
 MIB = 1 << 20
 SAMPLES = 2
@@ -56,6 +58,15 @@ def still(model: nn.Module) -> nn.Module:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     return model
+
+
+def alone(plan: Plan) -> Plan:
+    """Return a plan with the alternatives that were judged to decide on it.
+
+    Working out the others, as saving does, takes several times as long as the plan.
+    """
+    judged = plan.judged_alternatives
+    return replace(plan, alternatives=judged, lazy_alternatives=None)
 
 
 def without_loss() -> None:

@@ -27,23 +27,16 @@ def read(path: Path) -> dict[str, Any]:
     return recording
 
 
-each_recording = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "path",
     PATHS,
     ids=["-".join([*path.parts[-3:-1], path.stem]) for path in PATHS],
 )
-
-
-@each_recording
-def test_a_recording_is_well_formed_and_lies_where_it_belongs(path: Path) -> None:
+def test_a_recording_is_well_formed_and_shows_its_case(path: Path) -> None:
     recording = read(path)
     assert faults(recording) == []
     assert recording_path(recording) == path
 
-
-@each_recording
-def test_a_recording_shows_the_card_that_its_case_names(path: Path) -> None:
-    recording = read(path)
     card, case = recording["card"], CASES[recording["name"]]
     gpu = find_gpu(case.gpu)
     if recording["origin"] == "null driver":
@@ -56,22 +49,12 @@ def test_a_recording_shows_the_card_that_its_case_names(path: Path) -> None:
     assert card["sm_count"] == gpu.sm_count
     assert card["threads_per_sm"] == gpu.threads_per_sm
 
-
-@each_recording
-def test_a_recording_is_large_enough_for_errors_to_show(path: Path) -> None:
-    recording = read(path)
-    peak_bytes = max(phase["peak_allocated_bytes"] for phase in phases_of(recording))
-    assert peak_bytes > GIB
-
-
-@each_recording
-def test_only_cases_that_run_out_of_memory_retry(path: Path) -> None:
-    recording = read(path)
-    runs_out = CASES[recording["name"]].runs_out
+    # Large enough for errors to show, and only what runs out of memory retries.
+    assert max(phase["peak_allocated_bytes"] for phase in phases_of(recording)) > GIB
     if path.parent.name == FULL_RELEASE:  # whose bytes their memory was chosen by
-        assert (recording["alloc_retries"] > 0) == runs_out
+        assert (recording["alloc_retries"] > 0) == case.runs_out
     else:
-        assert runs_out or not recording["alloc_retries"]
+        assert case.runs_out or not recording["alloc_retries"]
 
 
 TWINS = [
@@ -132,11 +115,16 @@ def test_each_model_is_recorded_in_every_precision_of_a_card(
 
 def settings(case: Case) -> dict[str, object]:
     return {
+        "model": case.family,
         "precision": case.precision,
         "checkpointing": case.checkpointing,
         "optimizer": case.optimizer,
         "accumulation": case.gradient_accumulation_steps,
         "card": case.gpu,
+        "attention": case.attention,
+        "allocator": case.allocator,
+        "smaller last batch": bool(case.last_batch_size),
+        "runs out": case.runs_out,
     }
 
 
@@ -168,11 +156,7 @@ MODELS = {row.model.name: row.model for row in PAIRWISE}
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_each_model_is_recorded_with_every_value_of_each_setting(model: Model) -> None:
-    found = pairs(
-        settings(case) | {"model": model.name}
-        for case in CASES.values()
-        if case.model == model
-    )
+    found = pairs(settings(case) for case in CASES.values() if case.model == model)
     values = {value for pair in found for value in pair}
     for precision in get_args(Precision):
         assert ("precision", precision) in values

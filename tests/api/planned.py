@@ -17,7 +17,7 @@ import budgetfit.api.plan  # what is imported on first use may draw random numbe
 from budgetfit.core.plan import Plan
 from budgetfit.gpus.cuda_context import context_bytes
 from budgetfit.gpus.table import find_gpu
-from tests.models import EXAMPLES, MIB, SAMPLES, Mebi, mean
+from tests.models import EXAMPLES, MIB, SAMPLES, Mebi, alone, mean
 
 CARD = "rtx-4090"
 SAMPLE_OF_MEBI = torch.zeros(SAMPLES, 512, 512)  # 1 MiB a sample
@@ -42,14 +42,14 @@ def plan_mebi(usable_mib: int, **options: Any) -> Plan:
 
 
 def plan_of_config(folder: Path, **options: Any) -> Plan:
-    """Plan a config's model with short samples on an RTX 4090."""
+    """Plan a config's model with short samples on an RTX 4090; see ``alone``."""
     settings: dict[str, Any] = {
         "gpu": CARD,
         "max_length": 32,
         "effective_batch_size": 8,
         **options,
     }
-    return budgetfit.plan(str(folder), **settings)
+    return alone(budgetfit.plan(str(folder), **settings))
 
 
 def squared_error(outputs: Any, batch: Any) -> Any:

@@ -14,7 +14,7 @@ import budgetfit
 from budgetfit import InputError, Plan
 from budgetfit.applying.attention_implementation import describe_attention
 from tests.api.planned import CARD, Fingerprint
-from tests.models import EXAMPLES
+from tests.models import EXAMPLES, alone
 
 STEPS = 4
 
@@ -74,7 +74,7 @@ def plan_of(model: nn.Module, **options: Any) -> Plan:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plans") / "plan.json"
-    plan_of(tower()).save(path)
+    alone(plan_of(tower())).save(path)
     return path
 
 

@@ -15,6 +15,7 @@ from budgetfit import InputError, Recipe
 from budgetfit.api.plan import compare, estimate_settings, layers
 from budgetfit.core.sample_dims import SampleDims
 from tests.core.test_sample_dims import MISVOTING
+from tests.models import alone
 
 DIMS = {"x": 0}
 
@@ -111,7 +112,7 @@ def test_a_plan_file_without_it_is_read_as_before() -> None:
     plan = budgetfit.plan(
         model, gpu="t4", batch=batch, loss=lambda o, _: o[0].mean(), batch_size=1
     )
-    document = json.loads(plan.to_json())
+    document = json.loads(alone(plan).to_json())
     assert document["model"]["batch_dims"] == {"default": 1, "named": {}}
     del document["model"]["batch_dims"]
     old = budgetfit.Plan.from_json(json.dumps(document))
@@ -129,7 +130,7 @@ def test_a_plan_file_without_it_is_read_as_before() -> None:
     ],
 )
 def test_a_damaged_plan_file_is_refused(value: object, message: str) -> None:
-    document = json.loads(planned(Prototypes()).to_json())
+    document = json.loads(alone(planned(Prototypes())).to_json())
     document["model"]["batch_dims"] = value
     with pytest.raises(InputError, match=message):
         budgetfit.Plan.from_json(json.dumps(document))

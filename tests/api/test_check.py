@@ -19,7 +19,7 @@ from budgetfit.gpus.table import gpu_from_properties
 from budgetfit.inputs.plan_source import planned_arguments
 from budgetfit.inputs.planned_again import parse_again
 from tests.api.planned import plan_of_config
-from tests.models import LLAMA, llama
+from tests.models import LLAMA, alone, llama
 from tests.reporting.sample_plans import sample_plan
 
 
@@ -131,7 +131,7 @@ def test_a_plan_of_a_model_in_memory_needs_it_again(tmp_path: Path) -> None:
     model = llama()
     ids = torch.zeros(2, 24, dtype=torch.int64)
     batch = {"input_ids": ids, "labels": ids}
-    made = budgetfit.plan(model, gpu="rtx-4090", batch=batch)
+    made = alone(budgetfit.plan(model, gpu="rtx-4090", batch=batch))
     assert budgetfit.check(made).fits
     made.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")

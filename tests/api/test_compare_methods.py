@@ -1,6 +1,7 @@
 """compare: cards and methods in one table, and prices."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import transformers
@@ -10,6 +11,8 @@ from budgetfit.errors import InputError
 from tests.integrations.adapters import QUIET
 
 CARDS = ["t4", "rtx-4090"]
+# One recipe: what is compared are the rows.
+QUICK: dict[str, Any] = {"batch_size": 2, "checkpointing": "none"}
 
 
 def gpt2() -> transformers.PreTrainedModel:
@@ -21,9 +24,7 @@ def gpt2() -> transformers.PreTrainedModel:
 @QUIET
 def test_each_card_is_asked_for_each_method() -> None:
     pytest.importorskip("peft")
-    rows, model = compare(
-        gpt2(), CARDS, methods=["full", "lora"], lora_r=4, batch_size=2
-    )
+    rows, model = compare(gpt2(), CARDS, methods=["full", "lora"], lora_r=4, **QUICK)
     assert [(row.gpu.name, row.method) for row in rows] == [
         (card, method) for card in CARDS for method in ("full", "lora")
     ]
@@ -39,9 +40,9 @@ def test_each_card_is_asked_for_each_method() -> None:
         ]
         assert states[1] < states[0]
     # Settings of adapters are the lora's alone: full refuses none of them.
-    (alone,) = compare(gpt2(), CARDS[:1], method="lora", lora_r=4, batch_size=2)[0]
+    (alone,) = compare(gpt2(), CARDS[:1], method="lora", lora_r=4, **QUICK)[0]
     assert alone == rows[1]
-    (as_always,) = compare(gpt2(), CARDS[:1], batch_size=2)[0]
+    (as_always,) = compare(gpt2(), CARDS[:1], **QUICK)[0]
     assert as_always == rows[0]
 
 
@@ -50,13 +51,13 @@ def test_a_method_that_the_model_cannot_be_trained_with_is_a_row_that_says_why()
     None
 ):
     pytest.importorskip("peft")
-    asked = {"target_modules": ["no_such_layer"], "batch_size": 2}
-    (full, lora), _ = compare(gpt2(), CARDS[:1], methods=["full", "lora"], **asked)  # type: ignore[arg-type]
+    asked = {"target_modules": ["no_such_layer"], **QUICK}
+    (full, lora), _ = compare(gpt2(), CARDS[:1], methods=["full", "lora"], **asked)
     assert full.fits
     assert lora.estimate is None
     assert "no_such_layer" in lora.problem
     with pytest.raises(InputError, match="no_such_layer"):
-        compare(gpt2(), CARDS[:1], methods=["lora"], **asked)  # type: ignore[arg-type]
+        compare(gpt2(), CARDS[:1], methods=["lora"], **asked)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +80,11 @@ def test_methods_that_cannot_be_are_refused(
 def test_prices_are_those_of_the_rows_of_their_card() -> None:
     model = gpt2()
     prices = {"RTX 4090": 0.5}
-    rows, _ = compare(model, CARDS, prices=prices, batch_size=2)
+    rows, _ = compare(model, CARDS, prices=prices, **QUICK)
     assert [row.price_per_hour for row in rows] == [None, 0.5]
     assert [row.samples_per_money is None for row in rows] == [True, False]
     # Prices change nothing else.
-    free, _ = compare(model, CARDS, prices={}, batch_size=2)
+    free, _ = compare(model, CARDS, prices={}, **QUICK)
     assert free == tuple(replace(row, price_per_hour=None) for row in rows)
 
 

@@ -16,6 +16,7 @@ import budgetfit
 from budgetfit import InputError, Recipe
 from budgetfit.api.estimate import estimate_settings, layers
 from tests.core.test_sample_count import bags, boxes, graphs, without
+from tests.models import alone
 
 FILE = """
 import torch
@@ -74,8 +75,8 @@ def file(tmp_path: Path) -> Iterator[Path]:
 
 
 def planned(model: object, **asked: Any) -> budgetfit.Plan:
-    asked = {"batch_size": 2} | asked
-    return budgetfit.plan(model, gpu="t4", precision="fp32", **asked)  # type: ignore[arg-type]
+    asked = {"batch_size": 2, "checkpointing": "full"} | asked
+    return alone(budgetfit.plan(model, gpu="t4", precision="fp32", **asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

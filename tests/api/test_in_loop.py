@@ -28,7 +28,7 @@ def saved(config: Path, **given: Any) -> Plan:
 
 
 def test_a_plan_for_several_gpus_keeps_its_own_figure(config: Path) -> None:
-    plan = saved(config, gpus=2, engine="ddp", batch_size=2)
+    plan = saved(config, gpus=2, engine="ddp", batch_size=2, checkpointing="none")
     assert plan_in_loop(plan, "trainer") == plan
     assert plan.estimate.loop == RUN
 

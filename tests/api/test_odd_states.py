@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import budgetfit
 from tests.cli.real_cli import CONFIG
+from tests.models import alone
 from tests.tracing.test_model_untouched import model_state, process_state
 
 
@@ -141,7 +142,8 @@ def without_notes(value: Any) -> Any:
 
 
 def make(model: Any) -> dict[str, Any]:
-    return numbers(budgetfit.plan(model, gpu="t4", batch_size=2, checkpointing="full"))
+    plan = budgetfit.plan(model, gpu="t4", batch_size=2, checkpointing="full")
+    return numbers(alone(plan))
 
 
 @pytest.fixture(scope="module")
@@ -185,9 +187,8 @@ def test_checks_are_said_to_be_left_out_of_the_prediction(
     assert not any(said in note for note in plain.notes)
 
 
-@pytest.mark.parametrize("name", ["inference mode", "autocast", "default device meta"])
-def test_after_an_error_a_state_is_left_as_well(name: str) -> None:
-    with STATES[name]():
+def test_after_an_error_states_are_left_as_well() -> None:
+    with torch.inference_mode(), nested_autocast(), default_device("meta"):
         before = process_state()
         with pytest.raises(budgetfit.InputError, match="not a memory size"):
             budgetfit.plan(config(), vram="much")

@@ -63,12 +63,12 @@ def test_a_plan_prints_the_answer_first(kind: str) -> None:
     assert f"batch_size {plan.recipe.batch_size}" in text
     assert f"precision {plan.recipe.precision}" in text
     assert "ALTERNATIVES" not in text
-    assert "ALTERNATIVES" in plan.details()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gpt2", "module list", "sequential"])
 def test_a_saved_plan_is_read_back_as_it_was(kind: str, tmp_path: Path) -> None:
     plan = planned(kind).plan
+    assert "ALTERNATIVES" in plan.details()
     path = tmp_path / "plan.json"
     plan.save(path)
     assert budgetfit.Plan.load(path) == plan
@@ -252,26 +252,22 @@ def test_checkpointing_that_was_asked_for_is_recorded(
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("mib", "options", "advice"),
     [
-        {"mib": 40},
-        {"mib": 25, "precision": ("bf16", "fp32")},
-        {"mib": 60, "batch_size": 8},
-        {"mib": 60, "batch_size": 8, "effective_batch_size": 16},
-        {"mib": 52, "checkpointing": "none"},
-        {"mib": 52, "checkpointing": "sqrt", "batch_size": 2},
+        (25, {"precision": ("bf16", "fp32")}, "gpu="),
+        (60, {"batch_size": 8, "effective_batch_size": 16}, "batch_size=1"),
+        (52, {"checkpointing": "none"}, 'checkpointing="auto"'),
+        (52, {"checkpointing": "sqrt", "batch_size": 2}, "batch_size=1"),
     ],
 )
 def test_what_does_not_fit_says_what_is_needed_and_advises_what_fits(
-    options: dict[str, Any],
+    mib: int, options: dict[str, Any], advice: str
 ) -> None:
-    options = dict(options)
-    mib = options.pop("mib")
-
     with pytest.raises(DoesNotFitError) as caught:
         plan_mebi(mib, **options)
 
     error = caught.value
+    assert advice in str(error)
     assert error.usable_bytes == mib * MIB
     assert error.needed_bytes > error.usable_bytes
     name, largest_bytes = error.largest
@@ -308,10 +304,3 @@ def test_a_larger_card_takes_the_model_that_was_read(
     with pytest.raises(DoesNotFitError, match="gpu="):
         plan_mebi(15)
     assert set(reads) == {CARD}
-
-
-def test_a_smaller_batch_or_free_checkpointing_is_advised_where_it_helps() -> None:
-    with pytest.raises(DoesNotFitError, match="batch_size=1"):
-        plan_mebi(60, batch_size=8)
-    with pytest.raises(DoesNotFitError, match='checkpointing="auto"'):
-        plan_mebi(52, checkpointing="none")

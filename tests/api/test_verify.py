@@ -32,7 +32,7 @@ from tests.hazards.kinds import (
     log,
     start,
 )
-from tests.models import LENGTH, VOCABULARY, Mebi, llama, mean
+from tests.models import LENGTH, VOCABULARY, Mebi, alone, llama, mean
 
 without_cuda = pytest.mark.skipif(
     torch.cuda.is_available(), reason="there is a CUDA device to verify on"
@@ -337,7 +337,7 @@ def test_what_only_noise_could_excuse_is_not_checked() -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plans") / "plan.json"
-    planned("module list").plan.save(path)
+    alone(planned("module list").plan).save(path)
     return path
 
 

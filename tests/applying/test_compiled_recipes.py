@@ -15,6 +15,7 @@ from budgetfit.applying.run.run import Run
 from budgetfit.applying.torch_compile import compiled_modules
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
+from tests import models
 from tests.applying.small_models import BLOCKS, batch_for, make
 
 # Dynamo asks tensors for their gradients, and hides the warning of that from users.
@@ -175,8 +176,10 @@ def test_blocks_that_a_user_compiled_are_compiled_by_the_plan_instead() -> None:
 
 @pytest.fixture(scope="module")
 def plan() -> budgetfit.Plan:
-    made = budgetfit.plan(
-        make("stack"), "1GB", batch=batch_for("stack"), batch_size=4, headroom=0
+    made = models.alone(
+        budgetfit.plan(
+            make("stack"), "1GB", batch=batch_for("stack"), batch_size=4, headroom=0
+        )
     )
     recipe = replace(made.recipe, compile="blocks")
     estimate = replace(made.estimate, recipe=recipe)

@@ -16,6 +16,7 @@ from budgetfit.integrations.exports import trainer as trainer_export
 from budgetfit.integrations.quantization.quantize_linear import quantize
 from tests.gloo_ranks import on_ranks
 from tests.integrations.adapters import QUIET, base, batch, config
+from tests.models import alone
 
 pytest.importorskip("bitsandbytes")
 pytest.importorskip("peft")
@@ -40,7 +41,7 @@ def quantised(plan: budgetfit.Plan) -> torch.nn.Module:
 
 def plan_for(name: str, gpus: int) -> budgetfit.Plan:
     torch.manual_seed(0)
-    return budgetfit.plan(
+    plan = budgetfit.plan(
         base().float(),
         gpu="rtx-4090",
         gpus=gpus,
@@ -52,6 +53,7 @@ def plan_for(name: str, gpus: int) -> budgetfit.Plan:
         checkpointing="full",
         **BASES[name],
     )
+    return alone(plan)
 
 
 def train(plan: budgetfit.Plan, numbers: range) -> tuple[list[float], dict[str, Any]]:

@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from budgetfit import DoesNotFitError
+from budgetfit.api import plan as api
 from budgetfit.cli.app import app
 from budgetfit.cli.error_wording import with_option_names
 from tests.cli.real_cli import (
@@ -120,20 +123,31 @@ def test_empty_text_is_no_model() -> None:
 TOO_MUCH = ("--gpu", "t4", "--vram", "600MB", "--batch-size", 100_000)
 
 
-def test_what_does_not_fit_is_an_answer_on_stdout(place: Path) -> None:
-    result = run("plan", place / "config.json", *TOO_MUCH)
-    assert result.exit_code == 3
-    assert "Does not fit: the lowest peak that was found is " in result.stdout
-    assert "Largest part: " in result.stdout
-    assert "What would fit:" in result.stdout
-    assert "--batch-size 1: peak " in result.stdout
-    assert "Traceback" not in result.output
+def test_what_does_not_fit_is_an_answer_on_stdout_or_one_document(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[DoesNotFitError] = []
 
+    def once(*args: Any, **given: Any) -> None:
+        if not found:
+            with pytest.raises(DoesNotFitError) as caught:
+                plan(*args, **given)
+            found.append(caught.value)
+        raise found[0]
 
-def test_what_does_not_fit_is_one_document_with_json(place: Path) -> None:
-    result = run("plan", place / "config.json", *TOO_MUCH, "--json")
-    assert result.exit_code == 3
-    error = json.loads(result.stdout)["error"]
+    plan = api.plan
+    monkeypatch.setattr(api, "plan", once)
+    words = ("plan", place / "config.json", *TOO_MUCH)
+    text, document = run(*words), run(*words, "--json")
+
+    assert len(found) == 1
+    assert text.exit_code == document.exit_code == 3
+    assert "Does not fit: the lowest peak that was found is " in text.stdout
+    assert "Largest part: " in text.stdout
+    assert "What would fit:" in text.stdout
+    assert "--batch-size 1: peak " in text.stdout
+    assert "Traceback" not in text.output
+    error = json.loads(document.stdout)["error"]
     assert error["type"] == "DoesNotFitError"
     assert error["needed_bytes"] > error["usable_bytes"] > 0
     assert error["largest"]["bytes"] > 0

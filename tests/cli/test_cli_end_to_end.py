@@ -60,40 +60,6 @@ def test_an_estimate_of_the_model_as_it_is(config: str) -> None:
     assert document["at_peak_bytes"]["parameters"] >= 28_032 * 4
 
 
-def test_a_batch_that_cannot_fit_ends_with_3_and_what_is_needed(config: str) -> None:
-    result = run(
-        *("plan", config, "--gpu", "t4", "--vram", "600MB", "--batch-size", 10**5)
-    )
-    assert result.exit_code == 3, result.output
-    assert "Does not fit: the lowest peak that was found is" in result.stdout
-    assert "Largest part:" in result.stdout
-    assert "--batch-size 1: peak" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--vram", "24"), "not a memory size"),
-        (("--gpu", "rtx9999"), "not in the card table"),
-        (("--gpu", "t4", "--precision", "fp7"), "not a precision"),
-        (("--gpu", "t4", "--optimizer", "adamx"), "not an optimizer"),
-        (("--gpu", "t4", "--checkpointing", "some"), "checkpointing"),
-        (("--gpu", "t4", "--objective", "luck"), "not an objective"),
-        (("--gpu", "t4", "--headroom", "lots"), "not a memory size"),
-        (("--gpu", "t4", "--batch-size", "3", "--effective-batch-size", "4"), "divi"),
-        (("--gpu", "t4", "--max-length", "99"), "max_length"),
-    ],
-)
-def test_what_a_user_mistyped_is_one_clear_line(
-    config: str, words: tuple[str, ...], message: str
-) -> None:
-    result = run("plan", config, *words)
-    assert result.exit_code == 2, result.output
-    assert message in result.stderr
-    assert result.stdout == ""
-    assert "Traceback" not in result.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "name"),
     [

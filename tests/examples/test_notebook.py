@@ -14,11 +14,9 @@ def read() -> nbformat.NotebookNode:
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+def executed(folder: Path) -> dict[str, dict[str, str]]:
     """Source of each cell of code -> what it gave, joined, by kind."""
     notebook = read()
-    folder = tmp_path_factory.mktemp("notebook")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -38,37 +36,28 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
     return found
 
 
-def given_by(outputs: dict[str, dict[str, str]], words: str) -> dict[str, str]:
-    (found,) = [given for source, given in outputs.items() if words in source]
-    return found
+def test_it_plans_draws_saves_learns_and_verifies(tmp_path: Path) -> None:
+    outputs = executed(tmp_path)
 
+    def given_by(words: str) -> dict[str, str]:
+        (found,) = [given for source, given in outputs.items() if words in source]
+        return found
 
-def test_the_plan_is_printed_and_drawn(outputs: dict[str, dict[str, str]]) -> None:
-    text = given_by(outputs, "print(plan)")["stdout"]
+    text = given_by("print(plan)")["stdout"]
     assert "RECOMMENDED" in text
     assert "FITS" in text
     assert "t4 14.74 GiB" in text
     assert "recompute" in text
     assert outputs["plan"]["text/html"].count("<svg") >= 3
-    assert "h.3" in given_by(outputs, "plan.why")["stdout"]
+    assert "h.3" in given_by("plan.why")["stdout"]
+    assert given_by("plan.save")["text/plain"] == "True"
 
-
-def test_a_saved_plan_is_the_same(outputs: dict[str, dict[str, str]]) -> None:
-    assert given_by(outputs, "plan.save")["text/plain"] == "True"
-
-
-def test_it_learns_and_passes_verification(outputs: dict[str, dict[str, str]]) -> None:
-    text = given_by(outputs, "budgetfit.apply")["stdout"]
-    losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", text)]
+    losses = re.findall(r"loss (\d+\.\d+)", given_by("budgetfit.apply")["stdout"])
     assert len(losses) == 10
-    assert losses[-1] < losses[0] - 0.1
-    assert given_by(outputs, "budgetfit.verify")["stdout"].startswith("PASSED")
-
-
-def test_nothing_is_installed_where_budgetfit_is(
-    outputs: dict[str, dict[str, str]],
-) -> None:
-    assert set(given_by(outputs, "%pip").values()) == {""}
+    assert float(losses[-1]) < float(losses[0]) - 0.1
+    assert given_by("budgetfit.verify")["stdout"].startswith("PASSED")
+    # Nothing is installed where budgetfit is.
+    assert set(given_by("%pip").values()) == {""}
 
 
 def test_it_is_stored_without_outputs() -> None:

@@ -27,7 +27,7 @@ from tests.fuzz.plan_files import make_cases, quiet, run_case
 from tests.fuzz.surroundings import VARIABLES
 
 SEED = 20
-SHORT = 60
+LINES, PLANS = 30, 60
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any]
 
 def test_random_command_lines_end_as_documented(place: tuple[Path, Any]) -> None:
     assert place
-    outcomes = [run_line(line) for line in make_lines(SHORT, SEED)]
+    outcomes = [run_line(line) for line in make_lines(LINES, SEED)]
     faults = [(each.fault, each.case, each.text) for each in outcomes if each.fault]
     assert faults == []
     assert {"0", "2"} <= {each.ended for each in outcomes}
@@ -71,7 +71,7 @@ def test_every_command_is_drawn_with_words_for_each_of_its_values() -> None:
 
 def test_damaged_plans_are_refused_or_used(place: tuple[Path, Any]) -> None:
     folder, plans = place
-    outcomes = [run_case(case, folder) for case in make_cases(SHORT, SEED, plans)]
+    outcomes = [run_case(case, folder) for case in make_cases(PLANS, SEED, plans)]
     faults = [(each.fault, each.case, each.text) for each in outcomes if each.fault]
     assert faults == []
     assert {each.ended for each in outcomes} == {"refused", "used"}

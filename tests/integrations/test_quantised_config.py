@@ -28,6 +28,7 @@ from budgetfit.integrations.quantization.traceable_layers import stored_bytes
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
 from budgetfit.integrations.source_code.model_loading import load_model_text
 from tests.integrations.adapters import QUIET, adapter
+from tests.models import alone
 
 pytestmark = QUIET
 
@@ -154,7 +155,7 @@ def test_programs_load_dequantised_what_was_planned_so(tmp_path: Path) -> None:
         checkpointing="none",
         precision="bf16",
     )
-    plan.save(tmp_path / "plan.json")
+    alone(plan).save(tmp_path / "plan.json")
     plan = budgetfit.Plan.load(tmp_path / "plan.json")
     loading = load_model_text(plan)
     assert "quantization_config=Mxfp4Config(dequantize=True)" in loading.code
@@ -167,8 +168,9 @@ def test_programs_load_dequantised_what_was_planned_so(tmp_path: Path) -> None:
     assert "Mxfp4Config" not in load_model_text(older).code
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
-@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "nested"), [("nf4", True), ("nf4", False), ("int8", False)]
+)
 def test_what_bitsandbytes_stored_is_planned_as_from_pretrained_loads_it(
     tmp_path: Path, kind: str, nested: bool
 ) -> None:

@@ -63,15 +63,28 @@ class Numbered(Mebi):
         return x
 
 
+class Thirds(Mebi):
+    """Every third block is deeper inside."""
+
+    def __init__(self) -> None:
+        super().__init__(21)
+        for block in self.blocks[2::3]:
+            block.inner = nn.Sequential(
+                *(nn.Linear(512, 512, bias=False) for _ in range(2))
+            )
+
+
 TEXT, MIB_BATCH, ROW = text(), torch.zeros(2, 512, 512), torch.zeros(2, 8, 32)
 MODELS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "gpt2": (partial(models.gpt2, n_layer=14), TEXT),
-    "llama": (partial(models.llama, num_hidden_layers=12), TEXT),
+    "short gpt2": (partial(models.gpt2, n_layer=8), TEXT),
+    "llama": (partial(models.llama, num_hidden_layers=8), TEXT),
     "gemma": (gemma, TEXT),
     "thirds": (partial(gemma, 26, 3), TEXT),
     "t5": (partial(models.t5, num_layers=9), TEXT),
     "vit": (partial(models.vit, num_hidden_layers=10), images()),
     "mebi": (partial(Mebi, 16), MIB_BATCH),
+    "mebi thirds": (Thirds, MIB_BATCH),
     "row": (row, ROW),
     "numbered": (Numbered, MIB_BATCH),
 }

@@ -99,12 +99,12 @@ CASES: dict[str, tuple[str, Any, int, str, str, Parallelism]] = {
         *("mebi", every_other, 3, "adamw_torch", "fp32"),
         replace(DDP, bucket_cap_mb=3, sync_each_batch=True),
     ),
-    "a pattern": ("thirds", every, 2, "sgd", "bf16-mixed", POLICY),
-    "a pattern offloaded": ("thirds", offloaded, 1, "sgd", "bf16-mixed", AUTOCAST),
-    "DDP, a pattern": ("thirds", keep, 2, "adamw_torch_fused", "bf16-mixed", DDP),
-    "compiled": ("gpt2", keep, 2, "sgd", "bf16-mixed", POLICY),
-    "a pattern compiled": ("thirds", every, 1, "sgd", "bf16-mixed", POLICY),
-    "DDP, compiled": ("gpt2", every, 1, "sgd", "bf16-mixed", DDP),
+    "a pattern": ("mebi thirds", every, 2, "sgd", "bf16-mixed", POLICY),
+    "a pattern offloaded": ("mebi thirds", offloaded, 1, "sgd", "bf16-mixed", AUTOCAST),
+    "DDP, a pattern": ("mebi thirds", keep, 2, "adamw_torch_fused", "bf16-mixed", DDP),
+    "compiled": ("short gpt2", keep, 2, "sgd", "bf16-mixed", POLICY),
+    "a pattern compiled": ("mebi thirds", every, 1, "sgd", "bf16-mixed", POLICY),
+    "DDP, compiled": ("short gpt2", every, 1, "sgd", "bf16-mixed", DDP),
     "DDP, segments": ("mebi", pairs, 1, "adamw_torch_fused", "fp16-mixed", DDP),
 }
 

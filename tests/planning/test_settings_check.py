@@ -13,7 +13,7 @@ import budgetfit
 from budgetfit import Plan
 from budgetfit.workload.settings_check import model_settings, warn_changed_settings
 from tests.applying.small_models import batch_for, make
-from tests.models import mean
+from tests.models import alone, mean
 
 
 def tower(dropout: float = 0.1, activation: type[nn.Module] = nn.GELU) -> nn.Module:
@@ -27,14 +27,18 @@ def tower(dropout: float = 0.1, activation: type[nn.Module] = nn.GELU) -> nn.Mod
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return budgetfit.plan(
-        tower(), vram="1GB", batch=torch.zeros(2, 8), loss=mean, batch_size=2
+    return alone(
+        budgetfit.plan(
+            tower(), vram="1GB", batch=torch.zeros(2, 8), loss=mean, batch_size=2
+        )
     )
 
 
 @pytest.fixture(scope="module")
 def of_a_config() -> Plan:
-    return budgetfit.plan(make("gpt2"), vram="1GB", batch=batch_for("gpt2"))
+    asked: dict[str, Any] = {"batch": batch_for("gpt2"), "batch_size": 2}
+    asked["checkpointing"] = "none"
+    return alone(budgetfit.plan(make("gpt2"), vram="1GB", **asked))
 
 
 def test_layers_without_parameters_are_counted_by_what_they_say() -> None:
@@ -121,10 +125,10 @@ def test_layers_of_adapters_that_do_not_run_are_no_settings() -> None:
     config = peft.LoraConfig(target_modules=r".*\.0", lora_dropout=0.2)
     model = peft.get_peft_model(tower(), config)
     name = "Dropout(p=0.2, inplace=False)"
-    alone = model_settings(model)
-    assert alone[name] == 3
+    one = model_settings(model)
+    assert one[name] == 3
     model.add_adapter("ref", config)  # as TRL's DPOTrainer does
-    assert model_settings(model) == alone
+    assert model_settings(model) == one
     model.base_model.set_adapter(["default", "ref"])  # both run
     assert model_settings(model)[name] == 6
 
