@@ -97,6 +97,15 @@ def test_the_trainer_recomputes_every_nth_block_by_itself(
     assert len(losses) == STEPS
 
 
+def test_layers_with_batch_norms_are_left_to_the_callback() -> None:
+    """Transformers' own checkpointing would count each batch twice in them."""
+    model: Any = tiny_model("llama")
+    model.model.layers[2].norm = nn.BatchNorm1d(4)
+    assert trainer_checkpointing(every(model, 1)) is None
+    assert trainer_checkpointing(every(model, 3)) is not None  # layers 0 and 3
+    assert trainer_checkpointing(every(model, 0)) is not None
+
+
 @pytest.mark.filterwarnings("ignore")  # no card: nothing to pin memory for
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_printed_program_runs_as_it_is(

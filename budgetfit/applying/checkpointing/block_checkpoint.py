@@ -177,11 +177,11 @@ def _keywords_first(
     rest = {name: value for name, value in kwargs.items() if name not in names}
     given = len(args)
 
-    def call(*values: Any) -> Any:
+    def call(*values: Any, **others: Any) -> Any:
         named = dict(zip(names, values[given:], strict=True))
-        return function(*values[:given], **named, **rest)
+        return function(*values[:given], **named, **others)
 
-    return call, (*args, *(kwargs[name] for name in names)), {}
+    return call, (*args, *(kwargs[name] for name in names)), rest
 
 
 def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:

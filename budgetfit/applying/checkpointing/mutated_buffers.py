@@ -55,7 +55,7 @@ class BufferSnapshot(NamedTuple):
             return self.may_be_replaced
         # Version counters: torch's notes on autograd, "In-place correctness checks".
         return now is not None and (
-            _version(now) != self.version or self._is_written_through_data(now)
+            version(now) != self.version or self._is_written_through_data(now)
         )
 
     def copied_again(self) -> torch.Tensor | None:
@@ -142,7 +142,7 @@ class MutatedBuffers:
                 BufferSnapshot(
                     *place,
                     tensor,
-                    _version(tensor),
+                    version(tensor),
                     tensor.detach().clone() if copied else None,
                     may_be_replaced=number < len(self._small) or place in to_copy,
                 )
@@ -184,7 +184,8 @@ def _warn_of_late_write(each: BufferSnapshot) -> None:
     )
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version(tensor: torch.Tensor) -> int:
+    """Return a tensor's version counter; inference tensors have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 

@@ -2,8 +2,8 @@
 
 ``torch.utils.checkpoint`` restores torch's RNG states and autocast. This adds Python's
 and numpy's RNG states, buffers, attributes and globals that the forward mutates,
-training modes, and a check of values for state that cannot be restored: a hidden
-generator, a counter in another object.
+training modes, and checks for what cannot be restored: arguments that were written to,
+other parameters, and, by values, a hidden generator or a counter in another object.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from budgetfit.applying.checkpointing.forward_inputs import (
+    ForwardInputs,
+    without_new_hooks,
+)
 from budgetfit.applying.checkpointing.mutated_attributes import (
     Change,
     MutatedAttributes,
@@ -63,7 +67,7 @@ class RepeatableForwards:
         in_segment: bool = False,
     ) -> None:
         self.block = block
-        self._name, self._check, self._run_to_end = name, check, run_to_end
+        self.name, self._check, self._run_to_end = name, check, run_to_end
         self.in_segment = in_segment
         self.buffers = MutatedBuffers(block)
         self.attributes = MutatedAttributes(block)
@@ -75,7 +79,7 @@ class RepeatableForwards:
             return function
         self._forwards += 1
         values = (
-            SavedTensorCheck(self._name, after_forward=self._run_to_end)
+            SavedTensorCheck(self.name, after_forward=self._run_to_end)
             if self._check and compares_values(self._forwards)
             else None
         )
@@ -92,6 +96,7 @@ class _RepeatableForward:
         values: SavedTensorCheck | None,
     ) -> None:
         self._owner, self._function, self._values = owner, function, values
+        self._inputs: ForwardInputs | None = None
         self._generators: HostRngState | None = None
         self._buffers: list[BufferSnapshot] = []
         self._attributes: list[Change] = []
@@ -99,8 +104,10 @@ class _RepeatableForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run or recompute the block."""
-        if self._generators is not None:
+        if self._generators is not None and self._inputs is not None:
+            self._inputs.check(self._owner.block, self._owner.name, (args, kwargs))
             return self._recompute(self._generators, args, kwargs)
+        self._inputs = ForwardInputs(self._owner.block, (args, kwargs))
         generators = HostRngState.now()
         self._modes = module_modes(self._owner.block)
         buffers = self._owner.buffers.snapshot(every=self._values is not None)
@@ -128,6 +135,7 @@ class _RepeatableForward:
         with ExitStack() as stack:
             stack.callback(HostRngState.now().restore)
             generators.restore()
+            stack.enter_context(without_new_hooks(self._owner.block, (args, kwargs)))
             stack.enter_context(restored_modes(self._modes))
             stack.enter_context(restored_buffers(self._buffers))
             stack.enter_context(restored_attributes(self._attributes))

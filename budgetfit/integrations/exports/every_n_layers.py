@@ -130,12 +130,22 @@ def _selects_same_blocks(plan: Plan, every: int) -> bool:
         return False
     if every > 1 and "every_n_layers" not in inspect.signature(enable).parameters:
         return False
-    found = [
-        name.removeprefix(_PEFT)
+    layers = {
+        name.removeprefix(_PEFT): module
         for name, module in model.named_modules()
         if any(
             cls.__name__ == "GradientCheckpointingLayer" for cls in type(module).__mro__
         )
-    ]
+    }
+    found = list(layers)
+    if any(_has_statistics(layers[name]) for name in found[::every]):
+        return False
     wanted = [name.removeprefix(_PEFT) for name in plan.model.blocks[::every]]
     return set(found[::every]) == set(wanted)
+
+
+def _has_statistics(layer: Any) -> bool:
+    """Whether a layer has batch norms: run again by transformers, they count twice."""
+    return any(
+        getattr(module, "running_mean", None) is not None for module in layer.modules()
+    )

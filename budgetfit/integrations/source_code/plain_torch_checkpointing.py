@@ -29,7 +29,7 @@ def recompute_parts(recipe: Recipe) -> list[Part]:
         selective=SELECTIVE_CALLS if selective else "",
     )
     parts = [REGION] * bool(long) + [SELECTIVE] * bool(selective)
-    return [*parts, Part(code, _CHECKPOINT)]
+    return [*parts, Part(code, _REPEATED)]
 
 
 def segment_constants(recipe: Recipe) -> list[str]:
@@ -96,6 +96,11 @@ _CHECKPOINT: Final = (
     "import functools",
     "from torch.utils.checkpoint import checkpoint",
 )
+_REPEATED: Final = (
+    *_CHECKPOINT,
+    "import random",
+    "from torch.nn.modules.batchnorm import _NormBase",
+)
 
 RECOMPUTE: Final = Template('''\
 def recompute(model):
@@ -127,7 +132,62 @@ def by_position(block, again, forward, *args, **kwargs):
         named = dict(zip(names, values[len(args) :]))
         return forward(*values[: len(args)], **named, **kwargs)
 
-    return again(call, *args, *tensors)
+    return again(RepeatedForward(block, call), *args, *tensors)
+
+
+class RepeatedForward:
+    """A block's forward for one pass: it runs once, and again in backward.
+
+    When it runs again it draws Python's random numbers again, and batch norms leave
+    their statistics alone.
+    """
+
+    def __init__(self, block, forward):
+        self.block, self.forward, self.random_state = block, forward, None
+
+    def __call__(self, *args, **kwargs):
+        if self.random_state is not None:
+            return self.run_again(*args, **kwargs)
+        random_state, before = random.getstate(), self.buffers()
+        out = self.forward(*args, **kwargs)
+        for name, (buffer, version) in self.buffers().items():
+            old, old_version = before.get(name, (None, 0))
+            # A table that has grown is the same again when its block runs again.
+            replaced = old is not buffer and getattr(old, "shape", None) == buffer.shape
+            if replaced or (old is buffer and old_version != version):
+                raise RuntimeError(
+                    f"{name} of a {type(self.block).__name__} changes in its forward, "
+                    "which is to run twice. Take such blocks out of SEGMENTS and "
+                    "SELECTIVE, or train by the plan itself, which puts it back."
+                )
+        self.random_state = random_state
+        return out
+
+    def run_again(self, *args, **kwargs):
+        random_state = random.getstate()
+        norms = [item for item in self.block.modules() if isinstance(item, _NormBase)]
+        own = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+        try:
+            random.setstate(self.random_state)
+            for norm, (_, count) in zip(norms, own):
+                norm.momentum = 0.0
+                norm.num_batches_tracked = None if count is None else SPARE_COUNT
+            return self.forward(*args, **kwargs)
+        finally:
+            random.setstate(random_state)
+            for norm, (momentum, count) in zip(norms, own):
+                norm.momentum, norm.num_batches_tracked = momentum, count
+
+    def buffers(self):
+        return {
+            f"{path}.{name}".strip("."): (buffer, buffer._version)
+            for path, module in self.block.named_modules()
+            if not isinstance(module, _NormBase)
+            for name, buffer in module.named_buffers(recurse=False)
+        }
+
+
+SPARE_COUNT = torch.zeros((), dtype=torch.long)  # of batches, when a block runs again
 ''')
 
 RECOMPUTE_IN_GRAPH: Final = '''\
@@ -225,12 +285,8 @@ class Region:
     """
 
     def __init__(self, blocks, nested):
+        self.blocks, self.nested = blocks, nested
         self.forwards = [block.forward for block in blocks]
-        if nested:
-            self.forwards = [
-                functools.partial(checkpoint, forward, use_reentrant=False)
-                for forward in self.forwards
-            ]
         self.current = None
         for position, block in enumerate(blocks):
             block.forward = functools.partial(self.call, position)
@@ -243,7 +299,10 @@ class Region:
             self.current = RegionPass(x)
         elif self.current is None or self.current.output() is not x:
             raise RuntimeError("A block's input is not the output of the one before.")
-        out = self.current.run(self.forwards[position], x, args, kwargs)
+        forward = RepeatedForward(self.blocks[position], self.forwards[position])
+        if self.nested:
+            forward = functools.partial(checkpoint, forward, use_reentrant=False)
+        out = self.current.run(forward, x, args, kwargs)
         if position == len(self.forwards) - 1:
             self.current = None  # autograd's holders keep it from here on
         return out
