@@ -3,6 +3,7 @@
 What can be validated without torch, whose import takes seconds, is validated first.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,17 +75,21 @@ def parse_prices(words: Sequence[str]) -> list[tuple[str, str]]:
 def read_lengths(path: Path | None) -> dict[int, int] | None:
     """Read samples by length from a file: ``512`` or ``512 900`` in each line.
 
+    Lengths with commas, ``512,1024``, are taken as they are if no file has that name.
+
     Raises:
         InputError: If it cannot be read, or a line is neither.
     """
     if path is None:
         return None
+    if not path.exists() and all(word.isdecimal() for word in split_names(str(path))):
+        return dict(Counter(map(int, split_names(str(path)))))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"Cannot read lengths from {str(path)!r}: {error}. Hand in a text file "
-            "with one length in each line."
+            "with one length in each line, or lengths with commas: 512,1024."
         ) from None
     counted: dict[int, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
