@@ -117,7 +117,7 @@ def make_plan(
     provenance = {
         **plan.provenance,
         "solver": explanation,
-        "certificate": optimality_text(session, judged.estimate.recipe)
+        "certificate": optimality_text(session, judged.estimate)
         if session.request.checkpointing == "auto"
         else "",
         "rounds": list(found.rounds),
