@@ -71,7 +71,7 @@ def test_lengths_may_be_given_with_commas(tmp_path: Path) -> None:
         read_lengths(tmp_path / "512,x")
 
 
-@pytest.mark.parametrize("line", ["a", "1 2 3", "-5", "1.5"])
+@pytest.mark.parametrize("line", ["a", "1 2 3", "-5", "1.5", "9" * 5000])
 def test_a_line_that_is_no_length_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text(f"512\n{line}\n")
