@@ -157,7 +157,9 @@ BATCH = _panel(
 LENGTHS = _panel(
     "Model",
     lengths=_option(
-        "File of sample lengths: one in each line, or length and count.", Path
+        "File of sample lengths, one in each line, or length and count; or lengths "
+        "with commas: 512,1024.",
+        Path,
     ),
     image_sizes=_option(
         "Sizes of images that vary: 480,800x1333, or a range, 480-800:32."

@@ -26,6 +26,7 @@ USAGE: Final = 2
 DOES_NOT_FIT: Final = 3
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
 
+_OTHER_FORMATS: Final = {".pdf", ".png", ".svg", ".md", ".txt", ".json", ".ipynb"}
 _WIDTHS: Final = range(20, 10_000)  # plausible terminal widths
 
 Progress = Callable[[str], None]
@@ -225,6 +226,11 @@ def check_report(path: Path | None) -> None:
         InputError: With the reason.
     """
     if path is not None:
+        if path.suffix.lower() in _OTHER_FORMATS:
+            raise InputError(
+                f"A report is one HTML file, and {str(path)!r} has another ending. "
+                "Write --report plan.html; a browser prints it as PDF."
+            )
         report_writer().check_libraries()
         check_writable(path)
 

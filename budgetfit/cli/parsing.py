@@ -3,12 +3,15 @@
 What can be validated without torch, whose import takes seconds, is validated first.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from budgetfit.core.validation import check_samples
 from budgetfit.errors import InputError
+
+_MOST_DIGITS: Final = 18  # of a length or a count
 
 
 def one_or_list(text: str) -> str | list[str]:
@@ -74,24 +77,29 @@ def parse_prices(words: Sequence[str]) -> list[tuple[str, str]]:
 def read_lengths(path: Path | None) -> dict[int, int] | None:
     """Read samples by length from a file: ``512`` or ``512 900`` in each line.
 
+    Lengths with commas, ``512,1024``, are taken as they are if no file has that name.
+
     Raises:
         InputError: If it cannot be read, or a line is neither.
     """
     if path is None:
         return None
+    words = split_names(str(path))
+    if all(map(_is_count, words)) and not path.exists():
+        return dict(Counter(map(int, words)))
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"Cannot read lengths from {str(path)!r}: {error}. Hand in a text file "
-            "with one length in each line."
+            "with one length in each line, or lengths with commas: 512,1024."
         ) from None
     counted: dict[int, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.replace(",", " ").split()
         if not words:
             continue
-        if len(words) > 2 or not all(word.isdecimal() for word in words):  # noqa: PLR2004
+        if len(words) > 2 or not all(map(_is_count, words)):  # noqa: PLR2004
             raise InputError(
                 f"Line {number} of {str(path)!r} is {line.strip()[:40]!r}. Write one "
                 'length in each line, "512", or length and number of samples, '
@@ -100,6 +108,11 @@ def read_lengths(path: Path | None) -> dict[int, int] | None:
         length, count = int(words[0]), int(words[1]) if len(words) > 1 else 1
         counted[length] = counted.get(length, 0) + count
     return counted
+
+
+def _is_count(word: str) -> bool:
+    """Whether this is a whole number, and none of thousands of digits."""
+    return word.isdecimal() and len(word) <= _MOST_DIGITS
 
 
 def arguments_of(

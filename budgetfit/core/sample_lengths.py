@@ -6,6 +6,7 @@ A batch is padded to the longest of its samples, as transformers' collators do.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import ClassVar, Final
 
 import numpy as np
@@ -155,7 +156,7 @@ def summarize_lengths(
     counted = Counter(lengths)
     for length, count in counted.items():
         for value in (length, count):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise InputError(
                     "lengths must be whole numbers of at least 1: a list of lengths, "
                     "[512, 2048], or samples by length, {512: 900, 2048: 100}; got "
@@ -163,4 +164,5 @@ def summarize_lengths(
                 )
     if not counted:
         raise InputError("lengths is empty. Use for example lengths=[512, 2048].")
-    return LengthSummary(tuple(sorted(counted.items())), max_length)
+    as_int = [(int(length), int(count)) for length, count in counted.items()]  # NumPy's
+    return LengthSummary(tuple(sorted(as_int)), max_length)

@@ -56,7 +56,8 @@ def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
     ):
         raise InputError(
             "gpus must be a number, for example 8, or GPUs per node x nodes, for "
-            f'example "8x4"; got {value!r:.80}.'
+            f'example "8x4"; got {value!r:.80}. Kinds of GPUs are compared with '
+            "budgetfit compare MODEL --gpus t4,l4."
         )
     per_node, nodes = (*parts, 1)[:2]
     check_positive_int("gpus", per_node * nodes, most=MOST_GPUS)

@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from budgetfit.measuring.meters import CpuMeter, CudaMeter, Meter
 from budgetfit.measuring.process_memory import ProcessMemory, resident_bytes
 from budgetfit.measuring.protocols import MakeLiveBytes, MakeRun, TrainingRun
 
+LONG_STEP_S = 10  # a first step that is said to take long
 MIN_STEPS = 3  # 1 creates optimizer state, 2 has the steady peak, 3 repeats it
 
 
@@ -114,6 +115,7 @@ def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     device: torch.device | str,
     live_bytes: MakeLiveBytes | None = None,
     shorter: Sequence[Any] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> RealSteps:
     """Train for a few real optimizer steps and measure each phase.
 
@@ -129,6 +131,7 @@ def run_real_steps(  # noqa: PLR0913 - one value each, all needed
         device: Where it runs.
         live_bytes: Starts the live-bytes counter for the CPU; None counts none.
         shorter: Batches that run one more optimizer step each, after the others.
+        say: Called with a line of text after a first step of ten seconds and more.
 
     Raises:
         InputError: If ``steps`` is below 3.
@@ -137,7 +140,7 @@ def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     device = torch.device(device)
     before = resident_bytes()
     with _meter(device, live_bytes) as meter:
-        record = _Record(meter, device)
+        record = _Record(meter, device, say)
         error = _train(make_run, batch, record, steps, micro_steps, shorter=shorter)
         after = resident_bytes()
         return RealSteps(
@@ -173,8 +176,11 @@ def _meter(device: torch.device, live_bytes: MakeLiveBytes | None) -> Iterator[M
 class _Record:
     """Records peaks and times of phases and steps."""
 
-    def __init__(self, meter: Meter, device: torch.device) -> None:
+    def __init__(
+        self, meter: Meter, device: torch.device, say: Callable[[str], None]
+    ) -> None:
         self._meter = meter
+        self._say = say
         self._device = device
         self._peaks: dict[tuple[int, str], tuple[int, int]] = {}
         self._phase: str | None = None
@@ -214,8 +220,11 @@ class _Record:
         if self.is_shorter:
             self.shorter_batches += 1
             return
-        self.step_ms.append((time.perf_counter() - started) * 1000)
+        took = time.perf_counter() - started
+        self.step_ms.append(took * 1000)
         self.step += 1
+        if self.step == 1 and took >= LONG_STEP_S:
+            self._say(f"the first step took {took:.0f} s, and others follow")
         model = getattr(self.run, "model", None)
         if model is not None and self.run is not None:
             self.counted |= model_bytes(model, self._device)

@@ -44,6 +44,7 @@ from budgetfit.planning.search.evaluations_between import with_evaluations
 from budgetfit.planning.search.kept_weights import keeping_weights_can_gain
 from budgetfit.planning.search.last_batch import (
     warnings_after_last_batch,
+    with_last_batch_notes,
     with_room_for_last_batch,
 )
 from budgetfit.planning.search.loss_chunking import (
@@ -107,6 +108,7 @@ def make_plan(
     best, warnings = with_room_for_last_batch(
         session, best, [row.estimate for row in baselines]
     )
+    baselines = with_last_batch_notes(session, best, baselines)
     judged = judge_all_lengths(session, best)
     budget = budget_for_lengths(session.budget, judged.lengths)
     if budget != session.budget:  # the last batch meets the same allocator
@@ -117,7 +119,7 @@ def make_plan(
     provenance = {
         **plan.provenance,
         "solver": explanation,
-        "certificate": optimality_text(session, judged.estimate.recipe)
+        "certificate": optimality_text(session, judged.estimate)
         if session.request.checkpointing == "auto"
         else "",
         "rounds": list(found.rounds),

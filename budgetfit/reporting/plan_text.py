@@ -46,7 +46,8 @@ def plan_text(
     rows += [(USUAL[row.label], *_row(row, plan)[1:]) for row in known]
     parts = [_header(plan), _recommendation(plan, samples), *_gpus_tried(plan)]
     if known:
-        parts.append(section("COMPARED WITH USUAL SETTINGS", _table(rows)))
+        body = Group(_table(rows), *_notes(known, USUAL))
+        parts.append(section("COMPARED WITH USUAL SETTINGS", body))
     parts += [*_warnings(plan), *_next(plan, saved_as)]
     parts.append(Text(f"  {_DETAILS}"))
     return Group(*parts)
@@ -210,12 +211,17 @@ def _alternatives(plan: Plan) -> RenderableType:
     if changing:
         rows.append(("changes what is trained:", "", "", "", "", ""))
         rows += [_row(row, plan) for row in changing]
-    body: list[RenderableType] = [_table(rows)]
-    asked = [row for row in plan.alternatives if row.is_suggestion]
-    notes = [f"{row.label}: {row.note}" for row in asked if row.note]
-    if notes:
-        body.append(Text("\n".join(notes), style="dim"))
-    return section("ALTERNATIVES", Group(*body))
+    return section("ALTERNATIVES", Group(_table(rows), *_notes(plan.alternatives, {})))
+
+
+def _notes(
+    rows: Sequence[Alternative], names: Mapping[str, str]
+) -> list[RenderableType]:
+    """What to know before a row is chosen; ``names``: labels that are shown."""
+    notes = [
+        f"{names.get(row.label, row.label)}: {row.note}" for row in rows if row.note
+    ]
+    return [Text("\n".join(notes), style="dim")] if notes else []
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> RenderableType:

@@ -59,6 +59,11 @@ _ADVICE: Final = {
         "DeepSpeed takes no scalar parameters: make it a tensor of one element, "
         'nn.Parameter(torch.tensor([value])), or use engine="ddp".'
     ),
+    ("backward an extra time",): (
+        "A block under selective checkpointing runs backward once, and here it runs "
+        "twice, as where a model or its loss takes gradients of its own "
+        "(create_graph=True). Use segments of mode='recompute' for it."
+    ),
     ("NestedTensor", "NestedInt", "shape_env must not be None"): (
         "Nested tensors are not traced. Use padded samples with a mask "
         "(torch.nested.to_padded_tensor) in their place."

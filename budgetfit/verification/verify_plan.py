@@ -1,6 +1,7 @@
 """``verify_plan``: run real training steps of a plan and measure them."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ from budgetfit.measuring.compare_gradients import (
     check_gradients,
 )
 from budgetfit.measuring.preserve_model import preserved_model
+from budgetfit.measuring.process_memory import free_bytes
 from budgetfit.measuring.real_step import (
     RealSteps,
     check_steps,
@@ -42,6 +44,7 @@ from budgetfit.measuring.real_step import (
 from budgetfit.measuring.recomputed_blocks import recomputed_blocks
 from budgetfit.traces.loss_modules import loss_modules_on
 from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.verification.cpu_timeline import cpu_timeline_if_possible
 from budgetfit.verification.loss_in_parts import with_loss_compared
 from budgetfit.verification.ranks import measure_ranks
@@ -184,6 +187,8 @@ def _run(  # noqa: PLR0913, PLR0917 - one value each, all needed
         whole = nn.ModuleList(counted)
         with preserved_model(whole, device), _cpu_autocast_named(recipe, device):
             say(f"running {steps} real steps of batch {recipe.batch_size}")
+            if not on_cuda:
+                _warn_of_little_memory(plan)
             measured = run_real_steps(
                 setup.run_factory(recipe, blocks=plan.model.blocks),
                 batch,
@@ -192,10 +197,24 @@ def _run(  # noqa: PLR0913, PLR0917 - one value each, all needed
                 device=device,
                 live_bytes=None if on_cuda else lambda: _live_bytes(counted, batch),
                 shorter=setup.shorter,
+                say=say,
             )
         with preserved_model(whole, device):
             say("comparing gradients with the unmodified model")
             return measured, _compare(plan, setup, loss_modules, notes, on_cuda=on_cuda)
+
+
+def _warn_of_little_memory(plan: Plan) -> None:
+    """Warn where a step on the CPU needs more than this machine has free."""
+    needed, free = plan.estimate.allocated_bytes, free_bytes()
+    if free is not None and needed > free:
+        warnings.warn(
+            f"On the CPU a step of batch {plan.recipe.batch_size} needs about "
+            f"{format_bytes(needed)} of memory, and {format_bytes(free)} are free: the "
+            "system may end this process. Gradients are checked as well by a plan with "
+            "a small batch_size=.",
+            stacklevel=2,
+        )
 
 
 @contextlib.contextmanager

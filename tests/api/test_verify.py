@@ -14,6 +14,7 @@ from transformers import GPT2Config
 import budgetfit
 from budgetfit import InputError, Plan, TraceError, Verification
 from budgetfit.applying.loss import chunked_loss
+from budgetfit.verification import verify_plan
 from tests.api.planned import CARD, KINDS, Fingerprint, planned
 from tests.hazards.kinds import (
     Block,
@@ -61,6 +62,15 @@ def test_every_kind_of_plan_passes_with_live_bytes_as_predicted(kind: str) -> No
     assert predicted == measured
     assert check.allocated_error == 0
     Fingerprint.of(found.model).assert_equal(before)
+
+
+def test_too_little_memory_for_a_step_on_the_cpu_is_said_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verify_plan, "free_bytes", lambda: 1)
+    found = planned(next(iter(KINDS)))
+    with pytest.warns(UserWarning, match=r"and 1 B are free: .* a small batch_size="):
+        budgetfit.verify(found.plan, device="cpu")
 
 
 def test_a_teacher_in_the_loss_is_counted_and_left_where_it_was() -> None:

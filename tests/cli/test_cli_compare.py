@@ -64,7 +64,14 @@ def test_lengths_come_from_a_file(run: Run, api: FakeApi, tmp_path: Path) -> Non
         assert kwargs["lengths"] == {512: 3, 2048: 100}
 
 
-@pytest.mark.parametrize("line", ["a", "1 2 3", "-5", "1.5"])
+def test_lengths_may_be_given_with_commas(tmp_path: Path) -> None:
+    assert read_lengths(Path("512,1024, 512")) == {512: 2, 1024: 1}
+    assert read_lengths(Path("512")) == {512: 1}
+    with pytest.raises(InputError, match="or lengths with commas: 512,1024"):
+        read_lengths(tmp_path / "512,x")
+
+
+@pytest.mark.parametrize("line", ["a", "1 2 3", "-5", "1.5", "9" * 5000])
 def test_a_line_that_is_no_length_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text(f"512\n{line}\n")

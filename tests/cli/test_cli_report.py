@@ -58,3 +58,14 @@ def test_a_snapshot_is_refused_where_it_cannot_be_written(
     assert result.exit_code == 2
     assert "Cannot write" in result.stderr
     assert (result.stdout, api.calls) == ("", [])
+
+
+def test_a_report_with_the_ending_of_another_format_is_refused(
+    run: Run, api: FakeApi, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.pdf"
+    result = run("plan", "gpt2", "--report", path)
+    assert result.exit_code == 2
+    assert "Write --report plan.html" in " ".join(result.stderr.split())
+    assert not path.exists()
+    assert not api.calls

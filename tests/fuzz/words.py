@@ -18,7 +18,7 @@ RIGHT: Final[dict[str, tuple[str, ...]]] = {
     "host_ram": ("0", "500MB", "64GiB"),
     "allocator": ("", "expandable_segments:True", "roundup_power2_divisions:[>:4]"),
     "max_length": ("8", "16"),
-    "lengths": ("lengths.txt",),
+    "lengths": ("lengths.txt", "8,16"),
     "loop": ("plain", "run"),
     "max_grad_norm": ("1", "0.5"),
     "evaluation_batch_size": ("0", "4"),

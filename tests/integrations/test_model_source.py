@@ -52,6 +52,10 @@ def test_a_factory_is_called() -> None:
     ("model", "what"),
     [
         (nn.Linear, r"the class Linear \(make one: Linear"),
+        (
+            transformers.AutoModelForCausalLM,
+            r"the class AutoModelForCausalLM \(make one: AutoModel.*from_pretrained",
+        ),
         (lambda: nn.Linear(1, 1), r"the function <lambda> \(call it\)"),
         (3, "a int"),
         ("", "empty text"),

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,12 @@ from budgetfit.core.sample_lengths import summarize_lengths
 from budgetfit.errors import InputError
 
 LENGTHS = st.lists(st.integers(1, 5000), min_size=1, max_size=50)
+
+
+def test_lengths_may_be_whole_numbers_of_numpy() -> None:
+    found = summarize_lengths(np.array([512, 1024, 512]))
+    assert found.counts == ((512, 2), (1024, 1))
+    assert all(type(number) is int for row in found.counts for number in row)
 
 
 def test_nine_short_samples_and_a_long_one() -> None:

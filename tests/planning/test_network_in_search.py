@@ -6,7 +6,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.gpus.table import find_gpu
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
-from budgetfit.planning.search.search import solver_ns
+from budgetfit.planning.search.solver_choice import solver_ns
 from budgetfit.planning.session import PlanningSession, Request, open_sessions
 from budgetfit.workload.workload import Workload
 from tests.models import Mebi

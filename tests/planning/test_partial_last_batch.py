@@ -21,6 +21,7 @@ from budgetfit.planning import planner
 from budgetfit.planning.search import last_batch
 from budgetfit.planning.search.last_batch import (
     LEFT_ROOM,
+    NEEDS_DROP_LAST,
     AfterLastBatch,
     after_last_batch,
     last_batch_warnings,
@@ -170,6 +171,26 @@ def test_a_practice_with_room_is_preferred_to_a_slower_search_result(
     )
     assert found.step_ms == (searched_ms, 100)[chosen]
     assert warnings == (LEFT_ROOM,)
+
+
+def test_a_faster_row_without_room_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = _plan()
+    most = plain.estimate.reserved_bytes * 3 // 4
+    monkeypatch.setattr(last_batch, "after_last_batch", partial(_runs_out_above, most))
+    monkeypatch.setattr(last_batch, "MOST_GROWTH", math.inf)
+    tight = _plan(vram=plain.estimate.process_bytes, headroom=0)
+    faster = [
+        row
+        for row in tight.judged_alternatives
+        if row.fits
+        and not row.changes_training
+        and row.estimate.samples_per_s > tight.estimate.samples_per_s
+    ]
+    assert {row.label for row in faster} == {"every block recomputed"}
+    assert [row.note for row in faster] == [NEEDS_DROP_LAST]
+    assert "gradient checkpointing on: needs drop_last=True" in str(tight)
 
 
 def test_where_nothing_else_is_allowed_the_plan_warns(

@@ -41,3 +41,30 @@ def test_no_mixture_of_kept_and_recomputed_blocks_takes_less_than_they_add_up_to
                 assert summed_ns >= judged_ns - ROUNDING_NS
                 alike.add(waiting)
     assert alike >= {0, 2}
+
+
+def test_no_selective_mixture_takes_less_than_its_bounding_sum() -> None:
+    """Beside blocks with long kernels a selective block's waits are hidden."""
+    model = models.llama(hidden_size=512, num_hidden_layers=4, vocab_size=32_000)
+    workload = Workload(
+        model=model, batch=models.text(length=LENGTH), gpu=find_gpu("rtx-4090")
+    ).with_found_blocks()
+    settings = TrainingSettings(
+        precision="fp16-mixed", optimizer="sgd", effective_batch_size=960
+    )
+    chain = BlockChain(TraceSession(workload), settings)
+    overcharged = []
+    for size in SIZES:
+        profile, bounding = chain.profile_at(size), chain.bounding_profile_at(size)
+        block = next(each for each in profile.blocks if len(each.options) > 1)
+        saved_ops = next(
+            each.saved_ops for each in block.options if each.mode == "selective"
+        )
+        segments = (Segment((block.name,), "selective", saved_ops),)
+        recipe = settings.recipe(size, segments)
+        judged = step_time(chain.traces.exact(recipe), recipe, workload.gpu)
+        judged_ns = judged.forward_ns + judged.backward_ns
+        assert chain_time_ns(bounding, segments) <= judged_ns + ROUNDING_NS
+        overcharged.append(chain_time_ns(profile, segments) > 1.01 * judged_ns)
+        assert (bounding is profile) is not overcharged[-1]
+    assert {*overcharged} == {False, True}

@@ -45,6 +45,10 @@ ADVICE: dict[str, tuple[Exception, str]] = {
         NotImplementedError("FlexAttention does not support backward on CPU."),
         'Plan with another: .* set_attn_implementation\\("eager"\\)',
     ),
+    "two backwards of a selective block": (
+        RuntimeError("Trying to backward an extra time. You are only allowed to"),
+        "runs backward once, .*create_graph=True.* Use segments of mode='recompute'",
+    ),
     "nested tensors": (
         AssertionError("self.shape_env must not be None"),
         "Nested tensors are not traced. Use padded samples with a mask",

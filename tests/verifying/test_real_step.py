@@ -78,6 +78,15 @@ def test_each_phases_peak_is_read_when_the_phase_ends() -> None:
     assert script.undone == 1
 
 
+def test_a_long_first_step_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    run_real_steps(Script({}), (), device="cpu", say=said.append)
+    assert said == []
+    monkeypatch.setattr(real_step, "LONG_STEP_S", 0)
+    run_real_steps(Script({}), (), device="cpu", say=said.append)
+    assert said == ["the first step took 0 s, and others follow"]
+
+
 def test_of_several_micro_batches_the_largest_peak_counts() -> None:
     script = Script({"forward": 10})
     script.scale = lambda call: [5, 2, 4, 6, 3, 1][call - 1]

@@ -164,7 +164,9 @@ def _check_layers(model: nn.Module) -> None:
 
 def _what(model: object) -> str:
     if isinstance(model, type):
-        return f"the class {model.__name__} (make one: {model.__name__}(...))"
+        # Of transformers and diffusers; Auto classes cannot be called at all.
+        maker = ".from_pretrained" if hasattr(model, "from_pretrained") else ""
+        return f"the class {model.__name__} (make one: {model.__name__}{maker}(...))"
     if callable(model):
         return f"the function {getattr(model, '__name__', model)} (call it)"
     return "empty text" if model == "" else f"a {type(model).__name__}"

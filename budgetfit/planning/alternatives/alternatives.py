@@ -22,6 +22,7 @@ from budgetfit.planning.search.baselines import (
     best_with_policy,
     policy_can_gain,
 )
+from budgetfit.planning.search.last_batch import with_last_batch_notes
 from budgetfit.planning.search.loss_chunking import search_without_host
 from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.policies import (
@@ -76,7 +77,8 @@ def lazy_alternatives(
     @freeze_gc()
     def find() -> tuple[Alternative, ...]:
         session.traces.tracer.progress("judging the alternatives")
-        return (*first, *remaining_alternatives(session, plan, first))
+        rest = remaining_alternatives(session, plan, first)
+        return (*first, *with_last_batch_notes(session, plan, rest))
 
     kept = (
         None if session.traces.tracer.real_values else meta_workload(session.workload)

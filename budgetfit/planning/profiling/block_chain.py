@@ -120,6 +120,7 @@ class BlockChain:
     """The blocks of a workload under given settings: profiles at any batch size.
 
     Each program (kept, recomputed, one per set of options) is traced on first use.
+    ``selective_waits``: see ``bounding_profile_at``.
     """
 
     def __init__(
@@ -128,6 +129,8 @@ class BlockChain:
         settings: TrainingSettings,
         option_kinds: frozenset[OptionKind] = ALL_OPTION_KINDS,
         unchunked: BlockChain | None = None,
+        *,
+        selective_waits: bool = True,
     ) -> None:
         self.traces = traces
         self.settings = settings
@@ -138,6 +141,8 @@ class BlockChain:
         if several is not None and several.engine == "deepspeed":
             self.option_kinds = frozenset()
         self._unchunked = unchunked
+        self._selective_waits = selective_waits
+        self._bounding: BlockChain | None = None
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}
         self._option_segments: list[tuple[Segment, ...]] | None = None
         self._accumulating_chain: BlockChain | None = None
@@ -284,6 +289,36 @@ class BlockChain:
             )
         return self._profiles[key]
 
+    def bounding_profile_at(self, batch_size: int) -> ChainProfile:
+        """Return the profile whose sums are at most the judge's time of any plan.
+
+        That of ``profile_at`` charges selective options what the host needs, where a
+        step in which all blocks have them waits for it. Beside other blocks the kernels
+        may take longer.
+        """
+        waiting = self.waiting_phases(batch_size)
+        whole = self._unchunked or self
+        measured = whole.accumulating() if whole.is_whole(batch_size) else whole
+        if not any(
+            selective_blocks(each.segments)
+            and self._op_times(each, batch_size).waiting > waiting
+            for each in measured.option_traces(batch_size)
+        ):
+            return self.profile_at(batch_size)
+        return self.for_bounds().profile_at(batch_size)
+
+    def for_bounds(self) -> BlockChain:
+        """Return the chain whose selective options wait as everything kept does."""
+        if self._bounding is None:
+            self._bounding = BlockChain(
+                self.traces,
+                self.settings,
+                self.option_kinds,
+                self._unchunked and self._unchunked.for_bounds(),
+                selective_waits=False,
+            )
+        return self._bounding
+
     def profile_waiting(
         self, batch_size: int, exact_blocks: bool, waiting: int
     ) -> ChainProfile:
@@ -356,7 +391,11 @@ class BlockChain:
             settings = replace(self.settings, effective_batch_size=None, accumulation=2)
             whole = self._unchunked and self._unchunked.accumulating()
             self._accumulating_chain = BlockChain(
-                self.traces, settings, self.option_kinds, whole
+                self.traces,
+                settings,
+                self.option_kinds,
+                whole,
+                selective_waits=self._selective_waits,
             )
         return self._accumulating_chain
 
@@ -472,7 +511,7 @@ class BlockChain:
         option_trace: OptionTrace,
         chain: Sequence[Stage],
     ) -> list[tuple[int, int]]:
-        if selective_blocks(option_trace.segments):
+        if self._selective_waits and selective_blocks(option_trace.segments):
             waiting = max(waiting, self._op_times(option_trace, batch_size).waiting)
         times_ns = self._op_times(option_trace, batch_size, waiting).times_ns
         return [

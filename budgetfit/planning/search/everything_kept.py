@@ -16,8 +16,12 @@ from budgetfit.applying.loss.chunked_loss import can_chunk_loss
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.planning.search.baselines import best_with_segments
-from budgetfit.planning.search.search import SearchResult, best_batch, solver_ns
-from budgetfit.planning.search.solver_choice import MIN_HOST_GAIN, SHOWN_AS_OPTIMAL
+from budgetfit.planning.search.search import SearchResult, best_batch
+from budgetfit.planning.search.solver_choice import (
+    MIN_HOST_GAIN,
+    SHOWN_AS_OPTIMAL,
+    solver_ns,
+)
 from budgetfit.planning.session import PlanningSession
 from budgetfit.solvers.problem import Problem, Solution
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from budgetfit.core.allocator_settings import VARIABLE
 from budgetfit.core.budget import Budget
-from budgetfit.core.plan import Estimate
+from budgetfit.core.plan import Alternative, Estimate
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.errors import TraceError
@@ -32,6 +32,10 @@ MOST_GROWTH: Final = 0.04
 LEFT_ROOM: Final = (
     "room is left for the smaller last batch of an epoch: after it, the next full one "
     "would run out of memory with faster settings"
+)
+NEEDS_DROP_LAST: Final = (
+    "needs drop_last=True in the DataLoader: after the smaller last batch of an epoch "
+    "it would run out of memory"
 )
 
 
@@ -132,6 +136,21 @@ def _first_with_room(
         if found is None or not found.runs_out:
             return each, (LEFT_ROOM, *_warnings(session, each, found))
     return None
+
+
+def with_last_batch_notes(
+    session: PlanningSession, best: Estimate, rows: Sequence[Alternative]
+) -> tuple[Alternative, ...]:
+    """Note of rows that are better than the plan for having no such room."""
+
+    def noted(row: Alternative) -> Alternative:
+        if not row.fits or session.rank(row.estimate) >= session.rank(best):
+            return row
+        found = _judged(session, session, row.estimate)
+        runs_out = found is not None and found.runs_out
+        return replace(row, note=NEEDS_DROP_LAST) if runs_out else row
+
+    return tuple(noted(row) for row in rows)
 
 
 def warnings_after_last_batch(

@@ -29,6 +29,7 @@ from budgetfit.planning.search.solver_choice import (
     fastest_plan,
     fastest_plan_bounds,
     lowest_peak_nested,
+    solver_ns,
     without_host_options,
 )
 from budgetfit.planning.session import PlanningSession
@@ -144,12 +145,6 @@ def can_gain(
     if found.best is None:
         return not found.lower_ns  # else the plan of lowest peak may fit
     return (found.best.ns_per_sample or 0) < below_ns
-
-
-def solver_ns(estimate: Estimate) -> float:
-    """Return the time per sample of a rank as the solver counts it: not calibrated."""
-    kernels_ms = (estimate.step_ms - estimate.network_ms) / estimate.time_factor
-    return (kernels_ms + estimate.network_ms) * 1e6 / estimate.recipe.samples_per_rank
 
 
 def search_within_limits(

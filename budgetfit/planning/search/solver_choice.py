@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from budgetfit.core.block_profile import BlockOption, ChainProfile
-from budgetfit.core.recipe import Recipe
+from budgetfit.core.plan import Estimate
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.batch_size import Bounds
 from budgetfit.solvers.chain_dp import chain_dp, lowest_peak
@@ -155,34 +155,40 @@ def lowest_peak_nested(problem: Problem) -> Solution:
     return within_host_limit(nested, lowest_peak, peak_bytes)
 
 
-def optimality_gap(session: PlanningSession, recipe: Recipe) -> float | None:
+def solver_ns(estimate: Estimate) -> float:
+    """Return the time per sample of a rank as the solver counts it: not calibrated."""
+    kernels_ms = (estimate.step_ms - estimate.network_ms) / estimate.time_factor
+    return (kernels_ms + estimate.network_ms) * 1e6 / estimate.recipe.samples_per_rank
+
+
+def optimality_gap(session: PlanningSession, estimate: Estimate) -> float | None:
     """Return an upper bound on the share of a step's time that another plan could save.
 
-    Among plans at this batch size, with the block options that were measured.
+    Among plans at this batch size, with the block options that were measured. A chain's
+    sum is at most what the judge says of a plan: the judge's time of this one, and the
+    least sum of any other.
 
     Returns:
         At least 0; None where no bound is known.
     """
+    recipe = estimate.recipe
     if not recipe.segments:
         return 0.0
-    chain = session.block_chain.profile_at(recipe.batch_size)
+    chain = session.block_chain.bounding_profile_at(recipe.batch_size)
     problem = Problem(
         chain=chain, limit_bytes=session.budget.usable_bytes, max_segment=MAX_SEGMENT
     )
     lower_ns = chain_dp(problem).lower_bound_ns
     if lower_ns is None:
         return None
-    micro_steps = recipe.gradient_accumulation_steps
-    taken, least = (
-        chain.step_ns(time_ns, micro_steps)
-        for time_ns in (chain_time_ns(chain, recipe.segments), lower_ns)
-    )
-    return max(0.0, 1 - least / taken) if taken else None
+    least_ns = chain.step_ns(lower_ns, recipe.gradient_accumulation_steps)
+    taken_ns = solver_ns(estimate) * recipe.samples_per_rank
+    return max(0.0, 1 - least_ns / taken_ns) if taken_ns else None
 
 
-def optimality_text(session: PlanningSession, recipe: Recipe) -> str:
+def optimality_text(session: PlanningSession, estimate: Estimate) -> str:
     """Return the optimality gap as text; empty where no bound is known."""
-    gap = optimality_gap(session, recipe)
+    gap = optimality_gap(session, estimate)
     if gap is None:
         return ""
     if gap < SHOWN_AS_OPTIMAL:
