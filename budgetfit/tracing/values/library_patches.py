@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -58,39 +57,6 @@ def patch_libraries(values: KnownValues) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(mock.patch.object(*patch))
-        stack.enter_context(_optimizers_on_cuda())
-        yield
-
-
-@contextlib.contextmanager
-def _optimizers_on_cuda() -> Iterator[None]:
-    """Let optimizers and clipping choose ``foreach`` and ``capturable`` as on CUDA.
-
-    They ask for the device and the type of parameters, here of fakes on the CPU.
-    """
-    thread = threading.get_ident()
-
-    def with_fakes(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
-        def devices(*args: Any, **kwargs: Any) -> list[str]:
-            found = original(*args, **kwargs)
-            return [*found, "cpu"] if threading.get_ident() == thread else found
-
-        return devices
-
-    names = "_get_foreach_kernels_supported_devices", "_get_capturable_supported_devices"
-    modules = [
-        module for key, module in sys.modules.items() if key.startswith("torch.optim.")
-    ]
-    types = sys.modules["torch.optim.optimizer"], torch.utils._foreach_utils
-    with contextlib.ExitStack() as stack:
-        for module in modules:
-            for name in names:
-                if hasattr(module, name):
-                    asked = with_fakes(getattr(module, name))
-                    stack.enter_context(mock.patch.object(module, name, asked))
-        for module in types:  # not replaced: an import may add to them meanwhile
-            module._foreach_supported_types.append(FakeTensor)
-            stack.callback(module._foreach_supported_types.remove, FakeTensor)
         yield
 
 
