@@ -18,7 +18,8 @@ from budgetfit.core.step_trace import BlockPass, Phase, StepTrace
 PASSES = ("forward", "backward")
 MICRO_REPEATS = 2  # micro-steps beyond the traced ones
 STEADY_REPEATS = 1  # repeats of the last traced step: memory has settled then
-TURNING_REPEATS = 3  # of one that leaves things to the next: blocks swap their places
+# Of one that leaves things to the next: blocks swap their places, up to 15 steps long.
+TURNING_REPEATS = 20
 # Where the allocator collects garbage by age, it took up to ten steps (0041).
 COLLECTING_REPEATS = 10
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 from tests.accuracy.case import Case, Input, Model, Precision
 
 GPU: Final = "rtx-4090"
+STEPS: Final = 5  # optimizer steps; evaluation follows the third
 LORA_RANK: Final = 16
 
 

@@ -24,7 +24,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 
 from tests.accuracy.case import Case
-from tests.accuracy.loop_cases import CASES, LORA_RANK, LoopCase
+from tests.accuracy.loop_cases import CASES, LORA_RANK, STEPS, LoopCase
 from tests.accuracy.training import (
     AUTOCAST,
     OPTIMIZERS,
@@ -33,7 +33,6 @@ from tests.accuracy.training import (
     recompute_every_block,
 )
 
-STEPS: Final = 5  # optimizer steps; evaluation follows the third
 EVALUATED_AFTER: Final = 3
 EVALUATED_BATCHES: Final = 3
 DRAWN_ROWS: Final = 4

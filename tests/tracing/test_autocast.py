@@ -185,6 +185,7 @@ WIDE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cumsum": lambda x: x.cumsum(0),
     "vector norm": torch.linalg.vector_norm,
     "norm": lambda x: torch.ops.aten.norm.Scalar(x, 2),
+    "distances": lambda x: functional.pairwise_distance(x, x),
     "norm of rows": lambda x: torch.ops.aten.norm.ScalarOpt_dim(
         x, 2, [0], keepdim=True
     ),

@@ -1,6 +1,6 @@
 """What CUDA does differently inside single ops."""
 
-# ruff: noqa: ANN401 - contexts and functions of autograd
+# ruff: noqa: ANN401, SLF001 - contexts and functions of autograd
 
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +19,7 @@ from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.step_tracer import trace_step
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.records import call_op
+from budgetfit.utils.function_name import qualified_name
 from tests.models import without_loss
 
 MIB = 1 << 20
@@ -162,10 +163,10 @@ def test_a_grouped_product_has_rows_that_begin_at_16_bytes(
         args = [torch.empty(one), torch.empty(other)]
         if groups:
             args.append(torch.empty(groups, dtype=torch.int32))
-        out = aten._grouped_mm(*args)  # noqa: SLF001 - its name in aten
+        out = aten._grouped_mm(*args)
         assert out.shape == shape
         assert out.stride() == stride
-        halves = aten._grouped_mm(*(x.half() for x in args[:2]), *args[2:])  # noqa: SLF001
+        halves = aten._grouped_mm(*(x.half() for x in args[:2]), *args[2:])
         assert halves.stride(-2) == 8  # of 2 bytes
 
 
@@ -199,6 +200,80 @@ def test_the_gradient_of_a_norms_input_is_one_piece() -> None:
     with fake_mode(), StorageLog(CudaOpSemantics(target())):
         of_input, *_ = aten.native_layer_norm_backward(grad, *rows)
     assert of_input.is_contiguous()
+
+
+def rows() -> torch.Tensor:
+    return torch.empty(4, 3, 8)
+
+
+def transposed_rows() -> torch.Tensor:
+    return torch.empty(4, 8, 3).transpose(1, 2)
+
+
+def image(last: bool = True) -> torch.Tensor:
+    x = torch.empty(2, 3, 8, 8)
+    return x.contiguous(memory_format=torch.channels_last) if last else x
+
+
+IN_ONE_PIECE: dict[str, Callable[[], torch.Tensor]] = {
+    "log softmax": lambda: aten._log_softmax_backward_data(
+        transposed_rows(), rows(), 2, torch.float32
+    ),
+    "smooth L1": lambda: aten.smooth_l1_loss_backward(
+        rows(), transposed_rows(), rows(), 1, 1.0
+    ),
+    "reflected": lambda: aten.reflection_pad2d(image(), [1, 1, 1, 1]),
+    "replicated": lambda: aten.replication_pad2d(image(), [1, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("op", IN_ONE_PIECE)
+def test_outputs_that_are_one_piece_for_any_strides(op: str) -> None:
+    # As all calls of these ops are that the null driver has run.
+    with fake_mode(), StorageLog(CudaOpSemantics(target())):
+        assert IN_ONE_PIECE[op]().is_contiguous()
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_batch_norms_gradient_has_the_format_of_its_input(last: bool) -> None:
+    with fake_mode(), StorageLog(CudaOpSemantics(target())):
+        statistics = [torch.empty(3) for _ in range(5)]
+        found, *_ = aten.native_batch_norm_backward(
+            image(not last), image(last), *statistics, True, 1e-5, [True] * 3
+        )
+    assert found.is_contiguous(memory_format=torch.channels_last) == last
+
+
+class Subclass(torch.optim.Adam):
+    """An optimizer of one's own, as with another step inside."""
+
+
+@pytest.mark.parametrize("capturable", [True, False])
+def test_an_optimizer_of_ones_own_runs_as_torchs_on_cuda(capturable: bool) -> None:
+    def births(kind: type[torch.optim.Optimizer]) -> list[int]:
+        def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+            return kind(parameters, capturable=capturable)  # type: ignore[call-arg]
+
+        raw = trace_step(
+            nn.Linear(512, 512),
+            lambda twin, on_phase: Run(
+                twin,
+                Recipe(batch_size=4, optimizer=qualified_name(optimizer)),
+                optimizer=optimizer,
+                on_phase=on_phase,
+                on_missing_loss=without_loss,
+            ),
+            torch.zeros(4, 512),
+            batch_size=4,
+            blocks=(),
+            target=target(),
+        )
+        (phase,) = (row for row in raw.phases if row.name == "optimizer")
+        events = raw.log.events[phase.start : phase.end]
+        return [raw.log.sizes[event - 1] for event in events if event > 0]
+
+    # By foreach temporaries of all weights are there at once; a subclass ran the loop.
+    assert births(Subclass) == births(torch.optim.Adam)
 
 
 class Largest(nn.Module):
@@ -261,11 +336,11 @@ def test_a_scaler_that_asks_about_infinities_is_told_there_are_none() -> None:
     with fake_mode():
         unknown = torch.empty(())
         ops.in_optimizer = True
-        answer = ops.run(call_op, aten._local_scalar_dense.default, (unknown,), {})  # noqa: SLF001
+        answer = ops.run(call_op, aten._local_scalar_dense.default, (unknown,), {})
         assert answer == 0.0
         ops.in_optimizer = False
         with pytest.raises(DataDependentOutputException):
-            ops.run(call_op, aten._local_scalar_dense.default, (unknown,), {})  # noqa: SLF001
+            ops.run(call_op, aten._local_scalar_dense.default, (unknown,), {})
 
 
 class Rows(nn.Module):

@@ -26,6 +26,7 @@ from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
 from budgetfit.tracing.cuda.dispatch.meta_kernels import META_KERNELS
 from budgetfit.tracing.cuda.kernel_dtypes import check_dtypes
 from budgetfit.tracing.cuda.kernel_memory.matmul import CublasWorkspaces
+from budgetfit.tracing.cuda.kernel_memory.norms import CHANNELS_LAST
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     HALVES,
     Call,
@@ -36,6 +37,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     kernel_steps,
 )
 from budgetfit.tracing.cuda.node_order import cuda_node_order
+from budgetfit.tracing.cuda.optimizer_choices import optimizers_on_cuda
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.op_costs import op_cost
 from budgetfit.tracing.records import OpMemory, RunOp
@@ -104,10 +106,19 @@ FP32_STATISTICS = frozenset(
 # The bias gets a gradient with padded rows.
 PADDED_OUTPUTS = {aten._scaled_dot_product_efficient_attention_backward.default}
 # Outputs are contiguous for any input strides, as those of convolutions without cuDNN.
-# On a CPU they follow the inputs' strides.
+# Those of fake tensors follow the inputs' strides.
 CONTIGUOUS_OUTPUTS = frozenset(
-    {aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default}
+    {
+        aten.native_layer_norm_backward.default,
+        aten._fused_rms_norm_backward.default,
+        aten._log_softmax_backward_data.default,
+        aten.reflection_pad2d.default,
+        aten.replication_pad2d.default,
+        aten.smooth_l1_loss_backward.default,
+    }
 )
+# The gradient of the input has the input's memory format, whatever the other's is.
+LIKE_INPUT = frozenset({aten.native_batch_norm_backward.default})
 
 
 class CudaOpTraits(NamedTuple):
@@ -118,6 +129,7 @@ class CudaOpTraits(NamedTuple):
     fp32_statistics: bool
     convolution: bool
     contiguous_outputs: bool
+    like_input: bool
     into_zeros: torch._ops.OpOverload | None
 
 
@@ -129,6 +141,7 @@ def _traits_of(func: torch._ops.OpOverload) -> CudaOpTraits:
         func in FP32_STATISTICS,
         func in CONVOLUTIONS,
         func in CONTIGUOUS_OUTPUTS,
+        func in LIKE_INPUT,
         WRITES_INTO_ZEROS.get(func),
     )
 
@@ -189,14 +202,21 @@ class CudaOpSemantics:
         if traits.padded_outputs:
             with _full_storages(args):
                 return run(func, args, kwargs)
-        return self._with_cuda_layout(traits, run(func, args, kwargs))
+        return self._with_cuda_layout(traits, args, run(func, args, kwargs))
 
-    def _with_cuda_layout(self, traits: CudaOpTraits, out: Any) -> Any:
+    def _with_cuda_layout(
+        self, traits: CudaOpTraits, args: tuple[Any, ...], out: Any
+    ) -> Any:
         """Return outputs with the dtypes and strides of CUDA's kernels."""
         if traits.fp32_statistics and out[0].dtype in HALVES:
             return (out[0], *(statistic.float() for statistic in out[1:]))
         if traits.contiguous_outputs or (traits.convolution and not self.target.cudnn):
             return tree_map_only(torch.Tensor, torch.Tensor.contiguous, out)
+        if traits.like_input and out[0] is not None:
+            last = CHANNELS_LAST.get(args[1].dim(), torch.contiguous_format)
+            if not args[1].is_contiguous(memory_format=last):
+                last = torch.contiguous_format
+            return (out[0].contiguous(memory_format=last), *out[1:])
         return out
 
     def memory(
@@ -353,5 +373,6 @@ def _imitation(semantics: CudaOpSemantics) -> Iterator[None]:
         cuda_composite_ops(semantics.target, semantics.notes),
         cuda_node_order(),
         device_questions_noted(semantics.notes),
+        optimizers_on_cuda(),
     ):
         yield

@@ -83,6 +83,13 @@ PATCHES: Final = (
         "hooks that it makes meanwhile copy tensors of any device as an offload does",
     ),
     Patch(
+        "_get_foreach_kernels_supported_devices and _get_capturable_supported_devices "
+        "of torch.optim's modules, lists _foreach_supported_types",
+        "tracing/cuda/optimizer_choices.py",
+        "optimizers and clipping choose foreach and capturable as on CUDA",
+        _FAKES,
+    ),
+    Patch(
         "torch._subclasses.fake_tensor.FakeTensor.numpy",
         _LIBRARIES,
         "models read tables of indices",

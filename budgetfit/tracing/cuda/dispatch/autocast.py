@@ -303,9 +303,14 @@ def _fp32_output(op: Callable[..., Any]) -> Callable[..., Any]:
 def _fp32_overload(
     op: Callable[..., Any], wide: Callable[..., Any]
 ) -> Callable[..., Any]:
+    names = [argument.name for argument in wide._schema.arguments]  # type: ignore[attr-defined]
+
     def kernel(x: torch.Tensor, p: Any = 2, *rest: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
             if _eligible(x):
+                # A default of the op, and none of the overload.
+                if "keepdim" in names[2 + len(rest) :]:
+                    kwargs.setdefault("keepdim", False)
                 return wide(x, p, *rest, dtype=torch.float32, **kwargs)
             return op(x, p, *rest, **kwargs)
 
