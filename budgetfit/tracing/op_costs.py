@@ -55,6 +55,12 @@ FULL_CHANNELS: Final = 64
 NARROWEST: Final = 0.35  # least share of the rate that narrow convolutions keep
 GROUP_CHANNELS: Final = 32
 MANY_BLOCKS: Final = 256  # more than any GPU has multiprocessors
+# Longer rows of softmax do not fit into a thread block's shared memory, and are read
+# again in each pass (PyTorch's SoftMax.cu).
+SHARED_MEMORY: Final = 48 * 1024
+# A thread block of layer norm takes as long for a shorter row, in and out (on an H100
+# 24,576 rows of 768 in bf16; ``benchmarks/card_recordings``).
+SHORTEST_ROW: Final = 4096
 MOST_BLOCKS: Final = 2**15 - 1  # that a trace can hold
 
 
@@ -103,6 +109,10 @@ def op_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
     if not read + written:
         return NO_COST
     kind, moved_bytes, kernels = _memory_bound(name, read, written)
+    if name in _AGAIN:
+        more_bytes, more_kernels = _AGAIN[name](_by_name(func, args, kwargs))
+        moved_bytes += more_bytes
+        kernels += more_kernels
     formula = flop_registry.get(func.overloadpacket)
     flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
     rate = _rate_of(tensors_in(args)) if formula else _NONE
@@ -220,7 +230,55 @@ def _memory_bound(name: str, read: int, written: int) -> tuple[OpKind, int, int]
     passes, kernels = _PASSES.get(kind, (1, 1))
     if op == "embedding_dense_backward":  # zeroed, then read and added to
         passes, kernels = 2, 2
+    if op == "native_group_norm":  # statistics, factors of each channel, the output
+        passes, kernels = 2, 3
     return kind, passes * read + written, kernels
+
+
+def _softmax_again(call: Kwargs) -> tuple[int, int]:
+    """Long rows are read once for their maximum, once for the sum of exponentials."""
+    return 2 * _long_rows(call["self"], call["dim"]), 0
+
+
+def _log_softmax_backward_again(call: Kwargs) -> tuple[int, int]:
+    """The gradients of long rows are summed up first."""
+    return _long_rows(call["grad_output"], call["dim"]), 0
+
+
+def _softmax_backward_again(call: Kwargs) -> tuple[int, int]:
+    """Gradients times outputs are a tensor of their own; its rows are summed up."""
+    product = call["output"]
+    long_rows = _long_rows(product, call["dim"])
+    return 3 * stored_bytes(product) + long_rows, 1
+
+
+def _long_rows(tensor: Tensor, dim: int) -> int:
+    """Return the bytes of a tensor whose rows do not fit into shared memory, else 0."""
+    row_bytes = tensor.shape[dim] * tensor.element_size() if tensor.dim() else 0
+    return stored_bytes(tensor) if row_bytes > SHARED_MEMORY else 0
+
+
+def _layer_norm_again(call: Kwargs) -> tuple[int, int]:
+    """Short rows take as long as longer ones."""
+    width = max(math.prod(call["normalized_shape"]), 1)
+    rows, row_bytes = call["input"].numel() // width, call["input"].element_size()
+    return rows * max(0, SHORTEST_ROW - 2 * width * row_bytes), 0
+
+
+def _roll_again(call: Kwargs) -> tuple[int, int]:
+    """Each dimension is rolled by a kernel of its own."""
+    more = max(len(call["dims"]), 1) - 1
+    return more * 2 * stored_bytes(call["self"]), more
+
+
+# Bytes and kernels beyond one reading of the inputs and one writing of the outputs.
+_AGAIN: Final[dict[str, Callable[[Kwargs], tuple[int, int]]]] = {
+    **dict.fromkeys(("aten::_softmax", "aten::_log_softmax"), _softmax_again),
+    "aten::_softmax_backward_data": _softmax_backward_again,
+    "aten::_log_softmax_backward_data": _log_softmax_backward_again,
+    "aten::native_layer_norm": _layer_norm_again,
+    "aten::roll": _roll_again,
+}
 
 
 @functools.cache
@@ -249,9 +307,10 @@ def argument_passes(func: OpOverload) -> tuple[tuple[int, int], ...]:
             written = False  # but with a loss scale
         if name == _TRITON_KERNEL:
             written = False
-        overwritten = position == 0 and name in _OVERWRITE
-        read = not (overwritten or argument.name.startswith("out"))
-        passes.append((int(read), int(written)))
+        overwritten = written and (
+            argument.name.startswith("out") or (position == 0 and name in _OVERWRITE)
+        )
+        passes.append((int(not overwritten), int(written)))
     return tuple(passes)
 
 

@@ -30,6 +30,11 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 SQUARE = empty(512, 512)  # 1 MiB
+ROWS = empty(16, 16_384)  # 1 MiB in rows of 64 KiB
+SHORT = empty(2048, 128)  # 1 MiB in rows of 512 bytes
+WIDE = empty(128, 2048)
+IMAGE = empty(4, 64, 32, 32)
+FLOAT = torch.float32
 
 
 def test_a_product_is_two_operations_for_each_pair() -> None:
@@ -138,6 +143,22 @@ def test_grouped_heads_of_keys_are_as_much_work_as_heads_of_their_own() -> None:
         (aten.add.Tensor, (SQUARE, empty(512, 1).expand(512, 512)), 2),
         # Softmax and norms pass over their input once.
         (aten._softmax.default, (SQUARE, -1, False), 2),  # noqa: SLF001
+        # What a backward pass calls output was saved for it: read, not written.
+        (aten.tanh_backward.default, (SQUARE, SQUARE), 3),
+        (aten._log_softmax_backward_data.default, (SQUARE, SQUARE, -1, FLOAT), 3),  # noqa: SLF001
+        # Softmax multiplies the two first: a tensor of its own.
+        (aten._softmax_backward_data.default, (SQUARE, SQUARE, -1, FLOAT), 6),  # noqa: SLF001
+        # Rows beyond shared memory are read for their maximum and for their sum, too.
+        (aten._log_softmax.default, (ROWS, -1, False), 4),  # noqa: SLF001
+        (aten._log_softmax_backward_data.default, (ROWS, ROWS, -1, FLOAT), 4),  # noqa: SLF001
+        (aten._softmax_backward_data.default, (ROWS, ROWS, -1, FLOAT), 7),  # noqa: SLF001
+        # Short rows of layer norm take as long as rows of 2 KiB.
+        (aten.native_layer_norm.default, (SHORT, [128], None, None, 1e-5), 8),
+        (aten.native_layer_norm.default, (WIDE, [2048], None, None, 1e-5), 2),
+        # Group norm: statistics first, then the output.
+        (aten.native_group_norm.default, (IMAGE, *(None,) * 2, 4, 64, 1024, 2, 0.1), 3),
+        (aten.roll.default, (SQUARE, [1], [0]), 2),
+        (aten.roll.default, (SQUARE, [1, 1], [0, 1]), 4),
     ],
 )
 def test_what_an_op_reads_and_writes(op: Any, args: Any, moved: int) -> None:
