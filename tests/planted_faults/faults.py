@@ -139,8 +139,8 @@ FAULTS: Final = (
     ),
     Fault(
         "planning/search/solver_choice.py",
-        "return max(0.0, 1 - least / taken) if taken else None",
-        "return 0.0 if taken else None",
+        "return max(0.0, 1 - least_ns / taken_ns) if taken_ns else None",
+        "return 0.0 if taken_ns else None",
         "planning api",
     ),
     Fault(
