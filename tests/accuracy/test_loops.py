@@ -50,7 +50,7 @@ def test_predictions_are_within_their_bounds(
 
 def test_reserved_memory_settles_after_more_steps_than_are_recorded() -> None:
     # Outputs of two steps take turns in the cache, and move for some steps more: of 20
-    # recorded ones (``STEPS`` in loop_programs.py) the seventh reserves 96 MiB more.
+    # recorded ones (``STEPS`` in loop_cases.py) the seventh reserves 96 MiB more.
     name = "lightning-bert-keep"
     first = recordings()[name]["reserved_bytes"]
     with pytest.MonkeyPatch.context() as patch:

@@ -14,19 +14,25 @@ ROUNDING_NS = 100
 SIZES = (8, 32, 64)
 
 
+def chain_of(width: int, gpu: str, precision: str) -> BlockChain:
+    """Return the chain of four blocks of a Llama below a large head."""
+    model = models.llama(hidden_size=width, num_hidden_layers=4, vocab_size=32_000)
+    workload = Workload(
+        model=model, batch=models.text(length=LENGTH), gpu=find_gpu(gpu)
+    ).with_found_blocks()
+    settings = TrainingSettings(
+        precision=precision, optimizer="sgd", effective_batch_size=960
+    )
+    return BlockChain(TraceSession(workload), settings)
+
+
 def test_no_mixture_of_kept_and_recomputed_blocks_takes_less_than_they_add_up_to() -> (
     None
 ):
     """Kernels of a large head may hide what small blocks wait: one sum has both."""
-    model = models.llama(hidden_size=256, num_hidden_layers=4, vocab_size=32_000)
-    workload = Workload(
-        model=model, batch=models.text(length=LENGTH), gpu=find_gpu("h100-80gb")
-    ).with_found_blocks()
-    settings = TrainingSettings(
-        precision="bf16-mixed", optimizer="sgd", effective_batch_size=960
-    )
+    whole = chain_of(256, "h100-80gb", "bf16-mixed")
+    workload = whole.traces.workload
     segments = tuple(Segment((name,)) for name in workload.blocks[::2])
-    whole = BlockChain(TraceSession(workload), settings)
     alike = set()
     for chain in (whole, whole.with_loss_chunks(8)):
         for size in SIZES:
@@ -45,14 +51,7 @@ def test_no_mixture_of_kept_and_recomputed_blocks_takes_less_than_they_add_up_to
 
 def test_no_selective_mixture_takes_less_than_its_bounding_sum() -> None:
     """Beside blocks with long kernels a selective block's waits are hidden."""
-    model = models.llama(hidden_size=512, num_hidden_layers=4, vocab_size=32_000)
-    workload = Workload(
-        model=model, batch=models.text(length=LENGTH), gpu=find_gpu("rtx-4090")
-    ).with_found_blocks()
-    settings = TrainingSettings(
-        precision="fp16-mixed", optimizer="sgd", effective_batch_size=960
-    )
-    chain = BlockChain(TraceSession(workload), settings)
+    chain = chain_of(512, "rtx-4090", "fp16-mixed")
     overcharged = []
     for size in SIZES:
         profile, bounding = chain.profile_at(size), chain.bounding_profile_at(size)
@@ -61,8 +60,9 @@ def test_no_selective_mixture_takes_less_than_its_bounding_sum() -> None:
             each.saved_ops for each in block.options if each.mode == "selective"
         )
         segments = (Segment((block.name,), "selective", saved_ops),)
-        recipe = settings.recipe(size, segments)
-        judged = step_time(chain.traces.exact(recipe), recipe, workload.gpu)
+        recipe = chain.settings.recipe(size, segments)
+        trace = chain.traces.exact(recipe)
+        judged = step_time(trace, recipe, chain.traces.workload.gpu)
         judged_ns = judged.forward_ns + judged.backward_ns
         assert chain_time_ns(bounding, segments) <= judged_ns + ROUNDING_NS
         overcharged.append(chain_time_ns(profile, segments) > 1.01 * judged_ns)

@@ -278,8 +278,8 @@ class BlockChain:
         the line through the least two: good enough to search by, not to judge by.
 
         A step takes the longest of a few sums over its ops, by how many phases wait for
-        the host. One of these sums is taken for all options (but for selective ones,
-        which wait longer), so that no plan takes less than its blocks add up to.
+        the host. One of these sums is taken for all options, so that no plan takes less
+        than its blocks add up to; but for selective options, which wait longer.
         """
         key = batch_size, exact_blocks
         if key not in self._profiles:
