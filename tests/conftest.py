@@ -4,7 +4,9 @@
 """
 
 import gc
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -31,6 +33,14 @@ def no_files_of_this_machine(
         patch.setenv(FOLDER_VARIABLE, str(tmp_path_factory.mktemp("calibration")))
         patch.setenv(CACHE_VARIABLE, "off")
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def measures_in_its_own_folder() -> Iterator[None]:
+    """What a file of tests measures must not change the plans of the next."""
+    yield
+    found = [path.name for path in Path(os.environ[FOLDER_VARIABLE]).iterdir()]
+    assert not found, f"tests wrote the session's calibration folder: {found}"
 
 
 def pytest_collection_finish() -> None:

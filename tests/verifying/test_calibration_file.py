@@ -52,7 +52,7 @@ def step_time(**changes: Any) -> StepTimeMeasurement:
     return StepTimeMeasurement(**values | changes)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(tmp_path / "kept"))
     return tmp_path / "kept"
@@ -70,7 +70,6 @@ def test_what_is_kept_is_read_again(folder: Path) -> None:
     assert read_calibration().measurements == (first, second)
 
 
-@pytest.mark.usefixtures("folder")
 def test_only_the_newest_ten_of_a_card_and_cuda_version_stay() -> None:
     other = measurement(cuda_major=12, cuda="12.8")
     add_measurement(other)
@@ -81,7 +80,6 @@ def test_only_the_newest_ten_of_a_card_and_cuda_version_stay() -> None:
     assert [row.date[-2:] for row in kept[1:]] == [f"{day:02}" for day in range(3, 13)]
 
 
-@pytest.mark.usefixtures("folder")
 def test_times_against_earlier_predictions_are_not_used(folder: Path) -> None:
     folder.mkdir()
     earlier = {"format": 1, "step_times": [{"roofline_ms": 1.0, "measured_ms": 2.0}]}
@@ -98,7 +96,6 @@ def test_step_times_stand_beside_contexts() -> None:
     assert step_time().ratio == pytest.approx(1.32)
 
 
-@pytest.mark.usefixtures("folder")
 def test_only_the_newest_ten_of_a_card_and_precision_stay() -> None:
     add_measurement(step_time(precision="fp32"))
     for steps in range(1, 13):
@@ -108,7 +105,6 @@ def test_only_the_newest_ten_of_a_card_and_precision_stay() -> None:
     assert [row.steps for row in kept] == list(range(3, 13))
 
 
-@pytest.mark.usefixtures("folder")
 def test_verifications_that_end_at_once_lose_nothing() -> None:
     code = (
         "import sys\n"
@@ -142,7 +138,6 @@ def test_a_writer_that_never_ends_is_told_and_goes_on_later(
     add_measurement(measurement())  # it is free again
 
 
-@pytest.mark.usefixtures("folder")
 def test_another_process_reads_what_this_one_keeps() -> None:
     add_measurement(measurement())
     code = (
