@@ -145,7 +145,7 @@ def test_where_all_proposals_were_refused_the_lowest_peak_is_tried(
     lowest = replace(lowest, solution=replace(lowest.solution, segments=segments))
 
     class Proposals:
-        def __init__(self, _: PlanningSession) -> None: ...
+        def __init__(self, *_: object) -> None: ...
 
         def roughly(self, _: int) -> SimpleNamespace:
             return SimpleNamespace(best=None)
@@ -318,8 +318,65 @@ def test_a_chunked_loss_has_to_gain_one_per_cent(
     monkeypatch.setattr(loss_chunking, "MIN_BUDGET_SHARE", 0.0)
     monkeypatch.setattr(loss_chunking, "can_gain", lambda *_: True)
     monkeypatch.setattr(loss_chunking, "everything_kept", lambda *_: None)
+    monkeypatch.setattr(loss_chunking, "_search_ahead", lambda *_: None)
+    solved = SimpleNamespace(best=None)
+    monkeypatch.setattr(loss_chunking, "fastest_by_formula", lambda *_: solved)
     found = loss_chunking.search_with_loss_chunks(plain).session
     assert found is (chunked if taken else plain)
+
+
+@pytest.mark.parametrize(
+    ("plain_ms", "bound_ms", "searched", "taken"),
+    [
+        (102.0, 102.0, ["chunked"], "chunked"),
+        (102.0, 100.5, ["chunked", "plain"], "chunked"),
+        (100.5, 100.5, ["chunked", "plain"], "plain"),
+    ],
+)
+def test_a_plain_loss_that_cannot_win_is_not_searched(
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    plain_ms: float,
+    bound_ms: float,
+    searched: list[str],
+    taken: str,
+) -> None:
+    """Nor is a chunked one searched twice. It takes 100 ms, and has to gain 1 %."""
+    plain, chunked = session(), session(loss_chunks=8)
+    asked: list[str] = []
+
+    def search_one(one: PlanningSession, *_: int, **__: int) -> SearchResult:
+        name = "plain" if one is plain else "chunked"
+        asked.append(name)
+        step_ms = plain_ms if one is plain else 100.0
+        return SearchResult(session=one, estimate=estimate(MIB, step_ms=step_ms))
+
+    def can_gain(one: PlanningSession, known: Estimate, gain: float, *_: Any) -> bool:
+        least_ms = bound_ms if one is plain else 100.0
+        return least_ms < known.step_ms * (1 - gain)
+
+    def solved(one: PlanningSession, *ideal: Any) -> SimpleNamespace:
+        in_chunks = one is chunked or any(ideal)
+        return SimpleNamespace(best=candidate(0, 90 if in_chunks else 100))
+
+    chain: Any = plain.block_chain
+    chain.all_kept = lambda _: SimpleNamespace(batch_sizes=(2, 3))
+    chain.waiting_phases = lambda _: 0
+    monkeypatch.setattr(loss_chunking, "search", search_one)
+    monkeypatch.setattr(loss_chunking, "search_within_limits", search_one)
+    monkeypatch.setattr(
+        loss_chunking, "with_near_misses", lambda found, *_, **__: found
+    )
+    monkeypatch.setattr(
+        loss_chunking, "with_more_loss_chunks", lambda _: [plain, chunked]
+    )
+    monkeypatch.setattr(loss_chunking, "MIN_BUDGET_SHARE", 0.0)
+    monkeypatch.setattr(loss_chunking, "can_gain", can_gain)
+    monkeypatch.setattr(loss_chunking, "fastest_by_formula", solved)
+    monkeypatch.setattr(loss_chunking, "everything_kept", lambda *_: None)
+    found = loss_chunking.search_with_loss_chunks(plain).session
+    assert found is (chunked if taken == "chunked" else plain)
+    assert asked == searched
 
 
 @pytest.mark.parametrize(("objective", "always"), [("throughput", 0), ("memory", 1)])
@@ -363,7 +420,7 @@ def test_chunks_are_tried_where_the_loss_is_five_per_cent_of_the_budget(
         loss_chunking, "with_more_loss_chunks", lambda _: [asked, chunked]
     )
     worth_trying = loss_chunking._worth_trying  # noqa: SLF001
-    assert len(list(worth_trying(asked, None))) == tried
+    assert len(list(worth_trying(asked, 1))) == tried
 
 
 @pytest.mark.parametrize(("divided", "most"), [(0.39, 8), (0.41, 64), (3.3, 256)])
@@ -380,7 +437,7 @@ def test_more_chunks_are_tried_while_what_they_divide_is_five_per_cent(
     asked = [chunked(n) for n in (1, 8, 64, 256)]
     monkeypatch.setattr(loss_chunking, "with_more_loss_chunks", lambda _: asked)
     worth_trying = loss_chunking._worth_trying  # noqa: SLF001
-    tried = [each.settings.loss_chunks for each in worth_trying(asked[0], None)]
+    tried = [each.settings.loss_chunks for each in worth_trying(asked[0], 1)]
     assert tried[-1] == most
 
 

@@ -1,7 +1,8 @@
 """Chunked cross-entropy: whether to compute output head and loss in chunks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from fractions import Fraction
 from typing import Final
 
 from budgetfit.applying.loss.chunked_loss import can_chunk_loss
@@ -13,12 +14,14 @@ from budgetfit.planning.search.search import (
     MAX_ROUNDS,
     SearchResult,
     can_gain,
+    fastest_by_formula,
     search,
     search_within_limits,
     with_near_misses,
 )
 from budgetfit.planning.search.solver_choice import MIN_HOST_GAIN, without_host_options
 from budgetfit.planning.session import PlanningSession
+from budgetfit.solvers.batch_size import BatchCandidate
 
 # More chunks hold less and launch smaller kernels; the first that leave little to gain
 # are taken.
@@ -43,15 +46,43 @@ def search_with_loss_chunks(
     kept = everything_kept(session, _chunked_best, MIN_GAIN)
     if kept is not None:
         return kept
-    best = search_within_limits(session, max_rounds)
+    solved = fastest_by_formula(session)
+    ahead = _search_ahead(session, solved.best, max_rounds)
+    if ahead is not None and _beats_fewer_chunks(ahead, session):
+        return _with_more_chunks(session, ahead, max_rounds)
+    best = search_within_limits(session, max_rounds, solved=solved)
     if best.estimate and not can_gain(session, best.estimate, MIN_GAIN, _chunked_best):
         return with_near_misses(best, max_rounds)
-    unchunked: SearchResult | None = best  # without its near misses
-    for chunked in _worth_trying(session, best.estimate):
+    return _with_more_chunks(session, best, max_rounds, ahead)
+
+
+def _with_more_chunks(
+    session: PlanningSession,
+    best: SearchResult,
+    max_rounds: int,
+    ahead: SearchResult | None = None,
+) -> SearchResult:
+    """Return the best with as many chunks as ``best`` has or more.
+
+    Args:
+        session: With the plain loss.
+        best: Without near misses if its loss is plain.
+        max_rounds: Of each search.
+        ahead: The result with some number of chunks, searched already.
+    """
+    unchunked = best if _chunks(best.session) == 1 else None
+    known = best.estimate
+    size = known.recipe.batch_size if known else session.smallest_searched
+    for chunked in _worth_trying(session, size):
+        if _chunks(chunked) <= _chunks(best.session):
+            continue
         try:
             if best.estimate and not can_gain(chunked, best.estimate, MIN_GAIN):
                 break
-            found = search(chunked, max_rounds=max_rounds)
+            if ahead is not None and _chunks(chunked) == _chunks(ahead.session):
+                found = ahead
+            else:
+                found = search(chunked, max_rounds=max_rounds)
         except (InputError, TraceError) as error:
             session.traces.log.append(f"the loss is not cut into parts: {error}")
             break
@@ -65,6 +96,65 @@ def search_with_loss_chunks(
         elif best.estimate is not None:
             break
     return best if unchunked is None else with_near_misses(unchunked, max_rounds)
+
+
+def _search_ahead(
+    session: PlanningSession, best: BatchCandidate | None, max_rounds: int
+) -> SearchResult | None:
+    """Search with as many chunks as make the solver's plan the fastest.
+
+    None where that is one. With fewer chunks plans are then often not searched at all.
+    No trace is made here that the search itself would not make. ``best`` is the
+    solver's plan with the plain loss.
+    """
+    chain, expected = session.block_chain, session
+    if (
+        best is None
+        or session.request.objective != "throughput"
+        or len(chain.all_kept(best.batch_size).batch_sizes) == 1
+        or chain.waiting_phases(best.batch_size)  # plans may be faster than solved
+    ):
+        return None
+    try:
+        for chunked in _worth_trying(session, best.batch_size):
+            below_ns = (1 - Fraction(MIN_GAIN)) * (best.ns_per_sample or 0)
+            if not _faster(expected, below_ns, _chunked_best):
+                break
+            found = _faster(chunked, below_ns)
+            if found is None:
+                break
+            best, expected = found, chunked
+        if expected is not session:
+            return search(expected, max_rounds=max_rounds)
+    except (InputError, TraceError):  # said once more where the loss is cut
+        pass
+    return None
+
+
+def _faster(
+    session: PlanningSession,
+    below_ns: Fraction,
+    chain_of: Callable[[ChainProfile], ChainProfile] | None = None,
+) -> BatchCandidate | None:
+    """Return the solver's plan in all usable bytes if it takes less per sample."""
+    best = fastest_by_formula(session, chain_of, below_ns).best
+    return best if best and (best.ns_per_sample or 0) < below_ns else None
+
+
+def _beats_fewer_chunks(found: SearchResult, session: PlanningSession) -> bool:
+    """Whether no plan with fewer chunks can keep ``found`` from being taken."""
+    if found.estimate is None:
+        return False
+    loss = 1 - 1 / (1 - MIN_GAIN)
+    return not any(
+        can_gain(fewer, found.estimate, loss)
+        for fewer in with_more_loss_chunks(session)
+        if _chunks(fewer) < _chunks(found.session)
+    )
+
+
+def _chunks(session: PlanningSession) -> int:
+    return session.settings.loss_chunks
 
 
 def search_without_host(
@@ -108,7 +198,10 @@ def _may_be_as_fast(session: PlanningSession, known: Estimate, loss: float) -> b
         return False
     whole = session.changed(loss_chunks=1, host_ram_bytes=0)
     try:
-        return any(can_gain(each, known, -loss) for each in _worth_trying(whole, known))
+        return any(
+            can_gain(each, known, -loss)
+            for each in _worth_trying(whole, known.recipe.batch_size)
+        )
     except (InputError, TraceError):  # the loss is not cut into parts
         return False
 
@@ -132,18 +225,19 @@ def with_more_loss_chunks(session: PlanningSession) -> list[PlanningSession]:
 
 
 def _worth_trying(
-    session: PlanningSession, found: Estimate | None
+    session: PlanningSession, batch_size: int
 ) -> Iterator[PlanningSession]:
     """Yield sessions with more loss chunks while these may still gain something."""
-    size = session.smallest_searched if found is None else found.recipe.batch_size
     whole, *others = with_more_loss_chunks(session)
-    all_bytes = left_bytes = _bytes_behind_blocks(whole, size)
+    if not others:
+        return
+    all_bytes = left_bytes = _bytes_behind_blocks(whole, batch_size)
     for chunked in others:
         if left_bytes < MIN_BUDGET_SHARE * session.budget.usable_bytes:
             return
         yield chunked
         # What no chunk divides, such as a cast of the head's weight, stays.
-        freed_bytes = all_bytes - _bytes_behind_blocks(chunked, size)
+        freed_bytes = all_bytes - _bytes_behind_blocks(chunked, batch_size)
         left_bytes = freed_bytes / (chunked.settings.loss_chunks - 1)
 
 

@@ -130,11 +130,26 @@ def can_gain(
     """
     if session.request.objective != "throughput":
         return True
+    below_ns = Fraction(solver_ns(known) * (1 - gain))
+    found = fastest_by_formula(session, chain_of, below_ns)
+    if found.best is None:
+        return not found.lower_ns  # else the plan of lowest peak may fit
+    return (found.best.ns_per_sample or 0) < below_ns
+
+
+def fastest_by_formula(
+    session: PlanningSession,
+    chain_of: Callable[[ChainProfile], ChainProfile] | None = None,
+    below_ns: Fraction | None = None,
+) -> BatchChoice:
+    """Return the solver's plan in all usable bytes: no search finds a faster one.
+
+    ``chain_of`` as in ``can_gain``, ``below_ns`` as in ``choose_batch_size``.
+    """
     limit_bytes = session.budget.usable_bytes
     profile_at = session.block_chain.profiles_within(limit_bytes, exact_blocks=False)
     solve = solver_for(session)
-    below_ns = Fraction(solver_ns(known) * (1 - gain))
-    found = best_batch(
+    return best_batch(
         session,
         (lambda size: chain_of(profile_at(size))) if chain_of else profile_at,
         solve,
@@ -142,22 +157,23 @@ def can_gain(
         bounds=fastest_plan_bounds if solve is fastest_plan else None,
         below_ns=below_ns,
     )
-    if found.best is None:
-        return not found.lower_ns  # else the plan of lowest peak may fit
-    return (found.best.ns_per_sample or 0) < below_ns
 
 
 def search_within_limits(
-    session: PlanningSession, max_rounds: int, known: Sequence[Estimate] = ()
+    session: PlanningSession,
+    max_rounds: int,
+    known: Sequence[Estimate] = (),
+    solved: BatchChoice | None = None,
 ) -> SearchResult:
     """Return the best proposal of the solver under a changing limit of live bytes.
 
     The limit starts where the traced programs suggest; it shrinks by the excess while
     recipes do not fit, and grows by the unused bytes once one fits, until these are two
     per cent or less. Where nothing is within the first limit, the plan of lowest peak
-    shows how much the allocator reserves beyond the formula.
+    shows how much the allocator reserves beyond the formula. ``solved`` is what
+    ``fastest_by_formula`` returns, where that is known.
     """
-    proposals = _Proposals(session)
+    proposals = _Proposals(session, solved)
     limits = _Limits.of(session, proposals, known)
     rounds: list[str] = []
     seen: set[Recipe] = set()
@@ -197,10 +213,14 @@ def search_within_limits(
 class _Proposals:
     """The solver's plans at the best batch size, within any limit of live bytes."""
 
-    def __init__(self, session: PlanningSession) -> None:
+    def __init__(
+        self, session: PlanningSession, solved: BatchChoice | None = None
+    ) -> None:
         self._session = session
         self._solve = solver_for(session)
         self._roughly: dict[int, BatchChoice] = {}
+        if solved is not None:
+            self._roughly[session.budget.usable_bytes] = solved
         self._refused: set[int] = set()
 
     def within(self, limit_bytes: int) -> BatchCandidate | None:
