@@ -35,6 +35,14 @@ def no_files_of_this_machine(
         yield
 
 
+@pytest.fixture(scope="module")
+def kept_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache for the tests of one file, which plan one model again and again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("traces")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def measures_in_its_own_folder() -> Iterator[None]:
     """What a file of tests measures must not change the plans of the next."""

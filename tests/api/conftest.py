@@ -3,15 +3,11 @@
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig
 
-from tests.models import LLAMA
+from tests.api.planned import write_config
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """The folder of a small Llama's config."""
-    LlamaConfig(
-        **LLAMA, architectures=["LlamaForCausalLM"], model_type="llama"
-    ).save_pretrained(tmp_path)
-    return tmp_path
+    return write_config(tmp_path)

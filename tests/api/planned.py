@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import LlamaConfig
 
 import budgetfit
 import budgetfit.api.plan  # what is imported on first use may draw random numbers
 from budgetfit.core.plan import Plan
 from budgetfit.gpus.cuda_context import context_bytes
 from budgetfit.gpus.table import find_gpu
-from tests.models import EXAMPLES, MIB, SAMPLES, Mebi, alone, mean
+from tests.models import EXAMPLES, LLAMA, MIB, SAMPLES, Mebi, alone, mean
 
 CARD = "rtx-4090"
 SAMPLE_OF_MEBI = torch.zeros(SAMPLES, 512, 512)  # 1 MiB a sample
@@ -39,6 +40,14 @@ def plan_mebi(usable_mib: int, **options: Any) -> Plan:
         **options,
     }
     return budgetfit.plan(Mebi(6), **settings)
+
+
+def write_config(folder: Path) -> Path:
+    """Write the config of a small Llama into a folder; return the folder."""
+    LlamaConfig(
+        **LLAMA, architectures=["LlamaForCausalLM"], model_type="llama"
+    ).save_pretrained(folder)
+    return folder
 
 
 def plan_of_config(folder: Path, **options: Any) -> Plan:

@@ -20,7 +20,7 @@ from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.api.planned import CARD, SAMPLE_OF_MEBI, plan_mebi
-from tests.models import MIB, Mebi
+from tests.models import MIB, Mebi, alone
 
 EXPANDABLE = "expandable_segments:True"
 ROUNDED = "roundup_power2_divisions:[1:1,>:2]"
@@ -34,7 +34,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def small_plan(**options: str) -> Plan:
     settings = {"batch_size": 2, "checkpointing": "none", **options}
-    return plan_mebi(200, **settings)
+    return alone(plan_mebi(200, **settings))
 
 
 @pytest.fixture(scope="module")

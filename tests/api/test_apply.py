@@ -134,21 +134,24 @@ def test_a_recomputed_model_trains_as_one_that_keeps_everything() -> None:
     assert losses[0] == losses[1]
 
 
-def test_a_loaded_plan_needs_its_loss_again(saved: Path) -> None:
-    with pytest.raises(InputError, match=r"made with loss=\S+cross_entropy"):
-        budgetfit.apply(Plan.load(saved), tower(), optimizer=fast_sgd)
-
-
-def test_a_loaded_plan_needs_its_optimizer_again(saved: Path) -> None:
-    with pytest.raises(InputError, match=r"made with optimizer=\S+fast_sgd"):
-        budgetfit.apply(Plan.load(saved), tower(), loss=cross_entropy)
-
-
-def test_another_optimizer_than_the_planned_one_is_refused(saved: Path) -> None:
-    with pytest.raises(InputError, match="Hand in the same one"):
-        budgetfit.apply(
-            Plan.load(saved), tower(), loss=cross_entropy, optimizer=torch.optim.Adam
-        )
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"Hand one in: budgetfit\.apply"),
+        ({"model": True, "optimizer": fast_sgd}, r"made with loss=\S+cross_entropy"),
+        ({"model": True, "loss": cross_entropy}, r"made with optimizer=\S+fast_sgd"),
+        (
+            {"model": True, "loss": cross_entropy, "optimizer": torch.optim.Adam},
+            "Hand in the same one",
+        ),
+    ],
+)
+def test_a_loaded_plan_needs_its_model_loss_and_optimizer_again(
+    saved: Path, given: dict[str, Any], message: str
+) -> None:
+    handed_in = {**given, "model": tower()} if given else {}
+    with pytest.raises(InputError, match=message):
+        budgetfit.apply(Plan.load(saved), **handed_in)
 
 
 def test_the_learning_rate_is_given_or_transformers_default(saved: Path) -> None:
@@ -164,11 +167,6 @@ def test_the_learning_rate_is_given_or_transformers_default(saved: Path) -> None
     own: dict[str, Any] = {"loss": cross_entropy, "optimizer": fast_sgd}
     with pytest.raises(InputError, match=r"a function, .*fast_sgd.* sets its own"):
         budgetfit.apply(Plan.load(saved), tower(), learning_rate=0.1, **own)
-
-
-def test_a_loaded_plan_needs_a_model(saved: Path) -> None:
-    with pytest.raises(InputError, match=r"Hand one in: budgetfit\.apply"):
-        budgetfit.apply(Plan.load(saved))
 
 
 def test_another_model_than_the_planned_one_is_refused(saved: Path) -> None:

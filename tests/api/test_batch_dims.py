@@ -43,9 +43,10 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
 
 def planned(model: nn.Module, **asked: Any) -> budgetfit.Plan:
     asked = {"batch_dims": DIMS, "checkpointing": "full", "batch_size": 3} | asked
-    return budgetfit.plan(
+    made = budgetfit.plan(
         model, gpu="t4", batch=MISVOTING, precision="fp32", optimizer=sgd, **asked
     )
+    return alone(made)
 
 
 def trained(plan: budgetfit.Plan, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -130,7 +131,7 @@ def test_a_plan_file_without_it_is_read_as_before() -> None:
     ],
 )
 def test_a_damaged_plan_file_is_refused(value: object, message: str) -> None:
-    document = json.loads(alone(planned(Prototypes())).to_json())
+    document = json.loads(planned(Prototypes()).to_json())
     document["model"]["batch_dims"] = value
     with pytest.raises(InputError, match=message):
         budgetfit.Plan.from_json(json.dumps(document))

@@ -18,18 +18,21 @@ from budgetfit.errors import InputError
 from budgetfit.gpus.table import gpu_from_properties
 from budgetfit.inputs.plan_source import planned_arguments
 from budgetfit.inputs.planned_again import parse_again
-from tests.api.planned import plan_of_config
+from tests.api.planned import plan_of_config, write_config
 from tests.models import LLAMA, alone, llama
 from tests.reporting.sample_plans import sample_plan
+
+# What is checked is its memory, however it was chosen.
+ONE_RECIPE: dict[str, Any] = {"batch_size": 4, "checkpointing": "full"}
 
 
 @pytest.mark.parametrize(
     "given",
     [
         {},
-        {"method": "lora", "lora_r": 4, "target_modules": "q_proj"},
-        {"gpu": None, "vram": "2GB", "precision": "fp32"},
-        {"allocator": "expandable_segments:True", "headroom": "500MB"},
+        {"method": "lora", "lora_r": 4, "target_modules": "q_proj", **ONE_RECIPE},
+        {"gpu": None, "vram": "2GB", "precision": "fp32", **ONE_RECIPE},
+        {"allocator": "expandable_segments:True", "headroom": "500MB", **ONE_RECIPE},
     ],
     ids=["full", "lora", "vram", "allocator"],
 )
@@ -131,7 +134,8 @@ def test_a_plan_of_a_model_in_memory_needs_it_again(tmp_path: Path) -> None:
     model = llama()
     ids = torch.zeros(2, 24, dtype=torch.int64)
     batch = {"input_ids": ids, "labels": ids}
-    made = alone(budgetfit.plan(model, gpu="rtx-4090", batch=batch))
+    asked = {"batch": batch, "batch_size": 2, "checkpointing": "none"}
+    made = alone(budgetfit.plan(model, gpu="rtx-4090", **asked))
     assert budgetfit.check(made).fits
     made.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
@@ -161,8 +165,15 @@ QUICK: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def images(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def over_lengths(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    config = write_config(tmp_path_factory.mktemp("config"))
+    return plan_of_config(config, lengths=LENGTHS, **QUICK)
+
+
+@pytest.fixture(scope="module")
+def over_images(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    folder = tmp_path_factory.mktemp("images")
     ViTConfig(
         image_size=48,
         patch_size=8,
@@ -171,8 +182,8 @@ def images(tmp_path: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=2,
         architectures=["ViTForImageClassification"],
-    ).save_pretrained(tmp_path / "images")
-    return tmp_path / "images"
+    ).save_pretrained(folder)
+    return plan_of_config(folder, image_sizes=SIZES, **QUICK)
 
 
 def saved_by_an_earlier_version(plan: Plan) -> Plan:
@@ -183,23 +194,20 @@ def saved_by_an_earlier_version(plan: Plan) -> Plan:
     return Plan.from_json(json.dumps(document))
 
 
-def test_lengths_are_checked_and_verified_again(config: Path) -> None:
-    made = plan_of_config(config, lengths=LENGTHS, **QUICK)
-    plan = Plan.from_json(made.to_json())
+def test_lengths_are_checked_and_verified_again(over_lengths: Plan) -> None:
+    plan = Plan.from_json(over_lengths.to_json())
     assert plan.provenance["asked"]["lengths"] == {"8": 5, "24": 2, "32": 1}
     assert "attention_mask" in plan.model.batch
     found = budgetfit.check(plan)
-    assert found.reserved_bytes == made.estimate.reserved_bytes
+    assert found.reserved_bytes == over_lengths.estimate.reserved_bytes
     assert any("updates of random sizes" in note for note in found.notes)
     check = budgetfit.verify(plan, device="cpu", steps=3)
     assert check.passed
 
 
-def test_image_sizes_are_checked_again(images: Path) -> None:
-    made = plan_of_config(images, image_sizes=SIZES, **QUICK)
-    plan = Plan.from_json(made.to_json())
-    found = budgetfit.check(plan)
-    assert found.reserved_bytes == made.estimate.reserved_bytes
+def test_image_sizes_are_checked_again(over_images: Plan) -> None:
+    found = budgetfit.check(Plan.from_json(over_images.to_json()))
+    assert found.reserved_bytes == over_images.estimate.reserved_bytes
     assert any("updates of random sizes" in note for note in found.notes)
 
 
@@ -216,12 +224,9 @@ def test_padded_lengths_are_checked_as_padded(config: Path) -> None:
 
 
 def test_of_sizes_that_the_file_does_not_say_the_plans_figure_is_the_least(
-    config: Path, images: Path
+    over_lengths: Plan, over_images: Plan
 ) -> None:
-    for made in (
-        plan_of_config(config, lengths=LENGTHS, **QUICK),
-        plan_of_config(images, image_sizes=SIZES, **QUICK),
-    ):
+    for made in (over_lengths, over_images):
         found = budgetfit.check(saved_by_an_earlier_version(made))
         assert found.reserved_bytes == made.estimate.reserved_bytes
         assert found.process_bytes == made.estimate.process_bytes

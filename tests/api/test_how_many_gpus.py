@@ -15,6 +15,7 @@ from budgetfit.core.plan import Plan
 from budgetfit.core.plan_json import from_json, to_json
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.inputs.several_gpus import parse_gpus
+from tests.models import alone
 from tests.reporting.sample_plans import sample_plan
 
 WIDTH, LAYERS = 6144, 6
@@ -64,6 +65,7 @@ def test_the_fewest_that_fit_are_taken_and_the_others_are_said() -> None:
     assert "weights, gradients and optimizer states take" in tried["2"]
     assert WHOLE_BYTES / 4 < plan.budget.usable_bytes < plan.budget.total_bytes / 2
     assert tried["4"].startswith("fits, ")
+    plan = alone(plan)
     for text in (str(plan), plan.details(), str(from_json(to_json(plan)))):
         assert "HOW MANY GPUS" in text
         assert "taken: 4: the fewest that fit" in text

@@ -13,24 +13,21 @@ import pytest
 import budgetfit
 from budgetfit.api.in_loop import plan_in_loop
 from budgetfit.core.loop import RUN
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Segment
-from tests.api.planned import plan_of_config
+from tests.api.planned import plan_of_config, write_config
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("kept_traces")
 
 
 def saved(config: Path, **given: Any) -> Plan:
     """Return a plan as it is loaded."""
     made = plan_of_config(config, **given)
     return Plan.from_json(made.to_json())
-
-
-def test_a_plan_for_several_gpus_keeps_its_own_figure(config: Path) -> None:
-    plan = saved(config, gpus=2, engine="ddp", batch_size=2, checkpointing="none")
-    assert plan_in_loop(plan, "trainer") == plan
-    assert plan.estimate.loop == RUN
 
 
 # One recipe: what is found out is its memory.
@@ -40,6 +37,21 @@ QUICK: dict[str, Any] = {
     "precision": "bf16-mixed",
     "checkpointing": "none",
 }
+
+
+@pytest.fixture(scope="module")
+def varying(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """A plan over lengths, of a config that stays where it is."""
+    config = write_config(tmp_path_factory.mktemp("config"))
+    return saved(config, lengths={8: 5, 24: 2, 32: 1}, **QUICK)
+
+
+def test_a_plan_for_several_gpus_keeps_its_own_figure(config: Path) -> None:
+    plan = saved(config, **QUICK)
+    several = Parallelism(engine="ddp", gpus=2)
+    plan = plan.changed(recipe=replace(plan.recipe, parallelism=several))
+    assert plan_in_loop(plan, "trainer") == plan
+    assert plan.estimate.loop == RUN
 
 
 def test_adapters_have_the_loops_figure(config: Path) -> None:
@@ -52,16 +64,15 @@ def test_adapters_have_the_loops_figure(config: Path) -> None:
 
 
 def test_lengths_are_replayed_in_the_loop_with_expandable_segments(
-    config: Path,
+    varying: Plan,
 ) -> None:
-    plan = saved(config, lengths={8: 5, 24: 2, 32: 1}, **QUICK)
-    found = plan_in_loop(plan, "trainer").estimate
+    found = plan_in_loop(varying, "trainer").estimate
     assert found.loop.kind == "trainer"
-    document = json.loads(plan.to_json())
+    document = json.loads(varying.to_json())
     del document["provenance"]["asked"]["lengths"]
     older = plan_in_loop(Plan.from_json(json.dumps(document)), "trainer").estimate
     assert older.loop.kind == "trainer"
-    assert older.reserved_bytes >= plan.estimate.reserved_bytes
+    assert older.reserved_bytes >= varying.estimate.reserved_bytes
 
 
 def test_a_rank_keeps_its_share_of_host_memory(config: Path) -> None:
@@ -99,15 +110,14 @@ def test_what_a_loop_cannot_do_and_an_unknown_model_are_passed_over(
 
 
 def test_a_script_of_torch_expands_segments_where_a_run_begins_with_the_longest(
-    config: Path,
+    config: Path, varying: Plan
 ) -> None:
-    plan = saved(config, lengths={8: 5, 24: 2, 32: 1}, **QUICK)
-    assert plan.recipe.longest_batch_first
-    found = plan_in_loop(plan, "run")
+    assert varying.recipe.longest_batch_first
+    found = plan_in_loop(varying, "run")
     assert found.estimate.loop == RUN
-    assert found.estimate.reserved_bytes != plan.estimate.reserved_bytes
+    assert found.estimate.reserved_bytes != varying.estimate.reserved_bytes
     wanted = "Start it with PYTORCH_ALLOC_CONF=expandable_segments:True."
-    assert wanted in plan.to_torch_script()
+    assert wanted in varying.to_torch_script()
     fixed = saved(config, **QUICK)
     assert plan_in_loop(fixed, "run") == fixed
     assert wanted not in fixed.to_torch_script()

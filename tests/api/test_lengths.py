@@ -13,6 +13,7 @@ from budgetfit.api.compare import compare
 from budgetfit.planning.alternatives.compare_gpus import lengths_warning
 from tests.models import EXAMPLES, LENGTH, VOCABULARY
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
 LENGTHS = {8: 3, 24: 1}  # 48 tokens in 4 x 24 positions: half is padding
 
 

@@ -193,7 +193,13 @@ def test_after_an_error_states_are_left_as_well() -> None:
         with pytest.raises(budgetfit.InputError, match="not a memory size"):
             budgetfit.plan(config(), vram="much")
         with pytest.raises(budgetfit.DoesNotFitError):
-            budgetfit.plan(config(), gpu="t4", vram="600MB", batch_size=100_000)
+            budgetfit.plan(
+                config(),
+                gpu="t4",
+                vram="600MB",
+                batch_size=100_000,
+                checkpointing="full",
+            )
         assert process_state() == before
 
 

@@ -174,7 +174,7 @@ def test_u13_a_fresh_process_verifies_what_text_can_build(
     monkeypatch.chdir(tmp_path)
     plan = budgetfit.plan("net.py:build", gpu=CARD, batch_size=2, checkpointing="full")
 
-    check = budgetfit.verify(plan, device="cpu", fresh_process=True)
+    check = budgetfit.verify(alone(plan), device="cpu", fresh_process=True)
 
     assert check.passed
     assert check.fresh_process

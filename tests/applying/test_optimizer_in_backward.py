@@ -268,7 +268,7 @@ def test_verify_compares_gradients_that_are_still_there(
         return 0.0
 
     monkeypatch.setattr(compare_gradients, "_relative_error", watch)
-    budgetfit.verify(replace(plan, recipe=recipe), device="cpu")
+    budgetfit.verify(plan.changed(recipe=recipe), device="cpu")
     assert set(seen) == {(False, False)}
 
 

@@ -195,28 +195,19 @@ def test_looking_at_where_to_save_leaves_no_file_and_keeps_what_is_there(
     assert not link.exists()
 
 
-@pytest.mark.parametrize("words", [("--json",), ()])
+@pytest.mark.parametrize(
+    "words", ["plan gpt2 --json", "plan gpt2", "export {} --to torch"]
+)
 def test_an_answer_that_cannot_be_saved_after_all_is_printed(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
-    expected = run("plan", "gpt2", *words).stdout
+    asked = words.format(saved).split()
+    expected = run(*asked).stdout
     monkeypatch.setattr(Path, "replace", full_disk)
-    result = run("plan", "gpt2", *words, "--save", tmp_path / "plan.json")
+    result = run(*asked, "--save", saved.parent / "answer")
     assert result.exit_code == 1
     assert result.stdout == expected
-    assert "plan.json': No space left on device" in result.stderr
-
-
-def test_an_export_that_cannot_be_saved_after_all_is_printed(
-    run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("export", saved, "--to", "torch")
-    expected = run(*words).stdout
-    monkeypatch.setattr(Path, "replace", full_disk)
-    result = run(*words, "--save", saved.parent / "train.py")
-    assert result.exit_code == 1
-    assert result.stdout == expected
-    assert "No space left on device" in result.stderr
+    assert "answer': No space left on device" in result.stderr
 
 
 def full_disk(*_: object, **__: object) -> None:

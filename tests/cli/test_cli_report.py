@@ -32,10 +32,11 @@ def test_a_saved_plan_and_a_comparison_have_one(run: Run, tmp_path: Path) -> Non
     assert "on each GPU" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("option", ["--report", "--snapshot"])
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
-    run: Run, api: FakeApi, tmp_path: Path
+    run: Run, api: FakeApi, tmp_path: Path, option: str
 ) -> None:
-    result = run("plan", "gpt2", "--report", tmp_path / "no" / "plan.html")
+    result = run("plan", "gpt2", option, tmp_path / "no" / "plan.html")
     assert result.exit_code == 2
     assert "Cannot write" in result.stderr
     assert (result.stdout, api.calls) == ("", [])
@@ -48,15 +49,6 @@ def test_what_is_missing_is_said_before_the_work(
     result = run("plan", "gpt2", "--report", tmp_path / "plan.html")
     assert result.exit_code == 2
     assert "pip install 'budgetfit[report]'" in result.stderr
-    assert (result.stdout, api.calls) == ("", [])
-
-
-def test_a_snapshot_is_refused_where_it_cannot_be_written(
-    run: Run, api: FakeApi, tmp_path: Path
-) -> None:
-    result = run("plan", "gpt2", "--snapshot", tmp_path / "no" / "step.pickle")
-    assert result.exit_code == 2
-    assert "Cannot write" in result.stderr
     assert (result.stdout, api.calls) == ("", [])
 
 

@@ -228,21 +228,19 @@ def test_a_model_that_changes_meanwhile_is_not_kept(model: Path) -> None:
     assert kept(model) == []
 
 
-def test_a_warning_of_the_traces_cache_is_not_kept(model: Path) -> None:
-    told = replace(sample_plan(), warnings=(f"name another in {CACHE_VARIABLE}",))
-    assert ask("plan", asked(model), lambda: told) == told
-    assert kept(model) == []
-
-
-def test_what_cannot_be_read_again_is_not_kept(model: Path) -> None:
-    odd = replace(sample_plan(), provenance={"seconds": {1: "a key that is no text"}})
-    assert ask("plan", asked(model), lambda: odd) == odd
-    assert kept(model) == []
-
-
-def test_a_number_that_would_be_printed_otherwise_is_not_kept(model: Path) -> None:
-    found = replace(sample_estimate(), step_ms=8), sample_model()  # 8.0 when read
-    assert ask("estimate", asked(model), lambda: found) == found
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("plan", replace(sample_plan(), warnings=(f"another in {CACHE_VARIABLE}",))),
+        ("plan", replace(sample_plan(), provenance={"seconds": {1: "no text"}})),
+        ("estimate", (replace(sample_estimate(), step_ms=8), sample_model())),
+    ],
+    ids=["the cache's warning", "cannot be read again", "would be printed as 8.0"],
+)
+def test_an_answer_that_another_run_would_not_give_is_not_kept(
+    model: Path, command: str, found: object
+) -> None:
+    assert ask(command, asked(model), lambda: found) == found
     assert kept(model) == []
 
 

@@ -149,7 +149,7 @@ def _verify_here(
     given = more.get("batch") is not None or more.get("fresh_process")
     if "input_ids" in plan.model.batch and not given:
         recipe = replace(plan.recipe, batch_size=1, gradient_accumulation_steps=1)
-        plan = replace(plan, recipe=recipe)
+        plan = plan.changed(recipe=recipe)
         more["batch"] = tokens(1, SHORT)
     return apply_and_verify.verify(plan, model, device=device or "cpu", **more)
 

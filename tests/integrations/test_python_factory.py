@@ -12,6 +12,7 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.exports import accelerate, deepspeed, lightning, trainer
 from budgetfit.integrations.model_sources.python_factory import load_factory
 from budgetfit.utils.function_name import is_factory_text
+from tests.models import alone
 
 MODEL = """
 import sys
@@ -271,13 +272,14 @@ def planned_with_loss(tmp_path_factory: pytest.TempPathFactory) -> budgetfit.Pla
     file = tmp_path_factory.mktemp("code") / "net.py"
     file.write_text(WITH_LOSS)
     path = file.with_name("plan.json")
-    budgetfit.plan(
+    made = budgetfit.plan(
         f"{file}:make",
         gpu="t4",
         batch_size=4,
         precision="fp32",
         checkpointing=["layers.0", "layers.2"],
-    ).save(path)
+    )
+    alone(made).save(path)
     return budgetfit.Plan.load(path)
 
 

@@ -59,13 +59,6 @@ def test_requests_below_10_mib_share_segments_of_the_size_that_is_set() -> None:
     assert state_mib(made) == (54, 64)
 
 
-def test_larger_blocks_are_taken_whole_up_to_the_rounding_that_is_set() -> None:
-    made = allocator("max_split_size_mb:128,max_non_split_rounding_mb:64")
-    made.free(made.malloc(190 * MIB))
-    made.malloc(128 * MIB)
-    assert state_mib(made) == (190, 190)
-
-
 def test_a_fraction_limits_what_is_reserved() -> None:
     made = allocator("per_process_memory_fraction:0.5")
     made.malloc(500 * MIB)

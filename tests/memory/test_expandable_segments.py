@@ -24,26 +24,10 @@ def test_expandable_segments_grow_in_pages_of_2_and_of_20_mib() -> None:
     assert state_mib(allocator) == (61, 62)
 
 
-def test_an_expandable_segment_maps_only_what_its_free_end_lacks() -> None:
-    allocator = expandable()
-    allocator.free(allocator.malloc(40 * MIB))
-    allocator.malloc(50 * MIB)
-    assert state_mib(allocator) == (50, 60)
-
-
 def test_expandable_segments_split_large_blocks_down_to_512_bytes() -> None:
     allocator = expandable()
     allocator.malloc(20 * MIB - 512)
     assert allocator.allocated_bytes == 20 * MIB - 512
-
-
-def test_expandable_blocks_join_across_what_would_be_segments() -> None:
-    allocator = expandable()
-    blocks = [allocator.malloc(20 * MIB) for _ in range(3)]
-    for block in blocks:
-        allocator.free(block)
-    allocator.malloc(60 * MIB)
-    assert state_mib(allocator) == (60, 60)
 
 
 def test_the_end_that_can_grow_is_kept_for_requests_that_need_it() -> None:

@@ -120,22 +120,50 @@ def test_the_small_pool_splits_off_even_512_bytes(
     assert allocator.reserved_bytes == 4 * MIB
 
 
-def test_best_fit_has_no_upper_bound() -> None:
-    allocator = ReferenceAllocator(8 * GIB)
-    allocator.free(allocator.malloc(5 * GIB))
-    allocator.malloc(12 * MIB)  # cut off the 5 GiB rather than a segment of its own
-    assert state_mib(allocator) == (12, 5 * 1024)
+SPLIT = "max_split_size_mb:128"
+EXPANDABLE = "expandable_segments:True"
 
 
-def test_best_fit_takes_the_smallest_block_that_is_large_enough(
-    allocator: ReferenceAllocator,
+@pytest.mark.parametrize(
+    ("settings", "total_mib", "cached", "asked", "state"),
+    [
+        # Best fit has no upper bound: cut off the 5 GiB, no segment of its own.
+        ("", 8192, [5120], 12, (12, 5120)),
+        # The smallest that is large enough; its rest of 1 MiB stays.
+        ("", 1024, [100, 40, 60], 59, (60, 200)),
+        # Neighbouring segments are never joined.
+        ("", 1024, [20, 20], 40, (40, 80)),
+        # An oversized block is not broken up for a request below the limit.
+        (SPLIT, 1024, [128], 100, (100, 228)),
+        # A request of the limit takes a block less than 20 MiB larger whole,
+        (SPLIT, 1024, [146], 128, (146, 146)),
+        (SPLIT, 1024, [148], 128, (128, 276)),
+        # or as much larger as is set.
+        (f"{SPLIT},max_non_split_rounding_mb:64", 1024, [190], 128, (190, 190)),
+        # A full device first gets back one oversized block without a retry: the 250
+        # suffice; the 20 and the 300 stay cached.
+        (SPLIT, 700, [20, 250, 300], 200, (200, 520)),
+        # Or several, largest first: 150 + 140.
+        (SPLIT, 700, [20, 130, 140, 150], 290, (290, 440)),
+        # An expandable segment maps only what its free end lacks.
+        (EXPANDABLE, 1024, [40], 50, (50, 60)),
+        # Its blocks join across what would be segments.
+        (EXPANDABLE, 1024, [20, 20, 20], 60, (60, 60)),
+    ],
+)
+def test_what_a_request_takes_of_the_blocks_that_are_cached(
+    settings: str,
+    total_mib: int,
+    cached: list[int],
+    asked: int,
+    state: tuple[int, int],
 ) -> None:
-    blocks = [allocator.malloc(size * MIB) for size in (100, 40, 60)]
-    for block in blocks:
+    allocator = ReferenceAllocator(total_mib * MIB, AllocatorSettings.parse(settings))
+    for block in [allocator.malloc(size * MIB) for size in cached]:
         allocator.free(block)
-    block = allocator.malloc(59 * MIB)
-    assert block is not None
-    assert block.size_bytes == 60 * MIB  # rest of 1 MiB stays
+    allocator.malloc(asked * MIB)
+    assert state_mib(allocator) == state
+    assert allocator.retries == 0
 
 
 def test_between_equal_sizes_the_lowest_address_is_taken(
@@ -156,13 +184,6 @@ def test_a_freed_block_joins_free_neighbours_on_both_sides(
     allocator.free(whole[1])  # 5 + 5 + 5 MiB
     allocator.malloc(15 * MIB)
     assert state_mib(allocator) == (20, 20)
-
-
-def test_neighbouring_segments_are_never_joined(allocator: ReferenceAllocator) -> None:
-    for block in [allocator.malloc(20 * MIB) for _ in range(2)]:
-        allocator.free(block)
-    allocator.malloc(40 * MIB)
-    assert state_mib(allocator) == (40, 80)
 
 
 def test_a_stream_does_not_use_the_blocks_of_another(
@@ -230,50 +251,6 @@ def test_peaks_stay_when_memory_is_freed_and_start_anew_when_reset(
     allocator.reset_peaks()
     assert allocator.peak_allocated_bytes == 30 * MIB
     assert allocator.peak_reserved_bytes == 40 * MIB  # the rest of 10 MiB is cached
-
-
-# ---- Worked examples: max_split_size
-
-
-def test_an_oversized_block_is_not_broken_up_for_a_request_below_the_limit() -> None:
-    allocator = ReferenceAllocator(GIB, AllocatorSettings(max_split_bytes=128 * MIB))
-    allocator.free(allocator.malloc(128 * MIB))
-    allocator.malloc(100 * MIB)
-    assert state_mib(allocator) == (100, 228)
-
-
-@pytest.mark.parametrize(
-    ("cached_mib", "used_mib", "reserved_mib"), [(146, 146, 146), (148, 128, 276)]
-)
-def test_a_request_of_the_limit_takes_a_block_less_than_20_mib_larger_whole(
-    cached_mib: int, used_mib: int, reserved_mib: int
-) -> None:
-    allocator = ReferenceAllocator(GIB, AllocatorSettings(max_split_bytes=128 * MIB))
-    allocator.free(allocator.malloc(cached_mib * MIB))
-    allocator.malloc(128 * MIB)
-    assert state_mib(allocator) == (used_mib, reserved_mib)
-
-
-def test_a_full_device_first_gets_back_one_oversized_block_without_a_retry() -> None:
-    allocator = ReferenceAllocator(
-        700 * MIB, AllocatorSettings(max_split_bytes=128 * MIB)
-    )
-    for block in [allocator.malloc(size * MIB) for size in (20, 250, 300)]:
-        allocator.free(block)
-    allocator.malloc(200 * MIB)  # the 250 suffice; the 20 and the 300 stay cached
-    assert state_mib(allocator) == (200, 520)
-    assert allocator.retries == 0
-
-
-def test_a_full_device_gets_back_several_oversized_blocks_largest_first() -> None:
-    allocator = ReferenceAllocator(
-        700 * MIB, AllocatorSettings(max_split_bytes=128 * MIB)
-    )
-    for block in [allocator.malloc(size * MIB) for size in (20, 130, 140, 150)]:
-        allocator.free(block)
-    allocator.malloc(290 * MIB)  # 150 + 140
-    assert state_mib(allocator) == (290, 440)
-    assert allocator.retries == 0
 
 
 # ---- Misuse

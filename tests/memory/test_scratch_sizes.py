@@ -33,32 +33,122 @@ def column_sums(rows: int, columns: int, element: int = 4) -> tuple[int, ...]:
     return (element, 4, vector, int(element < 4), 1, 0, rows, columns, columns, 1)
 
 
-@pytest.mark.parametrize(
-    ("card", "size"),
-    [
-        (RTX_3090, 64_487_424),
-        (A100, 113_246_208),
-        (H100, 138_412_032),
-        (RTX_5090, 133_693_440),
-    ],
-)
-def test_the_bias_gradient_of_a_wide_layer_takes_what_was_measured(
-    card: DeviceProperties, size: int
+def card_of(capability: tuple[int, int]) -> DeviceProperties:
+    return DeviceProperties(capability, 1, 2048)
+
+
+# Rule, card, arguments, the bytes of its parts.
+EXAMPLES: list[tuple[str, DeviceProperties, tuple[int, ...], list[int]]] = [
+    # The bias gradient of a wide layer, as measured: 8192 rows x 3072 columns in bf16,
+    # 24 tiles of outputs, 4 bytes a counter.
+    *(
+        ("reduction", card, column_sums(8192, 3072, element=2), [0, size, 96])
+        for card, size in (
+            (RTX_3090, 64_487_424),
+            (A100, 113_246_208),
+            (H100, 138_412_032),
+            (RTX_5090, 133_693_440),
+        )
+    ),
+    # A sum over rows of 768 columns takes 48 MiB on every card.
+    *(
+        ("reduction", card, column_sums(8192, 768), [0, 50_331_648, 24])
+        for card in (A100, H100, RTX_3090, RTX_5090)
+    ),
+    # With many outputs it is not split: over the columns.
+    ("reduction", A100, (4, 4, 4, 0, 0b10, 0, 8192, 768, 768, 1), [0, 0, 0]),
+    ("reduction", A100, column_sums(0, 768), [0, 0, 0]),
+    # 131,072 rows take two passes: 32 x 1024 blocks / 24 tiles of columns = 1365 rows
+    # of partial sums.
+    (
+        *("norm_backward", A100, (131_072, 768, 4, 1, 1)),
+        [1365 * 768 * 4, 1365 * 768 * 4, 3072, 8_650_752, 24],
+    ),
+    ("norm_backward", A100, (65_536, 768, 4, 1, 1), [0, 0, 0, 0, 0]),
+    # Batch 2 x 12 heads, 1000 queries padded to 1024, width 80 padded to 96.
+    (
+        *("flash_attention_backward", A100, (24, 1000, 1000, 80, 2, 0)),
+        [98_304, 9_437_184, 0, 0],
+    ),
+    # Grouped queries expand the gradients of keys and values: 24 x 1024 x 128 in bf16.
+    (
+        *("flash_attention_backward", A100, (24, 1024, 1024, 128, 2, 1)),
+        [98_304, 12_582_912, 6_291_456, 6_291_456],
+    ),
+    # It follows shared memory: bf16, width 80, dropout, 1000 queries and keys (M27)
+    *(
+        (
+            *("efficient_attention_backward", card),
+            *((24, 12, 1000, 1000, 80, 80, 0, 1), [size]),
+        )
+        for card, size in (
+            (A100, 12_585_984),
+            (H100, 12_585_984),
+            (RTX_3090, 25_178_112),
+        )
+    ),
+    # More than 65,535 samples take several launches.
+    *(
+        ("efficient_attention_launches", A100, (samples, 10), parts)
+        for samples, parts in (
+            (65_535, [0, 0, 655_350, 655_350]),
+            (65_536, [655_350, 10, 0, 655_350]),
+            (200_000, [655_350, 655_350, 0, 655_350]),
+        )
+    ),
+    # 8192 indices into 50257 rows of 768: (819 + 8192) x 768 x 4 bytes (M35)
+    (
+        *("embedding_partials", A100, (8192, 50_257, 768, 8, 4, 0, 0)),
+        [72_088, 27_681_792, 0],
+    ),
+    ("embedding_indices", A100, (8192, 8, 0), [65_536]),
+    ("embedding_sort", A100, (8192, 50_257, 8, 0), [138_751]),
+    ("embedding_unique", A100, (8192, 8, 0), [1279]),
+    ("embedding_scan", A100, (8192, 50_257, 8, 0), [1279]),
+    # Few indices need no sort,
+    ("embedding_indices", A100, (3072, 8, 0), [0]),
+    ("embedding_sort", A100, (3072, 9, 8, 0), [0]),
+    ("embedding_unique", A100, (3072, 8, 0), [0]),
+    ("embedding_segments", A100, (3072, 9, 8, 0), [0]),
+    ("embedding_scan", A100, (3072, 9, 8, 0), [0]),
+    ("embedding_count", A100, (3072, 8, 0), [0]),
+    ("embedding_partials", A100, (3072, 9, 64, 8, 4, 0, 0), [0, 0, 0]),
+    # but for those of bags.
+    ("embedding_indices", A100, (20, 8, 1), [160]),
+    ("embedding_partials", A100, (20, 50, 16, 8, 4, 1, 1), [176, 22 * 16 * 4, 0]),
+    # A row of 20,000 is shared among blocks. 4 numbers a thread and 256 threads: 50
+    # blocks, each with 256 counts of 2 bytes.
+    ("topk", A100, (1, 19_999, 4), [0] * 8),
+    ("topk", A100, (1, 50_257, 4), [4, 8, 8, 50 * 512, 1024, 200, 200, 1279]),
+    ("scan", A100, (10**6, 8, 0), [18_943]),  # as measured
+    *(
+        ("cublas_workspace", card_of(capability), version, [size])
+        for capability, version, size in (
+            ((7, 5), (2, 13), 8_519_680),
+            ((8, 9), (2, 13), 8_519_680),
+            ((9, 0), (2, 10), 33_554_432),
+            ((12, 0), (2, 10), 8_519_680),
+            ((9, 0), (2, 11), 33_554_432),
+            ((10, 0), (2, 11), 8_519_680),
+            ((10, 0), (2, 12), 33_554_432),
+            ((12, 0), (2, 13), 33_554_432),
+            ((11, 0), (2, 13), 8_519_680),
+            ((11, 0), (2, 14), 33_554_432),
+            ((8, 0), (2, 15), 8_519_680),
+        )
+    ),
+    *(
+        ("cublaslt_workspace", card_of(capability), (), [1 << 20])
+        for capability in ((7, 5), (8, 9), (9, 0), (10, 0))
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "card", "arguments", "parts"), EXAMPLES)
+def test_a_rule_gives_the_bytes_of_its_worked_examples(
+    name: str, card: DeviceProperties, arguments: tuple[int, ...], parts: list[int]
 ) -> None:
-    # 8192 rows x 3072 columns in bf16: 24 tiles of outputs, 4 bytes a counter
-    parts = scratch_bytes(card, "reduction", column_sums(8192, 3072, element=2))
-    assert parts == [0, size, 96]
-
-
-def test_a_sum_over_rows_of_768_columns_takes_48_mib_on_every_card() -> None:
-    for card in (A100, H100, RTX_3090, RTX_5090):
-        parts = scratch_bytes(card, "reduction", column_sums(8192, 768))
-        assert parts == [0, 50_331_648, 24]
-
-
-def test_a_sum_with_many_outputs_is_not_split() -> None:
-    arguments = (4, 4, 4, 0, 0b10, 0, 8192, 768, 768, 1)  # over the columns
-    assert scratch_bytes(A100, "reduction", arguments) == [0, 0, 0]
+    assert scratch_bytes(card, name, arguments) == parts
 
 
 def test_a_sum_above_2_gib_is_split_and_bf16_needs_an_accumulator() -> None:
@@ -69,93 +159,10 @@ def test_a_sum_above_2_gib_is_split_and_bf16_needs_an_accumulator() -> None:
     assert parts[0] == 0
 
 
-def test_an_empty_reduction_takes_nothing() -> None:
-    assert scratch_bytes(A100, "reduction", column_sums(0, 768)) == [0, 0, 0]
-
-
-def test_the_weight_gradient_of_a_norm_over_many_rows_takes_two_passes() -> None:
-    # 131,072 rows: 32 x 1024 blocks / 24 tiles of columns = 1365 rows of partial sums
-    parts = scratch_bytes(A100, "norm_backward", (131_072, 768, 4, 1, 1))
-    assert parts == [1365 * 768 * 4, 1365 * 768 * 4, 3072, 8_650_752, 24]
-    assert sum(scratch_bytes(A100, "norm_backward", (65_536, 768, 4, 1, 1))) == 0
-
-
-def test_flash_attention_pads_its_accumulator() -> None:
-    # batch 2 x 12 heads, 1000 queries padded to 1024, width 80 padded to 96
-    parts = scratch_bytes(A100, "flash_attention_backward", (24, 1000, 1000, 80, 2, 0))
-    assert parts == [98_304, 9_437_184, 0, 0]
-
-
-def test_grouped_query_attention_expands_the_gradients_of_keys_and_values() -> None:
-    # 24 x 1024 x 128 elements in bf16
-    parts = scratch_bytes(A100, "flash_attention_backward", (24, 1024, 1024, 128, 2, 1))
-    assert parts == [98_304, 12_582_912, 6_291_456, 6_291_456]
-
-
-@pytest.mark.parametrize(
-    ("card", "size"), [(A100, 12_585_984), (H100, 12_585_984), (RTX_3090, 25_178_112)]
-)
-def test_the_workspace_of_efficient_attention_follows_shared_memory(
-    card: DeviceProperties, size: int
-) -> None:
-    # bf16, width 80, with dropout, 1000 queries and keys (M27)
-    arguments = (24, 12, 1000, 1000, 80, 80, 0, 1)
-    assert scratch_bytes(card, "efficient_attention_backward", arguments) == [size]
-
-
-def test_more_than_65535_samples_take_several_launches_of_attention() -> None:
-    def launches(samples: int) -> list[int]:
-        return scratch_bytes(A100, "efficient_attention_launches", (samples, 10))
-
-    assert launches(65_535) == [0, 0, 655_350, 655_350]
-    assert launches(65_536) == [655_350, 10, 0, 655_350]
-    assert launches(200_000) == [655_350, 655_350, 0, 655_350]
-
-
 def test_very_long_rows_are_sorted_one_by_one() -> None:
     one = scratch_bytes(A100, "sort", (1, 1_000_000, 4))
     assert scratch_bytes(A100, "sort", (8, 1_000_000, 4)) == one
     assert scratch_bytes(A100, "sort", (8, 999_999, 4))[2] == 8 * 999_999 * 8
-
-
-def test_an_embedding_gradient_sums_parts_of_ten_rows() -> None:
-    # 8192 indices into 50257 rows of 768: (819 + 8192) x 768 x 4 bytes (M35)
-    arguments = (8192, 50_257, 768, 8, 4, 0, 0)
-    parts = scratch_bytes(A100, "embedding_partials", arguments)
-    assert parts == [72_088, 27_681_792, 0]
-    assert scratch_bytes(A100, "embedding_indices", (8192, 8, 0)) == [65_536]
-    assert scratch_bytes(A100, "embedding_sort", (8192, 50_257, 8, 0)) == [138_751]
-    assert scratch_bytes(A100, "embedding_unique", (8192, 8, 0)) == [1279]
-    assert scratch_bytes(A100, "embedding_scan", (8192, 50_257, 8, 0)) == [1279]
-
-
-def test_few_indices_need_no_sort() -> None:
-    few = {
-        "embedding_indices": (3072, 8, 0),
-        "embedding_sort": (3072, 9, 8, 0),
-        "embedding_unique": (3072, 8, 0),
-        "embedding_segments": (3072, 9, 8, 0),
-        "embedding_scan": (3072, 9, 8, 0),
-        "embedding_count": (3072, 8, 0),
-        "embedding_partials": (3072, 9, 64, 8, 4, 0, 0),
-    }
-    assert not any(sum(scratch_bytes(A100, *row)) for row in few.items())
-
-
-def test_bags_sort_however_few_their_indices_are() -> None:
-    assert scratch_bytes(A100, "embedding_indices", (20, 8, 1)) == [160]
-    assert scratch_bytes(A100, "embedding_partials", (20, 50, 16, 8, 4, 1, 1)) == [
-        176,
-        22 * 16 * 4,
-        0,
-    ]
-
-
-def test_topk_shares_a_row_of_20000_among_blocks_and_a_shorter_one_not() -> None:
-    assert sum(scratch_bytes(A100, "topk", (1, 19_999, 4))) == 0
-    # 4 numbers a thread and 256 threads: 50 blocks, each with 256 counts of 2 bytes
-    parts = scratch_bytes(A100, "topk", (1, 50_257, 4))
-    assert parts == [4, 8, 8, 50 * 512, 1024, 200, 200, 1279]
 
 
 def test_sorts_of_16_bits_before_hopper_take_the_most_blocks_that_fit() -> None:
@@ -169,42 +176,9 @@ def test_a_sort_of_a_million_floats_takes_what_was_measured() -> None:
     assert scratch_bytes(H100, "sort", (1, 10**6, 4))[:2] == [8_000_000, 12_200_191]
 
 
-def test_a_running_sum_of_a_million_integers_takes_what_was_measured() -> None:
-    assert scratch_bytes(A100, "scan", (10**6, 8, 0)) == [18_943]
-
-
-@pytest.mark.parametrize(
-    ("capability", "version", "size"),
-    [
-        ((7, 5), (2, 13), 8_519_680),
-        ((8, 9), (2, 13), 8_519_680),
-        ((9, 0), (2, 10), 33_554_432),
-        ((12, 0), (2, 10), 8_519_680),
-        ((9, 0), (2, 11), 33_554_432),
-        ((10, 0), (2, 11), 8_519_680),
-        ((10, 0), (2, 12), 33_554_432),
-        ((12, 0), (2, 13), 33_554_432),
-        ((11, 0), (2, 13), 8_519_680),
-        ((11, 0), (2, 14), 33_554_432),
-        ((8, 0), (2, 15), 8_519_680),
-    ],
-)
-def test_the_workspace_of_cublas_follows_card_and_version(
-    capability: tuple[int, int], version: tuple[int, int], size: int
-) -> None:
-    card = DeviceProperties(capability, 1, 2048)
-    assert scratch_bytes(card, "cublas_workspace", version) == [size]
-
-
 def test_the_workspace_of_cublas_stays_up_to_2_14() -> None:
     assert cublas_workspace_is_persistent((2, 14))
     assert not cublas_workspace_is_persistent((2, 15))
-
-
-@pytest.mark.parametrize("capability", [(7, 5), (8, 9), (9, 0), (10, 0)])
-def test_cublaslt_takes_a_mebibyte_on_every_card(capability: tuple[int, int]) -> None:
-    card = DeviceProperties(capability, 1, 2048)
-    assert scratch_bytes(card, "cublaslt_workspace", ()) == [1 << 20]
 
 
 def test_cublaslt_shares_the_workspace_of_cublas_in_2_12_to_2_14() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 import budgetfit
 from tests.api.planned import CARD
 from tests.applying.small_models import batch_for, make
+from tests.models import alone
 
 RATE = 0.1
 SAMPLES = 4
@@ -33,7 +34,7 @@ def options_of(kind: str, **options: Any) -> dict[str, Any]:
 def plan_of(kind: str = "stack", **options: Any) -> budgetfit.Plan:
     """Return a plan of a small model, which does not hold that model."""
     made = budgetfit.plan(make(kind), **options_of(kind, **options))
-    return made.changed(source=None)
+    return alone(made).changed(source=None)
 
 
 def applied(

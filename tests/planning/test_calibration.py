@@ -25,7 +25,7 @@ from budgetfit.inputs.target_gpu import find_target_gpu
 from budgetfit.measuring.process_memory import ProcessMemory
 from budgetfit.verification.verify_plan import with_recorded_step_time
 from tests.api.planned import SAMPLE_OF_MEBI
-from tests.models import Mebi, mean
+from tests.models import Mebi, alone, mean
 from tests.reporting.sample_plans import sample_plan, sample_verification
 from tests.verifying.test_calibration_file import measurement, step_time
 
@@ -80,6 +80,7 @@ def test_a_later_plan_uses_and_names_what_verify_measured() -> None:
         estimate.reserved_bytes + 406 * MIB,
         estimate.reserved_bytes + 534 * MIB,
     )
+    found = alone(found)
     assert budgetfit.Plan.from_json(found.to_json()) == found
 
 
