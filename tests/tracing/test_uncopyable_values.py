@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from budgetfit.errors import TraceError
+from budgetfit.tracing.blocks.block_signature import block_signatures
 from budgetfit.tracing.blocks.repeated_runs import KEPT_PERIODS, BlockRun
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
 from budgetfit.tracing.fake.shortened_model import shortening
@@ -131,6 +132,9 @@ def test_torchscript_is_refused_by_name() -> None:
     with pytest.raises(TraceError, match=text) as error:
         copy_of(model)
     assert error.value.module == "1"
+    # Blocks are compared before the model is copied.
+    inside = [nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(2, 2))))] * 2
+    assert len(block_signatures(nn.Sequential(*inside), ("0", "1"))) == len(inside)
 
 
 class Linked:
