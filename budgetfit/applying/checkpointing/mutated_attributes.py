@@ -4,12 +4,11 @@ Counters, flags, the state of a recurrent layer, a private generator: as with bu
 recomputation must start from the values before the forward, and leave those after it.
 """
 
-import functools
 import gc
 import itertools
 import operator
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, get_origin
@@ -29,7 +28,7 @@ from budgetfit.utils.mutable_state import (
     mutable_state,
 )
 from budgetfit.utils.mutated_globals import mutated_globals_of_all
-from budgetfit.utils.user_code import is_library
+from budgetfit.utils.user_code import function_of, is_library, users_hooks
 
 _ABSENT: Any = object()
 _OTHER: Any = object()  # not kept: may hold the graph of an earlier step
@@ -235,27 +234,6 @@ class MutatedAttributes:
                 if now.get(name, _ABSENT) is not before.get(name, _ABSENT)
             ]
         return found
-
-
-def users_hooks(modules: Iterable[nn.Module]) -> list[Any]:
-    """Return the forward hooks of modules that are the user's code."""
-    return [
-        hook
-        for module in modules
-        if module._forward_pre_hooks or module._forward_hooks
-        for hooks in (module._forward_pre_hooks, module._forward_hooks)
-        for hook in hooks.values()
-        if not is_library(getattr(function_of(hook), "__module__", None) or "builtins")
-    ]
-
-
-def function_of(hook: Any) -> Any:
-    """Return the function that a hook runs."""
-    while isinstance(hook, functools.partial):
-        hook = hook.func
-    is_function = isinstance(hook, (types.FunctionType, types.MethodType))
-    call = hook if is_function else getattr(type(hook), "__call__", None)  # noqa: B004
-    return getattr(call, "__func__", call)
 
 
 def _held_by_hook(hook: Any) -> Iterator[Any]:

@@ -23,7 +23,6 @@ from budgetfit.applying.checkpointing.mutated_attributes import (
     Change,
     MutatedAttributes,
     restored_attributes,
-    users_hooks,
 )
 from budgetfit.applying.checkpointing.mutated_buffers import (
     BufferSnapshot,
@@ -33,7 +32,7 @@ from budgetfit.applying.checkpointing.mutated_buffers import (
 from budgetfit.applying.checkpointing.recomputation_check import SavedTensorCheck
 from budgetfit.applying.training_modes import module_modes, restored_modes
 from budgetfit.utils.rng_state import HostRngState
-from budgetfit.utils.user_code import is_library
+from budgetfit.utils.user_code import is_library, users_hooks
 
 
 def compares_values(forward: int) -> bool:
