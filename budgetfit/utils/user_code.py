@@ -74,11 +74,14 @@ def referenced_globals(function: types.FunctionType) -> Iterator[tuple[str, Any]
 
 
 def users_hooks(modules: Iterable[Any]) -> list[Any]:
-    """Return the forward hooks of modules that are the user's code."""
+    """Return the user's forward hooks of modules, and those of all modules."""
+    every: Any = sys.modules["torch.nn.modules.module"]
+    tables = [every._global_forward_pre_hooks, every._global_forward_hooks]  # noqa: SLF001
+    for module in modules:
+        tables += [module._forward_pre_hooks, module._forward_hooks]  # noqa: SLF001
     return [
         hook
-        for module in modules
-        for hooks in (module._forward_pre_hooks, module._forward_hooks)  # noqa: SLF001
+        for hooks in tables
         for hook in hooks.values()
         if not is_library(getattr(function_of(hook), "__module__", None) or "builtins")
     ]

@@ -307,6 +307,21 @@ class Scaling:
         return output / (1 + 0.1 * self.calls) + 0.1 * self.mean
 
 
+class ClassHook(Block):
+    """Its hook is a method of a class that counts in an attribute."""
+
+    def prepare(self) -> None:
+        class Scale:
+            calls = 0
+
+            @classmethod
+            def scale(cls, _module: nn.Module, _args: object, output: Tensor) -> Tensor:
+                cls.calls += 1
+                return output / (1 + 0.1 * cls.calls)
+
+        self.inner.register_forward_hook(Scale.scale)
+
+
 class ModuleHook(Block):
     """Its hook closes over a module outside of the block, and counts in that."""
 
@@ -570,7 +585,14 @@ KINDS: dict[str, tuple[Callable[[], Block], ...]] = {
     "in-place state": (BatchNorm, RunningMean, FirstMean, RememberedState),
     "spectral norm": (SpectralNorm, OldSpectralNorm),
     "autocast in the block": (Autocast,),
-    "hook": (CountingHook, DrawingHook, ClosureHook, MethodHook, ModuleHook),
+    "hook": (
+        CountingHook,
+        DrawingHook,
+        ClosureHook,
+        MethodHook,
+        ClassHook,
+        ModuleHook,
+    ),
     "branch on a flag or a number": (Flag, RandomDepth),
     "global list or cache": (GlobalCount, GrowingList, FilledCache),
     "container or object": (*COUNTING, ClassCount, SharedCount),

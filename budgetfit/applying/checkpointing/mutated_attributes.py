@@ -143,13 +143,17 @@ class MutatedAttributes:
 
     def _find_outside(self) -> None:
         kinds = list(dict.fromkeys(map(type, self._inside)))
+        held_by_hooks = itertools.chain(*map(_reached_by_hook, self._hooks))
+        others = dict.fromkeys(each for each in held_by_hooks if isinstance(each, type))
         functions = [function_of(hook) for hook in self._hooks]
         self._globals = mutated_globals_of_all(kinds, functions)
         self._classes = class_attributes(kinds)
+        self._classes_of_hooks = class_attributes(others)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out globals: copies and pickles of a model do not include them."""
-        return {**vars(self), "_globals": (), "_classes": ()}
+        outside = ("_globals", "_classes", "_classes_of_hooks")
+        return {**vars(self), **dict.fromkeys(outside, ())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the globals from the classes of the copied modules."""
@@ -166,7 +170,9 @@ class MutatedAttributes:
         limit = LARGEST if every or self._large_change else MAX_ITEMS
         contents = [*mutable_state(self._roots(), classes=self._classes, limit=limit)]
         if self._hooks:  # an iterator that a hook's object holds may have other uses
-            held_by_hooks = mutable_state(self._roots_of_hooks(), limit=limit)
+            held_by_hooks = mutable_state(
+                self._roots_of_hooks(), classes=self._classes_of_hooks, limit=limit
+            )
             contents += [each for each in held_by_hooks if each.parts]
         return AttributesSnapshot(
             [dict(module.__dict__) for module in self._modules],
@@ -247,10 +253,13 @@ def _held_by_hook(hook: Any) -> Iterator[Any]:
 
 def _modules_of_hooks(hooks: list[Any]) -> Iterator[nn.Module]:
     """Yield modules of the user's classes that hooks close over or are methods of."""
-    for hook in hooks:
-        for item in itertools.chain(*map(leaves, _held_by_hook(hook))):
-            if isinstance(item, nn.Module) and not is_library(type(item).__module__):
-                yield item
+    for item in itertools.chain(*map(_reached_by_hook, hooks)):
+        if isinstance(item, nn.Module) and not is_library(type(item).__module__):
+            yield item
+
+
+def _reached_by_hook(hook: Any) -> Iterator[Any]:
+    return itertools.chain(*map(leaves, _held_by_hook(hook)))
 
 
 def _attributes_with_state(module: nn.Module) -> Iterator[tuple[str, Any]]:
