@@ -133,8 +133,9 @@ def test_torchscript_is_refused_by_name() -> None:
         copy_of(model)
     assert error.value.module == "1"
     # Blocks are compared before the model is copied.
-    inside = [nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(2, 2))))] * 2
-    assert len(block_signatures(nn.Sequential(*inside), ("0", "1"))) == len(inside)
+    scripts = (torch.jit.script(nn.Sequential(nn.Linear(2, 2))) for _ in range(2))
+    blocks = nn.Sequential(*map(nn.Sequential, scripts))
+    assert len(block_signatures(blocks, ("0", "1"))) == len(blocks)
 
 
 class Linked:
