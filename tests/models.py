@@ -52,6 +52,18 @@ def seed(number: int) -> None:
     np.random.seed(number)  # noqa: NPY002 - the global one
 
 
+def counting_hook(counts: dict[str, int], name: str) -> Callable[..., None]:
+    """Return a hook that counts how often a module runs, recomputation included.
+
+    A recomputation puts back what a hook closes over, but not what other functions do.
+    """
+
+    def add() -> None:
+        counts[name] += 1
+
+    return lambda *_: add()
+
+
 def still(model: nn.Module) -> nn.Module:
     """Without dropout, so that micro-batches draw nothing."""
     for module in model.modules():

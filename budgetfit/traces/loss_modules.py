@@ -12,7 +12,11 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from budgetfit.traces.swap_modules import modules_in, replace_modules
+from budgetfit.traces.swap_modules import (
+    modules_in,
+    replace_modules,
+    trainable_tensors_in,
+)
 from budgetfit.tracing.fake.model_copy import fake_copy
 
 if TYPE_CHECKING:
@@ -101,14 +105,20 @@ def loss_notes(loss: Callable[..., Any] | None, model: nn.Module) -> tuple[str, 
 
 def warn_of_trainable_loss(loss: Callable[..., Any] | None, model: nn.Module) -> None:
     """Warn of trainable parameters in the loss: no optimizer updates them."""
-    for module in loss_only_modules(loss, model):
-        count = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    found: dict[str, list[torch.Tensor]] = {
+        f"a {type(module).__name__}": list(module.parameters())
+        for module in loss_only_modules(loss, model)
+    }
+    own = set(model.parameters())
+    others = [each for each in trainable_tensors_in(loss) if each not in own]
+    found["tensors that it refers to"] = others
+    for where, tensors in found.items():
+        count = sum(each.numel() for each in tensors if each.requires_grad)
         if count:
             warnings.warn(
-                f"The loss has {count:,} trainable parameters in a "
-                f"{type(module).__name__}, and no optimizer of the run has them: they "
-                "stay as they are. Freeze them (requires_grad_(False)), or make the "
-                "loss a part of the model.",
+                f"The loss has {count:,} trainable parameters in {where}, and no "
+                "optimizer of the run has them: they stay as they are. Freeze them "
+                "(requires_grad_(False)), or make the loss a part of the model.",
                 stacklevel=4,
             )
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from budgetfit.utils.user_code import is_library, referenced_globals
@@ -29,6 +30,11 @@ def modules_in(value: Any) -> tuple[nn.Module, ...]:  # noqa: ANN401 - any objec
     return _ObjectGraph(value).modules
 
 
+def trainable_tensors_in(value: Any) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
+    """Return the tensors outside of modules that a value holds and that can train."""
+    return _ObjectGraph(value).trainable
+
+
 def replace_modules(value: Any, swap: Swap) -> Any:  # noqa: ANN401
     """Return a copy of a value with its modules replaced; the value if all stay."""
     reached = _ObjectGraph(value)
@@ -42,17 +48,23 @@ class _ObjectGraph:
 
     Attributes:
         modules: Those with tensors; nothing inside them is visited.
+        trainable: Tensors that require a gradient and are nobody's result.
     """
 
     def __init__(self, value: Any) -> None:  # noqa: ANN401
         self._objects = {id(value): value}  # kept alive, so that ids stay theirs
         self._holders: dict[int, list[int]] = {}
         self.modules: tuple[nn.Module, ...] = ()
+        self.trainable: tuple[torch.Tensor, ...] = ()
         waiting = deque([value])
         while waiting:
             holder = waiting.popleft()
             if isinstance(holder, nn.Module):
                 self.modules += (holder,) if _has_tensors(holder) else ()
+                continue
+            if isinstance(holder, torch.Tensor):
+                if holder.requires_grad and holder.is_leaf:
+                    self.trainable += (holder,)
                 continue
             for item in _held_by(holder):
                 self._holders.setdefault(id(item), []).append(id(holder))

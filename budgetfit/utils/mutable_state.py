@@ -16,8 +16,8 @@ import itertools
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
@@ -95,6 +95,18 @@ class HeldState(NamedTuple):
         """Yield the objects that it held."""
         for part, content in zip(self.parts, self.contents, strict=True):
             yield from part.items(content)
+
+    def with_items(self, others: Mapping[int, Any]) -> Self:
+        """Return it with other items in lists, dicts and attributes, by their ids."""
+
+        def replaced(content: Any) -> Any:  # noqa: ANN401
+            if isinstance(content, dict):
+                return {key: others.get(id(v), v) for key, v in content.items()}
+            if isinstance(content, list):
+                return [others.get(id(item), item) for item in content]
+            return content
+
+        return self._replace(contents=tuple(map(replaced, self.contents)))
 
 
 def mutable_state(
@@ -271,6 +283,19 @@ def _array_items(content: Any) -> Iterable[Any]:  # noqa: ANN401
     return content.flat if content.dtype.hasobject else ()
 
 
+def _read_cell(target: types.CellType) -> list[Any]:
+    try:
+        return [target.cell_contents]
+    except ValueError:  # nothing in it yet
+        return []
+
+
+def _write_cell(target: types.CellType, content: list[Any]) -> None:
+    del target.cell_contents
+    for value in content:
+        target.cell_contents = value
+
+
 def _nothing(_: object) -> Iterable[Any]:
     return ()
 
@@ -283,6 +308,7 @@ _CONTAINERS: Final[tuple[tuple[type, _Part], ...]] = (
     (list, _Part(list, _write_list, _same_items, iter)),
     (dict, _Part(_read_dict, _write_dict, _same_dict, dict.values)),
     (set, _Part(set, _write_set, operator.eq, iter)),
+    (types.CellType, _Part(_read_cell, _write_cell, _same_items, iter, _no_size)),
     (collections.deque, _Part(list, _write_deque, _same_items, iter)),
     (bytearray, _Part(bytes, _write_buffer, operator.eq, _nothing)),
     (

@@ -17,13 +17,18 @@ def mutated_globals(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:  # noq
     Those in ``global`` statements, and containers and other objects; also of the
     user's functions that the methods call. Each with the namespace that contains it.
     """
-    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
-    waiting = [
+    return _mutated_by(
         each
         for parent in kind.__mro__
         if not is_library(parent.__module__)
         for each in vars(parent).values()
-    ]
+    )
+
+
+def _mutated_by(functions: Iterable[Any]) -> tuple[tuple[dict[str, Any], str], ...]:
+    """Return the globals that the user's functions and what these call may mutate."""
+    found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
+    waiting = list(functions)
     seen = set()
     while waiting:
         function = waiting.pop()
@@ -44,12 +49,17 @@ def mutated_globals(kind: Any) -> tuple[tuple[dict[str, Any], str], ...]:  # noq
     return tuple(found.values())
 
 
-def mutated_globals_of_all(kinds: Iterable[Any]) -> list[tuple[dict[str, Any], str]]:
-    """Return ``mutated_globals`` of several classes, without duplicates."""
+def mutated_globals_of_all(
+    kinds: Iterable[Any], functions: Iterable[Any] = ()
+) -> list[tuple[dict[str, Any], str]]:
+    """Return ``mutated_globals`` of classes and functions, without duplicates."""
     found = {
         (id(places), name): (places, name)
-        for kind in dict.fromkeys(kinds)
-        for places, name in mutated_globals(kind)
+        for mutated in (
+            *map(mutated_globals, dict.fromkeys(kinds)),
+            _mutated_by(functions),
+        )
+        for places, name in mutated
     }
     return list(found.values())
 

@@ -1,4 +1,4 @@
-"""Tell library code from user code; globals that user code reads."""
+"""Tell library code from user code; globals that user code reads; its hooks."""
 
 import functools
 import re
@@ -6,7 +6,7 @@ import site
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,3 +71,26 @@ def referenced_globals(function: types.FunctionType) -> Iterator[tuple[str, Any]
     for name in referenced_names(function.__code__):
         if name in function.__globals__:
             yield name, function.__globals__[name]
+
+
+def users_hooks(modules: Iterable[Any]) -> list[Any]:
+    """Return the user's forward hooks of modules, and those of all modules."""
+    every: Any = sys.modules["torch.nn.modules.module"]
+    tables = [every._global_forward_pre_hooks, every._global_forward_hooks]  # noqa: SLF001
+    for module in modules:
+        tables += [module._forward_pre_hooks, module._forward_hooks]  # noqa: SLF001
+    return [
+        hook
+        for hooks in tables
+        for hook in hooks.values()
+        if not is_library(getattr(function_of(hook), "__module__", None) or "builtins")
+    ]
+
+
+def function_of(hook: Any) -> Any:  # noqa: ANN401
+    """Return the function that a hook runs."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    is_function = isinstance(hook, (types.FunctionType, types.MethodType))
+    call = hook if is_function else getattr(type(hook), "__call__", None)  # noqa: B004
+    return getattr(call, "__func__", call)

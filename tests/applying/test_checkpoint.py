@@ -23,6 +23,7 @@ from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError, RecomputationError
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import BLOCKS, CHAIN, MAKERS, Block, batch_for, make
+from tests.models import counting_hook
 
 SINGLES = tuple((i,) for i in range(BLOCKS))
 SEGMENTATIONS = {
@@ -75,11 +76,7 @@ class Counter:
         for name in names:
             block = model.get_submodule(name)
             inside = next(item for item in block.modules() if not any(item.children()))
-
-            def count(*_: object, name: str = name) -> None:
-                self.counts[name] += 1
-
-            inside.register_forward_pre_hook(count)
+            inside.register_forward_pre_hook(counting_hook(self.counts, name))
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16 autocast"])

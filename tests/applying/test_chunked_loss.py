@@ -439,6 +439,29 @@ def test_what_happens_between_head_and_loss_is_seen_when_it_runs(
     assert torch.isfinite(Run(model, Recipe(batch_size=SAMPLES)).step(batch()))
 
 
+def test_a_head_with_hooks_is_not_cut() -> None:
+    """They would scale the logits twice: as a whole and part by part."""
+    model, recipe = make("llama"), Recipe(batch_size=SAMPLES, loss_chunks=4)
+    assert can_chunk_loss(model)
+    run = Run(model, recipe)
+    model.lm_head.register_forward_hook(lambda _m, _a, logits: logits / 2)
+    with pytest.raises(InputError, match="The output head has a forward hook"):
+        run.step(batch())
+    run.undo()
+    assert not can_chunk_loss(model)
+    with pytest.raises(InputError, match="loss_chunks=1"):
+        Run(model, recipe)
+
+
+def test_a_head_that_moves_its_buffers_on_is_refused() -> None:
+    """Each part would move the power iteration on, and again when it is recomputed."""
+    model = make("llama")
+    nn.utils.parametrizations.spectral_norm(model.lm_head)
+    run = Run(model, Recipe(batch_size=SAMPLES, loss_chunks=4))
+    with pytest.raises(CannotChunkLossError, match="writes to its buffers"):
+        run.step(batch())
+
+
 def test_a_batch_without_labels_has_no_loss_to_cut() -> None:
     run = Run(make("llama"), Recipe(batch_size=SAMPLES, loss_chunks=4))
     with pytest.raises(CannotChunkLossError, match="without labels has no loss"):

@@ -1,11 +1,13 @@
 """A recomputed block finds its buffers as its forward did, and moves them on once."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from budgetfit.applying.checkpointing.apply_segments import apply_segments
 from budgetfit.applying.checkpointing.mutated_buffers import (
     MAX_ELEMENTS,
     BufferSnapshot,
@@ -39,6 +41,62 @@ class Centred(nn.Module):
 def spectral() -> nn.Module:
     linear = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
     return nn.Sequential(linear, nn.Tanh())
+
+
+def _add_norm(block: nn.Sequential) -> None:
+    block.append(nn.BatchNorm1d(6))
+
+
+def _add_spectral_norm(block: nn.Sequential) -> None:
+    nn.utils.parametrizations.spectral_norm(block[0])
+
+
+def _add_counting_module(block: nn.Sequential) -> None:
+    block.append(Counting("small"))
+
+
+def _add_hook(block: nn.Sequential) -> None:
+    total = torch.zeros(6)
+    block[0].register_forward_hook(
+        lambda _m, _a, output: output + 0.1 * total.add_(output.detach().mean(0))
+    )
+
+
+CHANGES = (_add_norm, _add_spectral_norm, _add_counting_module, _add_hook)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.__name__)
+def test_what_is_added_to_a_block_while_training_runs_once(
+    change: Callable[[nn.Sequential], None],
+) -> None:
+    """After the sixth forward, in which values are not compared."""
+
+    def trained(segments: tuple[Segment, ...]) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Module()
+        model.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)
+        )
+        model.forward = nn.Sequential(*model.blocks).forward
+        undo = apply_segments(model, segments)
+        for step in range(9):
+            if step == 6:
+                for block in model.blocks:
+                    change(block)
+            model(torch.randn(5, 6)).square().mean().backward()
+        undo()
+        gradients = [each.grad for each in model.parameters() if each.grad is not None]
+        return [*gradients, *model.buffers()]
+
+    expected = trained(())
+    for segments in (
+        tuple(Segment((name,)) for name in NAMES),
+        (Segment(NAMES[:2]), Segment(NAMES[2:], nested=True)),
+    ):
+        found = trained(segments)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 class Counting(nn.Module):

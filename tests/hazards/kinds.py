@@ -177,6 +177,16 @@ class CounterBuffer(Block):
         return x / (1 + 0.1 * self.count)
 
 
+class RegisteredBuffer(Block):
+    """The first forward registers the buffer, later ones write to it."""
+
+    def between(self, x: Tensor) -> Tensor:
+        if "count" not in self._buffers:
+            self.register_buffer("count", torch.zeros(()))
+        self.count += 1
+        return x / (1 + 0.1 * self.count)
+
+
 class BatchNorm(Block):
     def prepare(self) -> None:
         self.norm = nn.BatchNorm1d(WIDTH)
@@ -193,6 +203,20 @@ class RunningMean(Block):
 
     def between(self, x: Tensor) -> Tensor:
         self.mean.lerp_(x.detach().mean(0), 0.5)
+        return (x - self.mean) * (1 + self.mean)
+
+
+class FirstMean(Block):
+    """State in an attribute that is None at first, and then moved on in place."""
+
+    def prepare(self) -> None:
+        self.mean: Tensor | None = None
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.detach().mean(0)
+        else:
+            self.mean.lerp_(x.detach().mean(0), 0.5)
         return (x - self.mean) * (1 + self.mean)
 
 
@@ -246,6 +270,75 @@ class DrawingHook(Block):
 
 def _scale_by_chance(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
     return output * (0.5 + random.random())
+
+
+class ClosureHook(Block):
+    """Its hook counts in a list and a number that it closes over."""
+
+    def prepare(self) -> None:
+        seen: list[int] = []
+        count = 0
+
+        def scale(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+            nonlocal count
+            count += 1
+            seen.append(count)
+            return output / (1 + 0.1 * len(seen) + 0.01 * count)
+
+        self.inner.register_forward_hook(scale)
+
+
+class MethodHook(Block):
+    """Its hook is the method of an object that counts."""
+
+    def prepare(self) -> None:
+        self.inner.register_forward_hook(Scaling().scale)
+
+
+class Scaling:
+    """Divides by a number that grows with each call."""
+
+    def __init__(self) -> None:
+        self.calls, self.mean = 0, torch.zeros(WIDTH)
+
+    def scale(self, _module: nn.Module, _args: object, output: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean += output.detach().mean(0)
+        return output / (1 + 0.1 * self.calls) + 0.1 * self.mean
+
+
+class ClassHook(Block):
+    """Its hook is a method of a class that counts in an attribute."""
+
+    def prepare(self) -> None:
+        class Scale:
+            calls = 0
+
+            @classmethod
+            def scale(cls, _module: nn.Module, _args: object, output: Tensor) -> Tensor:
+                cls.calls += 1
+                return output / (1 + 0.1 * cls.calls)
+
+        self.inner.register_forward_hook(Scale.scale)
+
+
+class ModuleHook(Block):
+    """Its hook closes over a module outside of the block, and counts in that."""
+
+    def prepare(self) -> None:
+        other = Owner()
+
+        def scale(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+            other.count += 1
+            return output / (1 + 0.1 * other.count)
+
+        self.inner.register_forward_hook(scale)
+
+
+class Owner(nn.Module):
+    """A module of the user's with a count."""
+
+    count = 0
 
 
 class Flag(Block):
@@ -393,6 +486,15 @@ def _in_ordered(held: collections.OrderedDict[str, int]) -> int:
     return next(iter(held.values()))
 
 
+def _in_a_tensor(held: dict[str, Tensor]) -> float:
+    return held["n"].add_(1).item()
+
+
+def _in_a_small_tensor(held: Any) -> float:
+    held.n.data.add_(1)  # which moves no version counter
+    return held.n.item()
+
+
 def _in_tensors(held: list[Tensor]) -> float:
     held.append(held[-1] + 1)
     return held[-1].item()
@@ -424,6 +526,10 @@ def _generated() -> Iterator[int]:
     yield from itertools.count()
 
 
+def _simple_tensor() -> types.SimpleNamespace:
+    return types.SimpleNamespace(n=torch.zeros(()))
+
+
 COUNTING = tuple(
     _counting(*each)
     for each in (
@@ -447,6 +553,8 @@ COUNTING = tuple(
         ("GeneratorInDict", lambda: {0: random.Random(3)}, lambda h: h[0].random()),
         ("LongList", lambda: [0] * 5000, lambda held: _in_list(held) - 5000),
         ("ListOfTensors", lambda: [torch.zeros(())], _in_tensors),
+        ("TensorInDict", lambda: {"n": torch.zeros(())}, _in_a_tensor),
+        ("TensorInObject", _simple_tensor, _in_a_small_tensor),
     )
 )
 ITERATING = tuple(
@@ -473,11 +581,18 @@ KINDS: dict[str, tuple[Callable[[], Block], ...]] = {
     ),
     "some forwards only": (EveryThird, EveryFifth),
     "counter attribute": (Counter, SlowCounter),
-    "counter in a buffer": (CounterBuffer,),
-    "in-place state": (BatchNorm, RunningMean, RememberedState),
+    "counter in a buffer": (CounterBuffer, RegisteredBuffer),
+    "in-place state": (BatchNorm, RunningMean, FirstMean, RememberedState),
     "spectral norm": (SpectralNorm, OldSpectralNorm),
     "autocast in the block": (Autocast,),
-    "hook": (CountingHook, DrawingHook),
+    "hook": (
+        CountingHook,
+        DrawingHook,
+        ClosureHook,
+        MethodHook,
+        ClassHook,
+        ModuleHook,
+    ),
     "branch on a flag or a number": (Flag, RandomDepth),
     "global list or cache": (GlobalCount, GrowingList, FilledCache),
     "container or object": (*COUNTING, ClassCount, SharedCount),

@@ -137,11 +137,7 @@ def count_block_runs(model: nn.Module) -> Counter[str]:
         # A layer inside the block: hooks of the block itself stay outside of
         # transformers' own checkpoint.
         inner = next(iter(model.get_submodule(name).children()))
-
-        def count(*_: object, name: str = name) -> None:
-            counts[name] += 1
-
-        inner.register_forward_pre_hook(count)
+        inner.register_forward_pre_hook(models.counting_hook(counts, name))
     return counts
 
 

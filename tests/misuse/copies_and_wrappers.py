@@ -176,13 +176,16 @@ def numpys_random_numbers() -> None:
 
 @refused("did something else when it ran again", InputError)
 def a_hook_that_counts() -> None:
-    """A hook with a counter that decides what a recomputed block does."""
+    """A hook calls a function with a hidden counter, and scales a block by it."""
     run = applied()
     calls: list[int] = []
 
-    def scale(_: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    def counted() -> int:
         calls.append(1)
-        return (args[0] * len(calls),)
+        return len(calls)
+
+    def scale(_: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (args[0] * counted(),)
 
     run.model.layers[1].up.register_forward_pre_hook(scale)
     run.step(batches(1)[0])

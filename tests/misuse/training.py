@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 import budgetfit
 from tests.api.planned import CARD
 from tests.applying.small_models import batch_for, make
-from tests.models import alone
+from tests.models import alone, counting_hook
 
 RATE = 0.1
 SAMPLES = 4
@@ -120,9 +121,9 @@ def variant(kind: str, attention: str = "sdpa", **changes: Any) -> nn.Module:
     return build(config, attn_implementation=attention).train()
 
 
-def block_runs(model: nn.Module, name: str) -> list[int]:
-    """Return a list that grows with each run of a layer inside a block."""
-    runs: list[int] = []
+def block_runs(model: nn.Module, name: str) -> Counter[str]:
+    """Return the number of runs of a layer inside a block, by the block's name."""
+    runs: Counter[str] = Counter()
     inner = next(iter(model.get_submodule(name).children()))
-    inner.register_forward_pre_hook(lambda *_: runs.append(len(runs)))
+    inner.register_forward_pre_hook(counting_hook(runs, name))
     return runs

@@ -1,4 +1,5 @@
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
-from budgetfit.traces.loss_modules import FakedLoss
+from budgetfit.traces.loss_modules import FakedLoss, warn_of_trainable_loss
 from budgetfit.traces.session import TraceSession
 from budgetfit.traces.swap_modules import modules_in, replace_modules
 from budgetfit.tracing.recording.step_tracer import trace_step
@@ -94,6 +95,25 @@ def test_it_is_found_wherever_a_loss_may_hold_it() -> None:
     ]
     assert found == [(taught,)] * 6
     assert modules_in(with_global) == (GLOBAL_TEACHER,)
+
+
+def test_trainable_tensors_of_a_loss_are_warned_of() -> None:
+    """Weights of several losses, as in multi-task training, are often no module."""
+    model = nn.Linear(4, 4)
+    weights = torch.zeros(2, requires_grad=True)
+
+    def loss(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        losses = torch.stack([outputs.mean(), outputs.square().mean()])
+        return (torch.exp(-weights) * losses + weights).sum() + model.weight.sum()
+
+    with pytest.warns(UserWarning, match="has 2 trainable parameters in tensors that"):
+        warn_of_trainable_loss(loss, model)
+    with pytest.warns(UserWarning, match="has 20 trainable parameters in a Linear"):
+        warn_of_trainable_loss(distilled_from(GLOBAL_TEACHER), model)
+    weights.requires_grad_(requires_grad=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_trainable_loss(loss, model)
 
 
 def test_a_loss_without_modules_stays_the_same_object() -> None:

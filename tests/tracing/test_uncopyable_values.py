@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from budgetfit.errors import TraceError
+from budgetfit.tracing.blocks.block_signature import block_signatures
 from budgetfit.tracing.blocks.repeated_runs import KEPT_PERIODS, BlockRun
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode
 from budgetfit.tracing.fake.shortened_model import shortening
@@ -131,6 +132,10 @@ def test_torchscript_is_refused_by_name() -> None:
     with pytest.raises(TraceError, match=text) as error:
         copy_of(model)
     assert error.value.module == "1"
+    # Blocks are compared before the model is copied.
+    scripts = (torch.jit.script(nn.Sequential(nn.Linear(2, 2))) for _ in range(2))
+    blocks = nn.Sequential(*map(nn.Sequential, scripts))
+    assert len(block_signatures(blocks, ("0", "1"))) == len(blocks)
 
 
 class Linked:

@@ -8,6 +8,7 @@ from torch import nn
 
 from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Recipe, Segment
+from tests.models import counting_hook
 from tests.reporting.sample_plans import sample_estimate, sample_model, sample_plan
 from tests.training_loops.families import FAMILIES, Batch, Family, collate
 
@@ -82,11 +83,7 @@ class Settings:
                 if isinstance(each, (nn.Linear, nn.Conv2d))
                 or type(each).__name__ == "Conv1D"
             )
-
-            def count(*_: object, name: str = name) -> None:
-                counts[name] += 1
-
-            inner.register_forward_pre_hook(count)
+            inner.register_forward_pre_hook(counting_hook(counts, name))
         return model
 
     def batches(self, rank: int = 0) -> list[Batch]:

@@ -5,16 +5,19 @@ recomputation must start from the values before the forward, and leave those aft
 """
 
 import gc
+import itertools
 import operator
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, get_origin
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 
+from budgetfit.applying.checkpointing.mutated_buffers import MAX_ELEMENTS, version
 from budgetfit.utils.mutable_state import (
     LARGEST,
     MAX_ITEMS,
@@ -25,6 +28,7 @@ from budgetfit.utils.mutable_state import (
     mutable_state,
 )
 from budgetfit.utils.mutated_globals import mutated_globals_of_all
+from budgetfit.utils.user_code import function_of, is_library, users_hooks
 
 _ABSENT: Any = object()
 _OTHER: Any = object()  # not kept: may hold the graph of an earlier step
@@ -54,11 +58,13 @@ class ContentChange(NamedTuple):
         name: The attribute or global that leads to it.
         target: The object.
         before: None if that may be the graph of an earlier step.
+        copies: Of tensors in it that the forward wrote to, by their ids.
     """
 
     name: str
     target: Any
     before: HeldState | None
+    copies: dict[int, torch.Tensor] = {}  # noqa: RUF012 - never written to
 
     @property
     def is_kept(self) -> bool:
@@ -69,12 +75,38 @@ class ContentChange(NamedTuple):
 Change: TypeAlias = AttributeChange | ContentChange
 
 
+class _HeldTensor(NamedTuple):
+    """A tensor in a container before a forward; a copy if it may be written to."""
+
+    tensor: torch.Tensor
+    version: int
+    copy: torch.Tensor | None
+
+    def is_written(self) -> bool:
+        """Whether the forward wrote to it; through ``.data`` if there is a copy."""
+        if version(self.tensor) != self.version:
+            return True
+        if self.copy is None or isinstance(self.copy, FakeTensor) or self.copy.is_meta:
+            return False
+        with suppress(RuntimeError):  # not for all dtypes
+            return not torch.equal(self.tensor, self.copy)
+        return False
+
+
 class AttributesSnapshot(NamedTuple):
-    """State before a forward: attributes by module, what they hold, globals."""
+    """State before a forward.
+
+    Attributes:
+        attributes: Of each module.
+        contents: What attributes, globals and hooks lead to.
+        globals: Their values.
+        tensors: Those without gradients in ``contents``, by their ids.
+    """
 
     attributes: list[dict[str, Any]]
     contents: list[HeldState]
     globals: list[AttributeChange]
+    tensors: dict[int, _HeldTensor]
 
     def iterator(self) -> tuple[str, str] | None:
         """Return the attribute that leads to an iterator, and the iterator's class."""
@@ -88,26 +120,40 @@ class MutatedAttributes:
     """Detects which attributes of its modules a block's forward mutates.
 
     Covers attributes that are set on modules and their classes or by ``global``
-    statements, and the contents of containers, arrays and user objects that they lead
-    to; not objects of libraries.
+    statements, and the contents of containers, arrays and user objects that they and
+    the user's forward hooks lead to; not objects of libraries.
 
     Args:
         block: The block.
     """
 
     def __init__(self, block: nn.Module) -> None:
-        self._modules = [item for item in block.modules() if _may_set(item)]
-        self._large_change = False
+        self._block = block
+        self._large_change = self._writes_to_tensors = False
+        self.find_modules()
+
+    def find_modules(self) -> None:
+        """Find the modules and hooks; again where the block was changed."""
+        self._is_first = True  # forward since then
+        self._inside = [item for item in self._block.modules() if _may_set(item)]
+        self._hooks = users_hooks(self._block.modules())
+        outside = dict.fromkeys(_modules_of_hooks(self._hooks))
+        self._modules = [*self._inside, *outside.keys() - set(self._inside)]
         self._find_outside()
 
     def _find_outside(self) -> None:
-        kinds = list(dict.fromkeys(map(type, self._modules)))
-        self._globals = mutated_globals_of_all(kinds)
+        kinds = list(dict.fromkeys(map(type, self._inside)))
+        held_by_hooks = itertools.chain(*map(_reached_by_hook, self._hooks))
+        others = dict.fromkeys(each for each in held_by_hooks if isinstance(each, type))
+        functions = [function_of(hook) for hook in self._hooks]
+        self._globals = mutated_globals_of_all(kinds, functions)
         self._classes = class_attributes(kinds)
+        self._classes_of_hooks = class_attributes(others)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out globals: copies and pickles of a model do not include them."""
-        return {**vars(self), "_globals": (), "_classes": ()}
+        outside = ("_globals", "_classes", "_classes_of_hooks")
+        return {**vars(self), **dict.fromkeys(outside, ())}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the globals from the classes of the copied modules."""
@@ -118,30 +164,55 @@ class MutatedAttributes:
         """Return the state before a forward.
 
         Args:
-            every: Also of large objects, which are left out until one has changed.
+            every: Also of large objects and of tensors in containers, which are left
+                out until one has changed.
         """
         limit = LARGEST if every or self._large_change else MAX_ITEMS
-        contents = mutable_state(self._roots(), classes=self._classes, limit=limit)
+        contents = [*mutable_state(self._roots(), classes=self._classes, limit=limit)]
+        if self._hooks:  # an iterator that a hook's object holds may have other uses
+            held_by_hooks = mutable_state(
+                self._roots_of_hooks(), classes=self._classes_of_hooks, limit=limit
+            )
+            contents += [each for each in held_by_hooks if each.parts]
         return AttributesSnapshot(
             [dict(module.__dict__) for module in self._modules],
-            list(contents),
+            contents,
             [
                 AttributeChange(places, name, places.get(name, _ABSENT))
                 for places, name in self._globals
             ],
+            _held_tensors(
+                contents, copied=every or self._is_first or self._writes_to_tensors
+            ),
         )
 
     def _roots(self) -> Iterator[tuple[str, Any]]:
-        for module in self._modules:
-            for name, value in module.__dict__.items():
-                if kind_of(value) is not None and name not in _NOT_OF_BLOCK:
-                    yield name, value
+        for module in self._inside:
+            yield from _attributes_with_state(module)
         for places, name in self._globals:
             yield name, places.get(name)
 
+    def _roots_of_hooks(self) -> Iterator[tuple[str, Any]]:
+        for module in self._modules[len(self._inside) :]:
+            yield from _attributes_with_state(module)
+        for hook in self._hooks:
+            name = getattr(hook, "__qualname__", type(hook).__qualname__)
+            yield from ((name, each) for each in _held_by_hook(hook))
+
     def changes(self, held: AttributesSnapshot) -> list[Change]:
         """Return what a forward may have changed since ``held``."""
-        contents = [each for each in held.contents if each.has_changed()]
+        written = {
+            key: each.copy for key, each in held.tensors.items() if each.is_written()
+        }
+        self._writes_to_tensors |= bool(written)
+        self._is_first = False
+        copies = {key: copy for key, copy in written.items() if copy is not None}
+        contents = [
+            each
+            for each in held.contents
+            if each.has_changed()
+            or (copies and any(id(item) in copies for item in each.items()))
+        ]
         if any(each.size > MAX_ITEMS // 2 for each in contents):
             self._large_change = True
         found: list[Change] = [
@@ -149,6 +220,7 @@ class MutatedAttributes:
                 each.name,
                 each.target,
                 None if any(map(_may_hold_graph, each.items())) else each,
+                copies,
             )
             for each in contents
         ]
@@ -170,6 +242,47 @@ class MutatedAttributes:
         return found
 
 
+def _held_by_hook(hook: Any) -> Iterator[Any]:
+    function = function_of(hook)
+    yield hook  # an object or its method, or arguments that are bound
+    if isinstance(function, types.FunctionType):
+        yield from function.__closure__ or ()
+        yield from function.__defaults__ or ()
+        yield from (function.__kwdefaults__ or {}).values()
+
+
+def _modules_of_hooks(hooks: list[Any]) -> Iterator[nn.Module]:
+    """Yield modules of the user's classes that hooks close over or are methods of."""
+    for item in itertools.chain(*map(_reached_by_hook, hooks)):
+        if isinstance(item, nn.Module) and not is_library(type(item).__module__):
+            yield item
+
+
+def _reached_by_hook(hook: Any) -> Iterator[Any]:
+    return itertools.chain(*map(leaves, _held_by_hook(hook)))
+
+
+def _attributes_with_state(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, value in module.__dict__.items():
+        if kind_of(value) is not None and name not in _NOT_OF_BLOCK:
+            yield name, value
+
+
+def _held_tensors(contents: list[HeldState], *, copied: bool) -> dict[int, _HeldTensor]:
+    return {
+        id(item): _HeldTensor(
+            item,
+            version(item),
+            item.detach().clone() if copied and item.numel() <= MAX_ELEMENTS else None,
+        )
+        for held in contents
+        for item in held.items()
+        if isinstance(item, torch.Tensor)
+        and not item.requires_grad
+        and item.layout is torch.strided
+    }
+
+
 def leads_to_iterator(block: nn.Module) -> bool:
     """Whether an attribute leads to an iterator, whose position cannot be put back."""
     return MutatedAttributes(block).snapshot(every=True).iterator() is not None
@@ -186,10 +299,12 @@ def restored_attributes(changes: list[Change]) -> Iterator[None]:
     roots += [(each.name, value) for each, value in zip(attributes, now, strict=True)]
     classes = [each.target for each in contents if isinstance(each.target, type)]
     held = list(mutable_state(roots, classes=classes))
+    copies = {key: copy for each in contents for key, copy in each.copies.items()}
+    copies = {key: copy.clone() for key, copy in copies.items()}
     try:
         for change in contents:
             if change.before is not None:
-                change.before.restore()
+                change.before.with_items(copies).restore()
         for each in attributes:
             _set(each, each.before)
         yield

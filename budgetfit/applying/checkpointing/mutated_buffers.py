@@ -30,7 +30,7 @@ class BufferSnapshot(NamedTuple):
     """A buffer before a forward: the tensor, its version counter, a copy.
 
     ``tensor`` is None where the forward may fill it. No copy where the forward does not
-    read the old values, or is not expected to write.
+    read the old values, or is not expected to write. ``is_new`` where there was none.
     """
 
     module: nn.Module
@@ -40,6 +40,7 @@ class BufferSnapshot(NamedTuple):
     version: int
     copy: torch.Tensor | None
     may_be_replaced: bool = True
+    is_new: bool = False
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -104,10 +105,15 @@ class MutatedBuffers:
     """
 
     def __init__(self, block: nn.Module) -> None:
+        self._block = block
+        self.find_places()
+
+    def find_places(self) -> None:
+        """Find the block's tensors; again where the block was changed."""
         self._small: list[_Place] = []
         self._others: list[_Place] = []
         self._empty: set[_Place] = set()
-        for module in block.modules():
+        for module in self._block.modules():
             for table in _TABLES:
                 for name, tensor in getattr(module, table).items():
                     place = module, table, name
@@ -119,6 +125,7 @@ class MutatedBuffers:
                         copied = is_small and table != "_parameters"
                         (self._small if copied else self._others).append(place)
         self._places = self._small
+        self._known = [(each, len(each._buffers)) for each in self._block.modules()]
 
     def snapshot(self, *, every: bool = False) -> list[BufferSnapshot]:
         """Copy the buffers that the forward may mutate, and note the others' versions.
@@ -167,7 +174,14 @@ class MutatedBuffers:
         if self._places is self._small:
             self._places = []
         self._places += [place for place in places if place not in self._places]
-        return written
+        return [*written, *self._registered()]
+
+    def _registered(self) -> Iterator[BufferSnapshot]:
+        """Yield the buffers that a forward has registered."""
+        for module, count in self._known:
+            for name in [*module._buffers][count:]:
+                place = module, "_buffers", name
+                yield BufferSnapshot(*place, None, 0, None, is_new=True)
 
 
 def _is_frozen(value: object) -> TypeGuard[torch.Tensor]:
@@ -212,14 +226,20 @@ def restored_buffers(held: list[BufferSnapshot]) -> Iterator[None]:
     now = [each.tensors.get(each.name) for each in copied]
     try:
         for each in copied:
-            each.tensors[each.name] = each.copied_again()
+            if each.is_new:
+                each.tensors.pop(each.name, None)
+            else:
+                each.tensors[each.name] = each.copied_again()
         with ExitStack() as stack:
             for module in norms:
                 stack.enter_context(_frozen_statistics(module))
             yield
     finally:
         for each, tensor in zip(copied, now, strict=True):
-            each.tensors[each.name] = tensor
+            if each.is_new and tensor is None:  # deleted since
+                each.tensors.pop(each.name, None)
+            else:
+                each.tensors[each.name] = tensor
 
 
 @contextmanager

@@ -6,6 +6,8 @@ training modes, and checks for what cannot be restored: arguments that were writ
 other parameters, and, by values, a hidden generator or a counter in another object.
 """
 
+import functools
+import operator
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -30,6 +32,7 @@ from budgetfit.applying.checkpointing.mutated_buffers import (
 from budgetfit.applying.checkpointing.recomputation_check import SavedTensorCheck
 from budgetfit.applying.training_modes import module_modes, restored_modes
 from budgetfit.utils.rng_state import HostRngState
+from budgetfit.utils.user_code import is_library, users_hooks
 
 
 def compares_values(forward: int) -> bool:
@@ -71,12 +74,18 @@ class RepeatableForwards:
         self.in_segment = in_segment
         self.buffers = MutatedBuffers(block)
         self.attributes = MutatedAttributes(block)
+        self._parts = _parts(block)
         self._forwards = 0
 
     def forward(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``function`` for one forward and its recomputations."""
         if not torch.is_grad_enabled():
             return function
+        parts = _parts(self.block)
+        if not _same(parts, self._parts):
+            self._parts = parts
+            self.buffers.find_places()
+            self.attributes.find_modules()
         self._forwards += 1
         values = (
             SavedTensorCheck(self.name, after_forward=self._run_to_end)
@@ -84,6 +93,28 @@ class RepeatableForwards:
             else None
         )
         return _RepeatableForward(self, function, values)
+
+
+def _parts(block: nn.Module) -> list[object]:
+    """Return what tells that a block was changed: modules, hooks, tensors' counts."""
+    modules = [*block.modules()]
+    found: list[object] = [*modules, *users_hooks(modules)]
+    for module in modules:
+        found.append(len(module._buffers))
+        kind: Any = type(module)
+        if _is_users(kind):
+            attributes = vars(module).values()
+            found.append(sum(isinstance(each, torch.Tensor) for each in attributes))
+    return found
+
+
+@functools.cache
+def _is_users(kind: Any) -> bool:
+    return not is_library(kind.__module__)
+
+
+def _same(parts: list[object], others: list[object]) -> bool:
+    return len(parts) == len(others) and all(map(operator.is_, parts, others))
 
 
 class _RepeatableForward:

@@ -36,6 +36,7 @@ from budgetfit.applying.loss.deferred_logits import (
 from budgetfit.applying.loss.gradient_sum import weights_of_parts
 from budgetfit.applying.undo import Undo
 from budgetfit.errors import InputError
+from budgetfit.utils.user_code import function_of, users_hooks
 
 # In 16 bits. An addition rounds by 2^-9 in bf16: the sum of 8 is 0.4 % off, which is
 # less than the gradients of the whole loss are, that of 64 two to four per cent.
@@ -58,7 +59,8 @@ def can_chunk_loss(model: nn.Module, loss: object = None) -> bool:
         loss: The user's own loss; it replaces the model's, so there is nothing to
             chunk.
     """
-    return loss is None and _causal_model(model) is not None
+    causal = _causal_model(model) if loss is None else None
+    return causal is not None and not _hooks_of_head(causal.get_output_embeddings())
 
 
 def rounding_of_parts(dtype: torch.dtype) -> float:
@@ -107,6 +109,7 @@ def chunk_loss(
         )
     head = causal.get_output_embeddings()
     _refuse_sharded_head(head)
+    _refuse_hooks(head)
     plain = _plain_loss(causal)
     chunked = ChunkedLoss(head, plain, parts, determinism_check)
     forward = head.forward
@@ -129,6 +132,24 @@ def _refuse_sharded_head(head: nn.Module) -> None:
             "model alone, as budgetfit.apply and plan.lightning_callback() do; or, "
             "where accelerate calls it, plan with checkpointing='full', which leaves "
             "the loss whole."
+        )
+
+
+def _hooks_of_head(head: nn.Module) -> list[Any]:
+    return users_hooks(head.modules())
+
+
+def _refuse_hooks(head: nn.Module) -> None:
+    """Refuse a user's forward hooks on the head.
+
+    They would run for the head as a whole and once more for each part, twice.
+    """
+    if hooks := _hooks_of_head(head):
+        name = getattr(function_of(hooks[0]), "__qualname__", "one")
+        raise InputError(
+            f"The output head has a forward hook ({name}), which would run again for "
+            "each part that loss_chunks cuts the loss into. Remove the hook, or use a "
+            "Recipe with loss_chunks=1."
         )
 
 
@@ -162,9 +183,10 @@ class ChunkedLoss:
         Raises:
             CannotChunkLossError: If the model's loss was not computed from the
                 deferred logits.
-            InputError: If ``fully_shard`` has sharded the head meanwhile.
+            InputError: If the head was sharded or got hooks meanwhile.
         """
         _refuse_sharded_head(self._head)
+        _refuse_hooks(self._head)
         self._defers, self._deferred, self._loss_reached = True, False, False
         try:
             yield
@@ -248,6 +270,7 @@ class ChunkedLoss:
             else itertools.repeat({}, len(sizes))
         )
         defers, self._defers = self._defers, False
+        before = _versions(self._head)
         try:
             # One split rather than slices: its backward is one cat, where each slice
             # would allocate a gradient of the whole sequence.
@@ -270,6 +293,11 @@ class ChunkedLoss:
             ]
         finally:
             self._defers = defers
+        if _versions(self._head) != before:
+            refuse_chunking(
+                "its output head writes to its buffers, as spectral_norm does, and "
+                "would do so for each part"
+            )
         return functools.reduce(torch.add, losses)
 
     def _part(  # noqa: PLR0913 - one value each, all needed
@@ -325,6 +353,12 @@ def _shifted(
     if labels is None:
         refuse_chunking("its loss function got no labels")
     return functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+
+
+def _versions(head: nn.Module) -> list[tuple[int, int]]:
+    """Return the buffers' identities and version counters."""
+    buffers = [each for each in head.buffers() if not each.is_inference()]
+    return [(id(each), each._version) for each in buffers]
 
 
 def _even_sizes(length: int, parts: int) -> list[int]:

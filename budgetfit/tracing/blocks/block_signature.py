@@ -181,7 +181,7 @@ def _attributes(block: nn.Module) -> Iterator[tuple[str, Hashable]]:
     """Yield everything comparable of a block, by path and name."""
     inside = {id(module): path for path, module in block.named_modules()}
     for path, module in block.named_modules():
-        yield f"{path}:", (type(module), tuple(module._modules))
+        yield f"{path}:", (type(module), tuple(module._modules.keys()))
         tensors = (*module._parameters.items(), *module._buffers.items())
         for name, tensor in tensors:
             yield f"{path}:{name}", None if tensor is None else _tensor(tensor)
