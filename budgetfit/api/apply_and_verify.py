@@ -11,6 +11,7 @@ from budgetfit.applying.run.run import Run
 from budgetfit.applying.torch_compile import unwrap_compiled_for
 from budgetfit.applying.undo import Undo
 from budgetfit.core.plan import Plan
+from budgetfit.core.validation import python_number
 from budgetfit.core.verification import Verification
 from budgetfit.errors import InputError
 from budgetfit.inputs.adapter import attach_planned_adapter
@@ -64,6 +65,7 @@ def apply(
             learning rate cannot be used.
     """
     check_plan(plan)
+    learning_rate = python_number(learning_rate)
     _check_learning_rate(plan, learning_rate)
     if model is not None:
         model = unwrap_compiled_for(model, plan.recipe)
@@ -143,6 +145,7 @@ def verify(  # noqa: PLR0913 - public API
         InputError: No CUDA device and none asked for, too few steps, or another model.
     """
     check_plan(plan)
+    steps = python_number(steps)
     if fresh_process:
         return verify_in_subprocess(
             plan,

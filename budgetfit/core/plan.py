@@ -17,7 +17,7 @@ from budgetfit.core.plan_curves import LazyCurves
 from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
-from budgetfit.core.validation import check_samples
+from budgetfit.core.validation import check_samples, python_number
 from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import Gpu
@@ -184,6 +184,7 @@ class Estimate:
 
 
 def _hours(samples: int, samples_per_s: float) -> float:
+    samples = python_number(samples)
     check_samples(samples)
     return samples / samples_per_s / SECONDS_PER_HOUR
 

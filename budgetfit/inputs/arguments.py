@@ -7,7 +7,7 @@ sequence, another method) and calls ``least``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,6 +44,7 @@ from budgetfit.core.validation import (
     check_batch,
     check_objective,
     check_positive_int,
+    set_python_numbers,
 )
 from budgetfit.errors import InputError
 from budgetfit.example_batches.make_batch import (
@@ -116,6 +117,9 @@ ADAPTER_SETTINGS: Final = (
 )
 
 
+_NO_NUMBERS: Final = ("model", "batch", "lengths", "image_sizes", "loss", "optimizer")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
     """The arguments of ``budgetfit.plan``, as given; its docstring says what they mean.
@@ -161,7 +165,9 @@ class Arguments:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        """Take an engine in any spelling: ``ZeRO-3`` as ``zero3``."""
+        """Take numbers of any library, and an engine in any spelling: ``ZeRO-3``."""
+        names = (each.name for each in fields(self))
+        set_python_numbers(self, (name for name in names if name not in _NO_NUMBERS))
         if isinstance(self.engine, str):
             spelled = self.engine.lower().replace("zero-", "zero")
             object.__setattr__(self, "engine", spelled)
