@@ -75,7 +75,7 @@ def read_plan_text(path: str | Path) -> str:
         with Path(path).open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         text = content.decode("utf-8")
-    except (OSError, ValueError) as error:  # ValueError: a name with a zero in it
+    except (OSError, TypeError, ValueError) as error:  # no path, or a zero in it
         raise InputError(
             f"Cannot read the plan {str(path)!r}: {error}. {_ANEW}"
         ) from None

@@ -62,7 +62,7 @@ class SampleDims:
                 "batch_dims must be a dimension, counted from 0, or one for each name, "
                 f"None for what goes with every sample: {_EXAMPLE}; got {given!r:.80}."
             )
-        return cls(default, named)
+        return cls(default, dict(named))
 
     def of(self, path: str) -> int | None:
         """Return the sample dimension of a part, if it has samples."""
