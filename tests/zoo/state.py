@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type)
 
 
 @contextlib.contextmanager
@@ -70,25 +73,57 @@ def model_state(model: nn.Module) -> dict[str, Any]:
             is_hooks = key.endswith("_hooks") or "_hooks_" in key
             if is_hooks and isinstance(value, Mapping):
                 state[f"{key} of {name}"] = [id(hook) for hook in value.values()]
-        state[f"attributes of {name}"] = {
-            key: id(value)
-            for key, value in vars(module).items()
-            if key in ("forward", "_modules", "_parameters", "_buffers", "config")
-        }
         state[f"forward of {name}"] = module.__dict__.get("forward")
+        state[f"class of {name}"] = type(module)
+        state |= _attributes(name, module)
+    for kind in {type(module) for module in model.modules()}:
+        for parent in kind.__mro__[:-1]:
+            state[f"class {parent.__qualname__}"] = {
+                key: id(value)
+                for key, value in vars(parent).items()
+                if key != "__slotnames__"  # what copying an object keeps for the next
+            }
     for name, tensor in model.named_parameters(remove_duplicate=False):
         state[name] = (
             id(tensor),
+            type(tensor),
             tensor.requires_grad,
             tensor.dtype,
             tensor.device,
             tensor.grad,
-            tuple(id(hook) for hook in (tensor._backward_hooks or {}).values()),  # noqa: SLF001
+            *(
+                tuple(id(hook) for hook in (getattr(tensor, hooks) or {}).values())
+                for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks")
+            ),
         )
+        state |= _attributes(name, tensor)
     for name, tensor in model.named_buffers(remove_duplicate=False):
         state[name] = (tensor.dtype, tensor.device, tensor.shape)
     state["config"] = str(getattr(model, "config", None))
     return state
+
+
+def _attributes(name: str, owner: object) -> dict[str, Any]:
+    """Return what an object's own attributes are, each by its name.
+
+    Plain values are compared by value, all else as the object that it is, and what has
+    a length by that, too: a list may have been added to.
+    """
+    state: dict[str, Any] = {}
+    for key, value in vars(owner).items():
+        plain = value is None or isinstance(value, _PLAIN)
+        state[f"{key} in {name}"] = value if plain else _identity(value)
+    return state
+
+
+def _identity(value: object) -> object:
+    if isinstance(value, dict):
+        return id(value), list(value)
+    if isinstance(value, (list, tuple, set)):
+        return type(value), len(value), [id(each) for each in value]
+    if isinstance(value, types.MethodType):  # a new object at each access
+        return id(value.__self__), id(value.__func__)
+    return type(value), id(value)
 
 
 def model_values(model: nn.Module) -> dict[str, Any]:
