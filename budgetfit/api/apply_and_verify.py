@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -94,9 +94,11 @@ def apply(
 def _check_learning_rate(plan: Plan, learning_rate: float | None) -> None:
     if learning_rate is None:
         return
-    if not isinstance(learning_rate, (int, float)) or not 0 < learning_rate < math.inf:
+    number = isinstance(learning_rate, (int, float))
+    if not number or not 0 < learning_rate <= sys.float_info.max:
         raise InputError(
-            f"learning_rate must be a number above 0, got {learning_rate!r}."
+            f"learning_rate must be a number above 0, for example 5e-5; got "
+            f"{learning_rate!r:.80}."
         )
     if plan.recipe.optimizer not in OPTIMIZER_NAMES:
         raise InputError(

@@ -17,7 +17,10 @@ from budgetfit.core.plan_curves import LazyCurves
 from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
-from budgetfit.core.validation import check_samples, python_number
+from budgetfit.core.validation import (
+    MAX_BATCH_SIZE,
+    check_positive_int,
+)
 from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError, file_error
 from budgetfit.gpus.table import Gpu
@@ -184,8 +187,9 @@ class Estimate:
 
 
 def _hours(samples: int, samples_per_s: float) -> float:
-    samples = python_number(samples)
-    check_samples(samples)
+    samples = check_positive_int(
+        "samples", samples, example=50_000, most=MAX_BATCH_SIZE
+    )
     return samples / samples_per_s / SECONDS_PER_HOUR
 
 
@@ -270,7 +274,9 @@ class GpuComparison:
         Raises:
             InputError: If ``samples`` is not a positive whole number.
         """
-        check_samples(samples)
+        samples = check_positive_int(
+            "samples", samples, example=50_000, most=MAX_BATCH_SIZE
+        )
         if self.samples_per_money is None:
             return None
         return samples / self.samples_per_money

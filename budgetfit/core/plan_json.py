@@ -98,7 +98,7 @@ def _parse_document(text: str) -> dict[str, Any]:
         ) from None
     except InputError:
         raise
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # no text at all, or another text
         raise InputError(f"This is not a saved plan: {error}. {_ANEW}") from None
     found = data.pop("format", None) if isinstance(data, dict) else None
     if not isinstance(data, dict) or type(found) is not int or found != FORMAT:

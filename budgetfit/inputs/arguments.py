@@ -61,7 +61,7 @@ from budgetfit.inputs.adapter import (
     model_to_trace,
 )
 from budgetfit.inputs.engines_for_model import worth_tracing
-from budgetfit.inputs.plan_source import PlanSource
+from budgetfit.inputs.plan_source import PlanSource, parse_loss
 from budgetfit.inputs.several_gpus import (
     AUTO,
     Gpus,
@@ -71,7 +71,7 @@ from budgetfit.inputs.several_gpus import (
 )
 from budgetfit.inputs.target_gpu import TargetGpu, find_target_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model
-from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
+from budgetfit.integrations.model_sources.python_factory import load_batch
 from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 from budgetfit.integrations.peft import materialize_with_adapter
 from budgetfit.planning.profiling.first_trace import fallback_for
@@ -202,6 +202,11 @@ class Arguments:
             InputError: If one of them is invalid; nothing was traced.
         """
         check_objective(self.objective)
+        if self.progress is not None and not callable(self.progress):
+            raise InputError(
+                "progress must be a function that is called with a line of text, for "
+                f"example progress=print; got {self.progress!r:.80}."
+            )
         engines = parallelisms(self.gpus, self.engine)
         if not engines:
             refuse_engine_of_one(self.engine)
@@ -332,10 +337,11 @@ class ParsedArguments:
         if isinstance(wanted, str):
             return wanted
         if not isinstance(wanted, (list, tuple)):
+            shown = " ".join(repr(wanted).split())
             raise InputError(
                 "checkpointing must be auto, none, full, every-2, sqrt, as-is, or a "
                 'list of block names such as ["model.layers.0"]; '
-                f"got {wanted!r}."
+                f"got {shown:.80}."
             )
         return self.workload.full_names(wanted)
 
@@ -432,6 +438,8 @@ def _read_model(
     """
     if asked.max_length is not None:
         check_positive_int("max_length", asked.max_length, example=1024)
+    if asked.frames is not None:
+        check_positive_int("frames", asked.frames)
     if asked.progress is not None:
         asked.progress("reading the model")
     model, is_live = asked.model, isinstance(asked.model, nn.Module)
@@ -605,28 +613,6 @@ def _check_holds(
         f"long: {', '.join(map(str, shapes))}. Leave lengths= out where samples have "
         f"no length{'' if made else pad}."
     )
-
-
-def parse_loss(loss: object) -> Callable[..., Any] | None:
-    """Return the loss function, loaded where text names it.
-
-    Raises:
-        InputError: If it is not a function.
-    """
-    if isinstance(loss, str):
-        return load_loss(loss)
-    if isinstance(loss, nn.modules.loss._Loss):  # noqa: SLF001 - torch's own, all of them
-        name = type(loss).__name__
-        raise InputError(
-            f"loss={name}() takes a target, and a loss here takes the batch: use "
-            f"loss=lambda outputs, batch: {name}()(outputs, batch[...])."
-        )
-    if loss is not None and not callable(loss):
-        raise InputError(
-            "loss must be a function: loss(outputs, batch) -> scalar; for example "
-            "loss=lambda outputs, batch: outputs.mean()."
-        )
-    return loss
 
 
 def optimizer_name(optimizer: Optimizer) -> str:
