@@ -3,7 +3,8 @@
 import contextlib
 import random
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,40 @@ _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type
 
 
 @contextlib.contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
+def unchanged(
+    model: nn.Module, besides: AbstractSet[str] = frozenset()
+) -> Iterator[None]:
     """Assert that the body leaves the process and the model, values too, alone."""
     before = process_state() | model_state(model) | model_values(model)
     yield
-    assert_same(before, process_state() | model_state(model) | model_values(model))
+    after = process_state() | model_state(model) | model_values(model)
+    assert_same(before, after, besides)
 
 
-def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Assert that two states are equal; what differs is named."""
-    changed = [name for name in before if not _equal(before[name], after.get(name))]
-    changed += [name for name in after if name not in before]
+def assert_same(
+    before: dict[str, Any],
+    after: dict[str, Any],
+    besides: AbstractSet[str] = frozenset(),
+) -> None:
+    """Assert that two states are equal; what differs is named.
+
+    ``besides``: what the model's own forward changes.
+    """
+    changed = sorted(different(before, after) - besides)
     assert not changed, f"changed: {', '.join(changed[:4])}"
+
+
+def different(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    """Return the names of what differs."""
+    changed = {name for name in before if not _equal(before[name], after.get(name))}
+    return changed | (after.keys() - before.keys())
+
+
+def own_attributes(model: nn.Module, forward: Callable[[], object]) -> set[str]:
+    """Return the attributes that the model's own forward changes."""
+    before = model_state(model)
+    forward()
+    return {name for name in different(before, model_state(model)) if " in " in name}
 
 
 def process_state() -> dict[str, Any]:
@@ -77,7 +100,8 @@ def model_state(model: nn.Module) -> dict[str, Any]:
         state[f"class of {name}"] = type(module)
         state |= _attributes(name, module)
     for kind in {type(module) for module in model.modules()}:
-        for parent in kind.__mro__[:-1]:
+        # Libraries add to nn.Module itself when they are imported.
+        for parent in kind.__mro__[: kind.__mro__.index(nn.Module)]:
             state[f"class {parent.__qualname__}"] = {
                 key: id(value)
                 for key, value in vars(parent).items()
