@@ -26,6 +26,26 @@ class InputError(BudgetfitError, ValueError):
     """An argument is invalid; the message shows the right form."""
 
 
+class FileError(OSError, InputError):
+    """A file that an argument names cannot be written; with ``errno``, ``filename``."""
+
+    def __str__(self) -> str:
+        """Return the message alone; ``OSError`` adds a number and the name."""
+        return str(self.args[0])
+
+
+def file_error(path: object, error: Exception) -> FileError:
+    """Return the error for a file that could not be written, from the system's."""
+    reason = getattr(error, "strerror", None) or error
+    made = FileError(
+        f"Cannot write {str(path)!r}: {reason}. Name a file in a folder that can be "
+        "written to, such as plan.json; a file that was there is as it was."
+    )
+    made.errno = getattr(error, "errno", None)
+    made.filename = str(path)
+    return made
+
+
 class RecomputationError(InputError):
     """Recomputing a checkpointed block gave another result than its forward.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from budgetfit.applying.run.run import Run
 from budgetfit.applying.torch_compile import unwrap_compiled_for
 from budgetfit.applying.undo import Undo
 from budgetfit.core.plan import Plan
+from budgetfit.core.validation import python_number
 from budgetfit.core.verification import Verification
 from budgetfit.errors import InputError
 from budgetfit.inputs.adapter import attach_planned_adapter
@@ -64,6 +65,7 @@ def apply(
             learning rate cannot be used.
     """
     check_plan(plan)
+    learning_rate = python_number(learning_rate)
     _check_learning_rate(plan, learning_rate)
     if model is not None:
         model = unwrap_compiled_for(model, plan.recipe)
@@ -92,9 +94,11 @@ def apply(
 def _check_learning_rate(plan: Plan, learning_rate: float | None) -> None:
     if learning_rate is None:
         return
-    if not isinstance(learning_rate, (int, float)) or not 0 < learning_rate < math.inf:
+    number = isinstance(learning_rate, (int, float))
+    if not number or not 0 < learning_rate <= sys.float_info.max:
         raise InputError(
-            f"learning_rate must be a number above 0, got {learning_rate!r}."
+            f"learning_rate must be a number above 0, for example 5e-5; got "
+            f"{learning_rate!r:.80}."
         )
     if plan.recipe.optimizer not in OPTIMIZER_NAMES:
         raise InputError(
@@ -143,6 +147,7 @@ def verify(  # noqa: PLR0913 - public API
         InputError: No CUDA device and none asked for, too few steps, or another model.
     """
     check_plan(plan)
+    steps = python_number(steps)
     if fresh_process:
         return verify_in_subprocess(
             plan,

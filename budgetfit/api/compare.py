@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,11 @@ def compare(
             f"gpus, for example [{asked.gpu!r}]."
         )
     check_batch(asked.batch_size, asked.effective_batch_size)
-    if isinstance(gpus, str) or not gpus:
+    if (
+        isinstance(gpus, str)
+        or not isinstance(gpus, Iterable)
+        or not (gpus := list(gpus))
+    ):
         raise InputError(
             'Name the cards to compare, for example ["t4", "rtx-4090"] '
             "(--gpus t4,rtx-4090)."
@@ -187,12 +191,14 @@ def _methods(method: str | None, methods: Sequence[str] | None) -> list[str]:
         methods = [FULL if method is None else method]
     elif method is not None:
         raise InputError("Say either method= or methods=, which takes several.")
-    if isinstance(methods, str) or not methods or not set(methods) <= set(known):
+    several = not isinstance(methods, str) and isinstance(methods, Iterable)
+    named = list(methods) if several else []
+    if not named or not all(name in known for name in named):
         raise InputError(
             f"methods must be some of {', '.join(known)}, for example "
             f'["full", "lora"] (--methods full,lora); got {methods!r:.80}.'
         )
-    return list(dict.fromkeys(methods))
+    return list(dict.fromkeys(named))
 
 
 def _asked_by(asked: Arguments, name: str, wanted: Sequence[str]) -> Arguments:

@@ -8,6 +8,7 @@ from typing import Final
 from budgetfit.applying.quantized_layers.stored_weights import has_quantized_weights
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Plan
+from budgetfit.core.validation import python_number
 from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
 from budgetfit.inputs.arguments import Arguments
@@ -41,6 +42,7 @@ def check_price(price: float | None, gpus: object) -> None:
             " For the cost of given ones: budgetfit compare MODEL --gpus NAMES --price "
             "NAME=PRICE."
         )
+    price = python_number(price)
     if isinstance(price, bool) or not isinstance(price, (int, float)):
         price = math.nan
     if not 0 < price < math.inf:

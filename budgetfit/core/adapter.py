@@ -3,6 +3,7 @@
 Names are those of peft's ``LoraConfig`` and transformers' ``BitsAndBytesConfig``.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -154,6 +155,13 @@ def _targets(value: Any) -> str | tuple[str, ...]:  # noqa: ANN401
     if isinstance(value, str) and value.isidentifier():
         return (value,)  # a plain name; a regex would have to match the whole path
     if isinstance(value, str) and value:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise InputError(
+                f"target_modules={value!r:.80} is no regular expression: {error}. Use "
+                'names such as ["q_proj", "v_proj"].'
+            ) from None
         return value
     names = tuple(value) if isinstance(value, Sequence) else ()
     if not names or not all(isinstance(name, str) and name for name in names):

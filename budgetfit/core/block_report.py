@@ -85,7 +85,8 @@ def find_block(rows: Sequence[BlockRow], name: str) -> BlockRow:
     first = ", ".join(row.name for row in found or rows[:3])
     if found:
         raise InputError(f"{name!r} are several blocks: {first}. Write one in full.")
+    named = " ".join(repr(name).split())[:80]
     raise InputError(
-        f"{name!r} is not a block of this plan. Its blocks are {first} ..., "
+        f"{named} is not a block of this plan. Its blocks are {first} ..., "
         f"{len(rows)} in all."
     )

@@ -1,8 +1,9 @@
 """``Loop``: the training loop around the steps, and what it keeps on the card."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final, Literal, get_args
 
+from budgetfit.core.validation import set_python_numbers
 from budgetfit.errors import InputError
 
 LoopKind = Literal["run", "plain", "trainer", "sft", "accelerate", "lightning"]
@@ -63,6 +64,7 @@ class Loop:
     packing: bool = False
 
     def __post_init__(self) -> None:
+        set_python_numbers(self, (each.name for each in fields(self)))
         if self.kind not in KINDS:
             raise InputError(
                 f"loop={self.kind!r} is not a training loop. Use one of: "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Final, Literal, get_args
 
 from budgetfit.core.precision import Precision
-from budgetfit.core.validation import check_positive_int
+from budgetfit.core.validation import check_positive_int, set_python_numbers
 from budgetfit.errors import InputError
 
 Engine = Literal["ddp", "fsdp2", "deepspeed"]
@@ -89,6 +89,7 @@ class Parallelism:
 
     def __post_init__(self) -> None:
         """Check names, counts, and that no setting of another engine is set."""
+        set_python_numbers(self, (each.name for each in fields(self)))
         check_engine(self.engine)
         check_positive_int("gpus", self.gpus, most=MOST_GPUS)
         if self.gpus == 1:

@@ -17,9 +17,12 @@ from budgetfit.core.plan_curves import LazyCurves
 from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
-from budgetfit.core.validation import check_samples
+from budgetfit.core.validation import (
+    MAX_BATCH_SIZE,
+    check_positive_int,
+)
 from budgetfit.core.varying_lengths import VaryingLengths
-from budgetfit.errors import InputError
+from budgetfit.errors import InputError, file_error
 from budgetfit.gpus.table import Gpu
 from budgetfit.utils.lazy_import import lazy_import
 from budgetfit.utils.whole_file import write_whole
@@ -184,7 +187,9 @@ class Estimate:
 
 
 def _hours(samples: int, samples_per_s: float) -> float:
-    check_samples(samples)
+    samples = check_positive_int(
+        "samples", samples, example=50_000, most=MAX_BATCH_SIZE
+    )
     return samples / samples_per_s / SECONDS_PER_HOUR
 
 
@@ -269,7 +274,9 @@ class GpuComparison:
         Raises:
             InputError: If ``samples`` is not a positive whole number.
         """
-        check_samples(samples)
+        samples = check_positive_int(
+            "samples", samples, example=50_000, most=MAX_BATCH_SIZE
+        )
         if self.samples_per_money is None:
             return None
         return samples / self.samples_per_money
@@ -398,10 +405,10 @@ class Plan(PlanExports):
                 side.
 
         Raises:
-            InputError: If matplotlib or Jinja2 is missing.
+            InputError: If matplotlib or Jinja2 is missing, or it cannot be written.
         """
         page = lazy_import("budgetfit.reporting.html.report").plan_page
-        write_whole(path, page(self, comparison=comparison))
+        _write(path, page(self, comparison=comparison))
 
     def dump_snapshot(self, path: str | Path) -> None:
         """Write the predicted step with the peak as a CUDA memory snapshot.
@@ -410,7 +417,8 @@ class Plan(PlanExports):
         draws it.
 
         Raises:
-            InputError: If the plan was loaded: a saved plan has no single allocations.
+            InputError: If the plan was loaded: a saved plan has no single allocations;
+                or it cannot be written.
         """
         known = self.lazy_curves.snapshot if self.lazy_curves is not None else None
         if known is None:
@@ -418,7 +426,7 @@ class Plan(PlanExports):
                 "A saved plan has no single allocations to write. Plan again, then "
                 "call dump_snapshot, or: budgetfit plan ... --snapshot step.pickle"
             )
-        write_whole(path, pickle.dumps(known(), protocol=4))
+        _write(path, pickle.dumps(known(), protocol=4))
 
     @property
     def judged_alternatives(self) -> tuple[Alternative, ...]:
@@ -513,9 +521,10 @@ class Plan(PlanExports):
         """Write the plan to ``path`` as JSON; it is data, never a pickle.
 
         Raises:
-            OSError: It cannot be written; a file that was there stays as it was.
+            InputError: It cannot be written; a file that was there stays as it was.
+                It is an ``OSError``, too.
         """
-        write_whole(path, self.to_json() + "\n")
+        _write(path, self.to_json() + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -526,3 +535,15 @@ class Plan(PlanExports):
         """
         read_plan_text = lazy_import("budgetfit.core.plan_json").read_plan_text
         return cls.from_json(read_plan_text(path))
+
+
+def _write(path: str | Path, content: str | bytes) -> None:
+    """Write a file that the user names.
+
+    Raises:
+        FileError: It cannot be written.
+    """
+    try:
+        write_whole(path, content)
+    except (OSError, TypeError, ValueError) as error:  # of no path, or a zero in it
+        raise file_error(path, error) from error

@@ -75,7 +75,7 @@ def read_plan_text(path: str | Path) -> str:
         with Path(path).open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
         text = content.decode("utf-8")
-    except (OSError, ValueError) as error:  # ValueError: a name with a zero in it
+    except (OSError, TypeError, ValueError) as error:  # no path, or a zero in it
         raise InputError(
             f"Cannot read the plan {str(path)!r}: {error}. {_ANEW}"
         ) from None
@@ -98,7 +98,7 @@ def _parse_document(text: str) -> dict[str, Any]:
         ) from None
     except InputError:
         raise
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # no text at all, or another text
         raise InputError(f"This is not a saved plan: {error}. {_ANEW}") from None
     found = data.pop("format", None) if isinstance(data, dict) else None
     if not isinstance(data, dict) or type(found) is not int or found != FORMAT:

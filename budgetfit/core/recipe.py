@@ -5,7 +5,11 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from budgetfit.core.parallelism import Engine, Parallelism
-from budgetfit.core.validation import MAX_BATCH_SIZE, check_positive_int
+from budgetfit.core.validation import (
+    MAX_BATCH_SIZE,
+    check_positive_int,
+    set_python_numbers,
+)
 from budgetfit.errors import InputError
 from budgetfit.utils.function_name import qualified_name
 
@@ -155,6 +159,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Check counts, names, and that no block is in two segments."""
+        counts = "batch_size", "loss_chunks", "gradient_accumulation_steps"
+        set_python_numbers(self, counts)
         self._check_names()
         check_positive_int("batch_size", self.batch_size)
         check_positive_int("loss_chunks", self.loss_chunks)

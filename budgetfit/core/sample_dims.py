@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from budgetfit.core.validation import python_number
 from budgetfit.errors import InputError
 
 SINGLE_TENSOR: Final = "batch"  # the path of a batch that is a single tensor
@@ -47,9 +48,12 @@ class SampleDims:
         """
         if given is None:
             return cls(default)
+        given = python_number(given)
         if _is_dimension(given):
             return cls(given, {"": given})  # type: ignore[arg-type, dict-item]
         named: Any = given
+        if isinstance(given, Mapping):
+            named = {name: python_number(dim) for name, dim in given.items()}
         if not isinstance(named, Mapping) or not all(
             isinstance(name, str) and name and (dim is None or _is_dimension(dim))
             for name, dim in named.items()

@@ -6,11 +6,11 @@ A batch is padded to the longest of its samples, as transformers' collators do.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 from typing import ClassVar, Final
 
 import numpy as np
 
+from budgetfit.core.validation import python_number
 from budgetfit.errors import InputError
 
 ALIGNMENT: Final = 8  # positions; of what attention kernels read at once
@@ -153,16 +153,22 @@ def summarize_lengths(
             "lengths must be a list of lengths such as [512, 2048], or samples by "
             f"length such as {{512: 900, 2048: 100}}; got {lengths!r}."
         )
-    counted = Counter(lengths)
-    for length, count in counted.items():
+    pairs = (
+        lengths.items()
+        if isinstance(lengths, Mapping)
+        else ((length, 1) for length in lengths)
+    )
+    counted: Counter[int] = Counter()
+    for pair in pairs:
+        length, count = map(python_number, pair)
         for value in (length, count):
-            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(
                     "lengths must be whole numbers of at least 1: a list of lengths, "
                     "[512, 2048], or samples by length, {512: 900, 2048: 100}; got "
-                    f"{value!r}."
+                    f"{value!r:.80}."
                 )
+        counted[length] += count
     if not counted:
         raise InputError("lengths is empty. Use for example lengths=[512, 2048].")
-    as_int = [(int(length), int(count)) for length, count in counted.items()]  # NumPy's
-    return LengthSummary(tuple(sorted(as_int)), max_length)
+    return LengthSummary(tuple(sorted(counted.items())), max_length)

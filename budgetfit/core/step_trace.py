@@ -103,6 +103,21 @@ class KernelScratch(NamedTuple, Generic[Number]):
     part: int
 
 
+class SizeLimit(NamedTuple, Generic[Number]):
+    """A number of a call that its CUDA kernel takes only up to ``most``.
+
+    ``what`` counts it, as "elements of its input"; ``source`` is the file of PyTorch
+    that refuses more. The number is an integer where an op is called, and affine in a
+    trace.
+    """
+
+    op: str
+    what: str
+    number: Number
+    most: int
+    source: str
+
+
 class UnverifiedOp(NamedTuple):
     """An op without a verified memory rule, and the storages it allocated."""
 
@@ -205,6 +220,7 @@ class StepTrace:
         ops: FLOPs and bytes.
         op_names: Names of ops such as ``aten.mm.default``; ``ops.name`` indexes them.
         unverified_ops: Ops that allocated memory without a verified rule.
+        size_limits: What the kernels of its ops refuse in larger sizes.
         notes: What the trace could not represent.
         gives_containers: Whether a block was given a dict, list or object, which it
             could change.
@@ -228,9 +244,31 @@ class StepTrace:
     op_names: tuple[str, ...] = field(default=())
     random_blocks: tuple[str, ...] = field(default=())
     unverified_ops: tuple[UnverifiedOp, ...] = field(default=())
+    size_limits: tuple[SizeLimit[Affine], ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
     stream: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
     gives_containers: bool = False
+
+    def exceeded_limit(self, batch_size: int) -> SizeLimit[int] | None:
+        """Return the first of the size limits that a batch size exceeds."""
+        for limit in self.size_limits:
+            number = limit.number.at(batch_size)
+            if number > limit.most:
+                return SizeLimit(*limit[:2], number, *limit[3:])
+        return None
+
+    def largest_batch(self, bound: int) -> int:
+        """Return the largest batch size up to ``bound`` that no size limit refuses.
+
+        0 if there is none.
+        """
+        for limit in self.size_limits:
+            fixed, per_sample = limit.number
+            if fixed > limit.most:
+                return 0
+            if per_sample:
+                bound = min(bound, (limit.most - fixed) // per_sample)
+        return bound
 
     def side_streams(self) -> dict[int, int]:
         """Return the streams of storages not on the default one, as events number."""

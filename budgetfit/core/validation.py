@@ -1,5 +1,7 @@
 """Validate arguments: samples, tokens, ranks, pixels, batch sizes, the objective."""
 
+import operator
+from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 from budgetfit.errors import InputError
@@ -15,6 +17,37 @@ OBJECTIVES: Final = ("throughput", "batch_size", "memory", "length")
 ImageSize: TypeAlias = int | str | tuple[int, int] | None
 
 
+def python_number(value: Any) -> Any:  # noqa: ANN401 - any user input
+    """Return a number of numpy, torch or another library as Python's; else ``value``.
+
+    Whole is what Python's ``operator.index`` takes. In lists and tuples, too.
+    """
+    if isinstance(value, (bool, int, float, str)):
+        # numpy's float64 is a float, and prints otherwise.
+        return float(value) if isinstance(value, float) else value
+    if isinstance(value, (list, tuple)):
+        numbers = [python_number(each) for each in value]
+        return numbers if isinstance(value, list) else tuple(numbers)
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        try:
+            return value.item()
+        except RuntimeError:  # a tensor without a value
+            return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
+
+
+def set_python_numbers(settings: Any, names: Iterable[str]) -> None:  # noqa: ANN401
+    """Set fields of a frozen dataclass to ``python_number`` of what they are."""
+    for name in names:
+        value = getattr(settings, name)
+        number = python_number(value)
+        if number is not value:
+            object.__setattr__(settings, name, number)
+
+
 def check_positive_int(
     name: str,
     value: Any,  # noqa: ANN401 - any user input
@@ -27,6 +60,7 @@ def check_positive_int(
     Raises:
         InputError: If it is not; bool is refused.
     """
+    value = python_number(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(
             f"{name} must be a whole number of at least 1, for example {example}; "
@@ -95,6 +129,7 @@ def parse_image_size(value: Any) -> tuple[int, int]:  # noqa: ANN401
     Raises:
         InputError: If it is none of these; bool is refused.
     """
+    value = python_number(value)
     sides: Any = value
     if isinstance(value, str):
         parts = value.lower().split("x")

@@ -7,7 +7,7 @@ sequence, another method) and calls ``least``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,6 +44,7 @@ from budgetfit.core.validation import (
     check_batch,
     check_objective,
     check_positive_int,
+    set_python_numbers,
 )
 from budgetfit.errors import InputError
 from budgetfit.example_batches.make_batch import (
@@ -60,7 +61,7 @@ from budgetfit.inputs.adapter import (
     model_to_trace,
 )
 from budgetfit.inputs.engines_for_model import worth_tracing
-from budgetfit.inputs.plan_source import PlanSource
+from budgetfit.inputs.plan_source import PlanSource, parse_loss
 from budgetfit.inputs.several_gpus import (
     AUTO,
     Gpus,
@@ -70,7 +71,7 @@ from budgetfit.inputs.several_gpus import (
 )
 from budgetfit.inputs.target_gpu import TargetGpu, find_target_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model
-from budgetfit.integrations.model_sources.python_factory import load_batch, load_loss
+from budgetfit.integrations.model_sources.python_factory import load_batch
 from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 from budgetfit.integrations.peft import materialize_with_adapter
 from budgetfit.planning.profiling.first_trace import fallback_for
@@ -114,6 +115,9 @@ ADAPTER_SETTINGS: Final = (
     *("lora_r", "lora_alpha", "lora_dropout", "target_modules"),
     *QUANTIZATION_SETTINGS,
 )
+
+
+_NO_NUMBERS: Final = ("model", "batch", "lengths", "image_sizes", "loss", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +165,9 @@ class Arguments:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        """Take an engine in any spelling: ``ZeRO-3`` as ``zero3``."""
+        """Take numbers of any library, and an engine in any spelling: ``ZeRO-3``."""
+        names = (each.name for each in fields(self))
+        set_python_numbers(self, (name for name in names if name not in _NO_NUMBERS))
         if isinstance(self.engine, str):
             spelled = self.engine.lower().replace("zero-", "zero")
             object.__setattr__(self, "engine", spelled)
@@ -196,6 +202,11 @@ class Arguments:
             InputError: If one of them is invalid; nothing was traced.
         """
         check_objective(self.objective)
+        if self.progress is not None and not callable(self.progress):
+            raise InputError(
+                "progress must be a function that is called with a line of text, for "
+                f"example progress=print; got {self.progress!r:.80}."
+            )
         engines = parallelisms(self.gpus, self.engine)
         if not engines:
             refuse_engine_of_one(self.engine)
@@ -326,10 +337,11 @@ class ParsedArguments:
         if isinstance(wanted, str):
             return wanted
         if not isinstance(wanted, (list, tuple)):
+            shown = " ".join(repr(wanted).split())
             raise InputError(
                 "checkpointing must be auto, none, full, every-2, sqrt, as-is, or a "
                 'list of block names such as ["model.layers.0"]; '
-                f"got {wanted!r}."
+                f"got {shown:.80}."
             )
         return self.workload.full_names(wanted)
 
@@ -426,6 +438,8 @@ def _read_model(
     """
     if asked.max_length is not None:
         check_positive_int("max_length", asked.max_length, example=1024)
+    if asked.frames is not None:
+        check_positive_int("frames", asked.frames)
     if asked.progress is not None:
         asked.progress("reading the model")
     model, is_live = asked.model, isinstance(asked.model, nn.Module)
@@ -599,28 +613,6 @@ def _check_holds(
         f"long: {', '.join(map(str, shapes))}. Leave lengths= out where samples have "
         f"no length{'' if made else pad}."
     )
-
-
-def parse_loss(loss: object) -> Callable[..., Any] | None:
-    """Return the loss function, loaded where text names it.
-
-    Raises:
-        InputError: If it is not a function.
-    """
-    if isinstance(loss, str):
-        return load_loss(loss)
-    if isinstance(loss, nn.modules.loss._Loss):  # noqa: SLF001 - torch's own, all of them
-        name = type(loss).__name__
-        raise InputError(
-            f"loss={name}() takes a target, and a loss here takes the batch: use "
-            f"loss=lambda outputs, batch: {name}()(outputs, batch[...])."
-        )
-    if loss is not None and not callable(loss):
-        raise InputError(
-            "loss must be a function: loss(outputs, batch) -> scalar; for example "
-            "loss=lambda outputs, batch: outputs.mean()."
-        )
-    return loss
 
 
 def optimizer_name(optimizer: Optimizer) -> str:

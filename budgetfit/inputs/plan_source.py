@@ -101,6 +101,28 @@ def planned_batch_dims(plan: Plan, model: nn.Module) -> SampleDims:
     return plan.model.batch_dims or SampleDims(batch_dimension(model))
 
 
+def parse_loss(loss: object) -> Callable[..., Any] | None:
+    """Return the loss function, loaded where text names it.
+
+    Raises:
+        InputError: If it is not a function.
+    """
+    if isinstance(loss, str):
+        return load_loss(loss)
+    if isinstance(loss, nn.modules.loss._Loss):  # noqa: SLF001 - torch's own, all of them
+        name = type(loss).__name__
+        raise InputError(
+            f"loss={name}() takes a target, and a loss here takes the batch: use "
+            f"loss=lambda outputs, batch: {name}()(outputs, batch[...])."
+        )
+    if loss is not None and not callable(loss):
+        raise InputError(
+            "loss must be a function: loss(outputs, batch) -> scalar; for example "
+            "loss=lambda outputs, batch: outputs.mean()."
+        )
+    return loss
+
+
 def loss_and_optimizer(
     plan: Plan,
     loss: Loss | str | None,
@@ -118,8 +140,7 @@ def loss_and_optimizer(
     Raises:
         InputError: If the plan needs one that was not passed.
     """
-    if isinstance(loss, str):
-        loss = load_loss(loss)
+    loss = parse_loss(loss)
     if plan.source is not None:
         loss = loss if loss is not None else plan.source.loss
         optimizer = optimizer if optimizer is not None else plan.source.optimizer

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, get_args
 
 from budgetfit.core.parallelism import MOST_GPUS, Parallelism, ZeroStage, check_engine
-from budgetfit.core.validation import check_positive_int
+from budgetfit.core.validation import MAX_BATCH_SIZE, check_positive_int
 from budgetfit.errors import InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
 from budgetfit.gpus.table import Gpu, find_gpu
@@ -135,6 +135,8 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
         InputError: If the number or the engine is invalid.
     """
     per_node, nodes = parse_gpus(gpus)
+    if not isinstance(engine, str):
+        check_engine(engine)
     stages = _STAGES.get(engine, ())
     if engine != AUTO and not stages:
         check_engine(engine)
@@ -194,6 +196,9 @@ def samples_per_rank(effective_batch_size: int | None, ranks: int) -> int | None
     """
     if effective_batch_size is None:
         return None
+    check_positive_int(
+        "effective_batch_size", effective_batch_size, most=MAX_BATCH_SIZE
+    )
     share, rest = divmod(effective_batch_size, ranks)
     if rest:
         lower = share * ranks

@@ -199,8 +199,9 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
             warnings.filterwarnings("ignore", message=".*(rank|alpha)_pattern keys")
             made = peft.get_peft_model(model, config, low_cpu_mem_usage=without_values)
     except ValueError as error:
+        said = " ".join(str(error).split()).rstrip(".")
         raise InputError(
-            f"peft cannot adapt the model: {str(error).rstrip('.')}. Name its own "
+            f"peft cannot adapt the model: {said}. Name its own "
             'linear layers in target_modules, or leave it at "all-linear".'
         ) from error
     if without_values:  # while planning; peft itself trains what it has found

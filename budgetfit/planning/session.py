@@ -12,6 +12,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import CompileMode, Recipe
+from budgetfit.core.validation import MAX_BATCH_SIZE
 from budgetfit.errors import TraceError
 from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.gpus.table import Gpu
@@ -123,8 +124,15 @@ class PlanningSession:
     def largest_searched(self) -> int:
         """The largest batch size of a search."""
         if self.request.batch_size is None and self.traces.is_affine(self._measured):
-            return LARGEST_BATCH_SIZE
+            return min(LARGEST_BATCH_SIZE, self.largest_taken)
         return LARGEST_TRACED_SIZE
+
+    @property
+    def largest_taken(self) -> int:
+        """The largest batch size that the kernels take, as far as a trace says."""
+        if self.request.batch_size is not None:
+            return MAX_BATCH_SIZE
+        return self.traces.largest_batch(self._measured, MAX_BATCH_SIZE)
 
     @property
     def _measured(self) -> Recipe:

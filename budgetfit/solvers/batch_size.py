@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
 from budgetfit.core.block_profile import ChainProfile
+from budgetfit.core.validation import MAX_BATCH_SIZE
 from budgetfit.errors import InputError
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.batch_size_grid import (
@@ -85,6 +86,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     micro_batches: int = 1,
     smallest: int = 1,
     largest: int = LARGEST_BATCH_SIZE,
+    most: int = MAX_BATCH_SIZE,
     refused: Collection[int] = (),
 ) -> BatchChoice:
     """Return the best batch size for an objective, with its plan.
@@ -112,6 +114,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         micro_batches: Per optimizer step, without an effective batch size.
         smallest: The smallest size to try, where ``batch_sizes`` names none.
         largest: The largest.
+        most: The largest that the model takes; of divisors of the effective size too.
         refused: Sizes that have no plan, whatever the profile says.
 
     Raises:
@@ -126,7 +129,8 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         bounds if objective != "memory" else None,
         micro_batches,
         smallest,
-        largest,
+        min(largest, most),
+        most,
         refused,
     )
     sizes = _sizes_to_try(search, objective, batch_sizes, before)
@@ -152,6 +156,7 @@ class _Search:
     micro_batches: int
     smallest: int
     largest: int
+    most: int
     refused: Collection[int]
     seen: dict[int, BatchCandidate] = field(default_factory=dict)
     known: dict[int, Bounds] = field(default_factory=dict)
@@ -287,12 +292,12 @@ def _divisors_that_fit(search: _Search, effective_batch_size: int) -> list[int]:
     in each step, so that it may fit where a smaller batch does not.
     """
     found = []
-    for size in range(search.smallest, effective_batch_size):
+    for size in range(search.smallest, min(effective_batch_size, search.most + 1)):
         if effective_batch_size % size == 0:
             if not search.fits(size):
                 break
             found.append(size)
-    if search.fits(effective_batch_size):
+    if effective_batch_size <= search.most and search.fits(effective_batch_size):
         found.append(effective_batch_size)
     return found
 

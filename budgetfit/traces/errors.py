@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
+from budgetfit.core.step_trace import SizeLimit, StepTrace
 from budgetfit.errors import TraceError
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
 from budgetfit.tracing.values.concrete_execution import (
@@ -125,6 +126,28 @@ def trace_error(
         f"{name} cannot {runs}{place}: {said}. {hint}",
         module=module or name,
         op=op,
+    )
+
+
+def size_limit_error(
+    model: nn.Module, trace: StepTrace, limit: SizeLimit[int], batch_size: int
+) -> TraceError:
+    """Return a ``TraceError`` for a size that a CUDA kernel in a trace refuses."""
+    if len(trace.batch_sizes) > 1:
+        largest = trace.largest_batch(batch_size)
+        advice = f"Use batch_size={largest} or less"
+    else:  # how the number grows is not known
+        largest = batch_size * limit.most // limit.number
+        advice = f"Use a smaller batch_size, about {largest}"
+    if not largest:
+        advice = "Use smaller samples, or another op in the model"
+    return TraceError(
+        f"{type(model).__name__} cannot train with batch_size {batch_size} on CUDA: "
+        f"{limit.op} gets {limit.number:,} {limit.what}, and its kernel "
+        f"({limit.source}) takes up to "
+        f"{limit.most:,}. {advice}.",
+        module=type(model).__name__,
+        op=limit.op,
     )
 
 

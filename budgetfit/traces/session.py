@@ -24,6 +24,7 @@ from budgetfit.traces.cache.key import (
 from budgetfit.traces.ddp_buckets import with_ddp_buckets
 from budgetfit.traces.depth_extrapolator import DepthExtrapolator
 from budgetfit.traces.emptied_cache import with_emptied_cache
+from budgetfit.traces.errors import size_limit_error
 from budgetfit.traces.quantized_loading import Loading
 from budgetfit.traces.tracer import (
     COMPILED_BATCH_SIZES,
@@ -155,6 +156,17 @@ class TraceSession:
         """
         return self._make_affine(self._program(recipe)) is not None
 
+    def largest_batch(self, recipe: Recipe, bound: int) -> int:
+        """Return the largest batch size up to ``bound`` that CUDA's kernels take.
+
+        Known where sizes are affine in the batch size; else ``bound``.
+
+        Raises:
+            TraceError: If the model cannot run on fake tensors.
+        """
+        affine = self._make_affine(self._program(recipe))
+        return bound if affine is None else affine.largest_batch(bound)
+
     def compares_samples(self, recipe: Recipe) -> bool:
         """Whether a tensor has a few numbers for each pair of samples in a batch.
 
@@ -238,7 +250,24 @@ class TraceSession:
         That is the affine trace if there is one, but never for a batch of one: views
         and copies differ where a dimension has size 1. A program without gradient
         accumulation has one where the same with it does: they take the same runs.
+
+        Raises:
+            TraceError: If the model cannot run on fake tensors, or a CUDA kernel does
+                not take as many samples.
         """
+        trace = self._exact_trace(
+            recipe, keep_own_checkpointing=keep_own_checkpointing, loop=loop
+        )
+        exceeded = trace.exceeded_limit(recipe.batch_size)
+        if exceeded is not None:
+            raise size_limit_error(
+                self.workload.model, trace, exceeded, recipe.batch_size
+            )
+        return trace
+
+    def _exact_trace(
+        self, recipe: Recipe, *, keep_own_checkpointing: bool, loop: Loop
+    ) -> StepTrace:
         program = self._program(
             recipe, own_checkpointing=keep_own_checkpointing, loop=loop
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from budgetfit.core.step_trace import KernelScratch
+from budgetfit.core.step_trace import KernelScratch, SizeLimit
 from budgetfit.tracing.call_cache import CallKey
 from budgetfit.tracing.op_costs import NO_COST, OpCost
 
@@ -72,12 +72,14 @@ class OpMemory(NamedTuple):
 
     Outputs that no step allocates come last; then the buffers that no step freed are
     freed. ``unverified``: the op's name, if its kernels have not been checked against
-    recordings. ``cost``: what the op asks of the device besides.
+    recordings. ``cost``: what the op asks of the device besides. ``limits``: sizes that
+    its kernels refuse to exceed.
     """
 
     steps: tuple[OpStep, ...] = ()
     unverified: str = ""
     cost: OpCost = NO_COST
+    limits: tuple[SizeLimit[int], ...] = ()
 
 
 @functools.cache

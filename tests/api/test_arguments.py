@@ -5,12 +5,13 @@
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import budgetfit
-from budgetfit import InputError, Recipe, Segment, TraceError
+from budgetfit import InputError, Plan, Recipe, Segment, TraceError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.inputs.arguments import Arguments, optimizer_name
 from budgetfit.inputs.target_gpu import find_target_gpu
@@ -45,6 +46,21 @@ X = torch.zeros(4, 8)
 def plan(**options: Any) -> budgetfit.Plan:
     settings: dict[str, Any] = {"gpu": "t4", "batch": X, "batch_size": 4, **options}
     return budgetfit.plan(settings.pop("model", NET), **settings)
+
+
+def test_numbers_of_numpy_and_torch_plan_as_pythons_own() -> None:
+    usual = plan(vram=2**33, batch_size=2, effective_batch_size=4, headroom=2**28)
+    found = plan(
+        vram=np.int64(2**33),
+        batch_size=np.int64(2),
+        effective_batch_size=torch.tensor(4),
+        headroom=np.uint64(2**28),
+    )
+    assert found.recipe == usual.recipe
+    assert found.budget == usual.budget
+    asked = found.provenance["asked"]
+    assert Plan.from_json(found.to_json()).provenance["asked"] == asked
+    assert found.hours(np.int64(1000)) == usual.hours(1000)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """What users are given as files is there whole, or as it was before."""
 
 import os
+import pickle
 import resource
 import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,9 +150,52 @@ def test_any_exception_of_the_block_leaves_the_old_file(tmp_path: Path) -> None:
 def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "no folder" / "plan.json"
     with pytest.raises(FileNotFoundError) as raised:
-        sample_plan().save(path)
+        write_whole(path, "text")
     assert raised.value.filename == str(path)
     assert str(raised.value).endswith(repr(str(path)))
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "command line"])
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        (".", "Is a directory"),
+        ("", "Is a directory"),
+        ("no folder/file", "No such file or directory"),
+        ("/dev/null/file", "Not a directory"),
+        ("zero\0", "embedded null byte"),
+        (None, "expected str, bytes or os.PathLike object, not NoneType"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_told_in_one_line(
+    name: str,
+    path: Any,  # noqa: ANN401 - whatever is handed in
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as raised:
+        WRITERS[name](sample_plan(), path)
+    assert str(raised.value) == (
+        f"Cannot write {str(path)!r}: {reason}. Name a file in a folder that can be "
+        "written to, such as plan.json; a file that was there is as it was."
+    )
+    assert isinstance(raised.value, OSError)
+    again = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - our own
+    assert str(again) == str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", [".", "", "missing", "zero\0", None, 7, b"bytes"])
+def test_a_plan_that_cannot_be_read_is_told_in_one_line(
+    path: Any,  # noqa: ANN401 - whatever is handed in
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"Cannot read the plan .* Save it again"):
+        Plan.load(path)
 
 
 def test_a_name_as_long_as_file_systems_allow_can_be_written(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn import functional
 
+import budgetfit
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
 from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
@@ -373,3 +374,17 @@ def test_a_sparse_gradient_holds_a_row_for_each_index_until_it_is_dropped(
             assert model.rows.weight.grad is not None
             model.rows.weight.grad = None
             assert kept - log.live_bytes >= 4 * (2 if twice else 1) * MIB
+
+
+def test_a_number_is_added_to_a_tensor_from_either_side() -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.add(0.5, self.inner(x), alpha=2)  # type: ignore[call-overload]
+            return torch.add(x, 0.5).mean()
+
+    batch = torch.zeros(2, 8)
+    assert budgetfit.estimate(Adds(), gpu="t4", batch=batch).allocated_bytes > 0

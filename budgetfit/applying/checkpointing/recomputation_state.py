@@ -1,9 +1,10 @@
 """Make a block's forward repeatable: restore its state for recomputation.
 
 ``torch.utils.checkpoint`` restores torch's RNG states and autocast. This adds Python's
-and numpy's RNG states, buffers, attributes and globals that the forward mutates,
-training modes, and checks for what cannot be restored: arguments that were written to,
-other parameters, and, by values, a hidden generator or a counter in another object.
+and numpy's RNG states, buffers, attributes and globals that the forward mutates, plain
+values in its arguments and training modes. It checks for what cannot be restored:
+arguments that were written to, other parameters, and, by values, a hidden generator or
+a counter in another object.
 """
 
 import functools
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from budgetfit.applying.checkpointing.argument_values import ArgumentValues
 from budgetfit.applying.checkpointing.forward_inputs import (
     ForwardInputs,
     without_new_hooks,
@@ -128,6 +130,7 @@ class _RepeatableForward:
     ) -> None:
         self._owner, self._function, self._values = owner, function, values
         self._inputs: ForwardInputs | None = None
+        self._arguments: ArgumentValues | None = None
         self._generators: HostRngState | None = None
         self._buffers: list[BufferSnapshot] = []
         self._attributes: list[Change] = []
@@ -139,6 +142,7 @@ class _RepeatableForward:
             self._inputs.check(self._owner.block, self._owner.name, (args, kwargs))
             return self._recompute(self._generators, args, kwargs)
         self._inputs = ForwardInputs(self._owner.block, (args, kwargs))
+        self._arguments = ArgumentValues(args, kwargs)
         generators = HostRngState.now()
         self._modes = module_modes(self._owner.block)
         buffers = self._owner.buffers.snapshot(every=self._values is not None)
@@ -170,6 +174,8 @@ class _RepeatableForward:
             stack.enter_context(restored_modes(self._modes))
             stack.enter_context(restored_buffers(self._buffers))
             stack.enter_context(restored_attributes(self._attributes))
+            if self._arguments is not None:
+                stack.enter_context(self._arguments.restored())
             if self._values is not None:
                 stack.enter_context(self._values.compared())
             output = self._function(*args, **kwargs)

@@ -258,6 +258,9 @@ class BaselineProfile:
                     raise
                 self._seen[size] = False
                 return False
+            if trace.exceeded_limit(size) is not None:
+                self._seen[size] = False
+                return False
             line = replay(
                 trace,
                 size,

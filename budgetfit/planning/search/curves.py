@@ -222,7 +222,8 @@ def _batch_sizes(
     if session.request.batch_size is not None:
         return ()
     if effective is not None:
-        sizes = [size for size in range(1, effective + 1) if effective % size == 0]
+        most = min(effective, session.largest_taken)
+        sizes = [size for size in range(1, most + 1) if effective % size == 0]
     else:
         sizes = fitting_batch_sizes(
             may_fit, session.smallest_searched, session.largest_searched

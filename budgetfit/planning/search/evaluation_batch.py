@@ -73,7 +73,7 @@ def evaluation_batch_size(
         return None
     return largest_fitting(
         lambda samples: fits(samples, samples),
-        _upper_bound(trace, recipe, budget.usable_bytes),
+        evaluation.largest_batch(_upper_bound(trace, recipe, budget.usable_bytes)),
     )
 
 

@@ -66,11 +66,12 @@ def fixed_segments(policy: Checkpointing, blocks: Sequence[str]) -> tuple[Segmen
         )
     unknown = [name for name in policy if name not in blocks]
     if unknown:
+        named = " ".join(repr(unknown[0]).split())[:80]
         known = ", ".join(blocks[:3]) or "none"
         raise InputError(
-            f"{unknown[0]!r} is not a block of this model. Its blocks are {known} ..."
+            f"{named} is not a block of this model. Its blocks are {known} ..."
             if len(blocks) > 3  # noqa: PLR2004 - as many as are shown
-            else f"{unknown[0]!r} is not a block of this model. Its blocks: {known}."
+            else f"{named} is not a block of this model. Its blocks: {known}."
         )
     return tuple(Segment((name,)) for name in blocks if name in policy)
 

@@ -326,6 +326,7 @@ def best_batch(
         micro_batches=session.settings.accumulation or 1,
         smallest=session.smallest_batch if lowest else session.smallest_searched,
         largest=session.largest_searched,
+        most=session.largest_taken,
         **{"batch_sizes": None if size is None else [size], **further},
     )
 

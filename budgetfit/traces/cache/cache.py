@@ -18,6 +18,7 @@ from budgetfit.core.step_trace import (
     KernelScratch,
     OpTable,
     Phase,
+    SizeLimit,
     StepTrace,
     UnverifiedOp,
 )
@@ -106,6 +107,10 @@ def read_trace(path: Path, key: str) -> StepTrace:
     }
     phases = tuple(Phase(*row) for row in plain.pop("phases"))
     passes = tuple(BlockPass(*row) for row in plain.pop("passes"))
+    limits = tuple(
+        SizeLimit(op, what, Affine(*number), most, source)
+        for op, what, number, most, source in plain.pop("size_limits")
+    )
     unverified = tuple(
         UnverifiedOp(name, tuple(storages))
         for name, storages in plain.pop("unverified_ops")
@@ -120,6 +125,7 @@ def read_trace(path: Path, key: str) -> StepTrace:
         phases=phases,
         passes=passes,
         unverified_ops=unverified,
+        size_limits=limits,
         ops=OpTable(**columns),
         **content,
     )

@@ -38,6 +38,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
 )
 from budgetfit.tracing.cuda.node_order import cuda_node_order
 from budgetfit.tracing.cuda.optimizer_choices import optimizers_on_cuda
+from budgetfit.tracing.cuda.size_limits import size_limits
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.op_costs import op_cost
 from budgetfit.tracing.records import OpMemory, RunOp
@@ -257,6 +258,7 @@ class CudaOpSemantics:
                 tuple(s for s in steps if not isinstance(s, (Gemm, Unverified))),
                 unverified="" if verified else str(call.func),
                 cost=op_cost(call.func, call.args, call.kwargs, call.out),
+                limits=size_limits(call),
             ),
         )
 

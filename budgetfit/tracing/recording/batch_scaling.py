@@ -16,6 +16,7 @@ from budgetfit.core.step_trace import (
     Affine,
     KernelScratch,
     OpTable,
+    SizeLimit,
     StepTrace,
     UnverifiedOp,
 )
@@ -106,9 +107,27 @@ def _build(
         op_names=tuple(names),
         unverified_ops=_unverified(log.unverified),
         random_blocks=tuple(blocks[index] for index in sorted(first.random_blocks)),
+        size_limits=_size_limits(first, second),
         notes=tuple(first.notes),
         stream=stream,
         gives_containers=first.gives_containers,
+    )
+
+
+def _size_limits(first: RawTrace, second: RawTrace) -> tuple[SizeLimit[Affine], ...]:
+    """Return the size limits of both runs, each once."""
+    # Equal blocks have equal ones.
+    pairs = dict.fromkeys(zip(first.log.limits, second.log.limits, strict=True))
+    fixed, slope = _fit(
+        first,
+        second,
+        [one.number for one, _ in pairs],
+        [other.number for _, other in pairs],
+    )
+    numbers = zip(pairs, fixed.tolist(), slope.tolist(), strict=True)
+    return tuple(
+        SizeLimit(*one[:2], Affine(at_zero, per_sample), *one[3:])
+        for (one, _), at_zero, per_sample in numbers
     )
 
 

@@ -18,7 +18,13 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from budgetfit.core.step_trace import CATEGORIES, TO_HOST, Category, KernelScratch
+from budgetfit.core.step_trace import (
+    CATEGORIES,
+    TO_HOST,
+    Category,
+    KernelScratch,
+    SizeLimit,
+)
 from budgetfit.tracing.call_cache import CallKey, call_key
 from budgetfit.tracing.op_costs import (
     stored_bytes,
@@ -46,6 +52,7 @@ _RECORDS: Final = (
     "scratch",
     "streams",
     "unverified",
+    "limits",
     "events",
     "ops",
 )
@@ -76,6 +83,7 @@ class StorageLog(TorchDispatchMode):
         scratch: Storage index -> the kernel rule that sizes it.
         streams: Storage index -> its CUDA stream, if that is not the default one.
         unverified: Storage index -> its op, if that op's kernels are unverified.
+        limits: The sizes that kernels refuse to exceed, one entry per call.
         events: ``k + 1`` for the allocation of storage k, ``-(k + 1)`` for its free.
         ops: The ops that ran, with what they ask of the GPU.
         in_optimizer: Whether the optimizer's phase runs.
@@ -101,6 +109,7 @@ class StorageLog(TorchDispatchMode):
         self.scratch: dict[int, KernelScratch[int]] = {}
         self.streams: dict[int, int] = {}
         self.unverified: dict[int, str] = {}
+        self.limits: list[SizeLimit[int]] = []
         self.events: list[int] = []
         self.ops: list[OpRecord] = []
         self.live_bytes = 0
@@ -160,6 +169,7 @@ class StorageLog(TorchDispatchMode):
         memory = semantics.memory(func, args, kwargs, out, call)
         first = len(self.sizes)
         self._log_memory(memory, out)
+        self.limits += memory.limits
         touched: MovedStorages = ()
         if not self._in_modules:
             touched = _note_sources(self, first, func, args, kwargs, out)

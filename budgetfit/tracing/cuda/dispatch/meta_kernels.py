@@ -111,9 +111,11 @@ def _sparse_clone(x: torch.Tensor, **_: object) -> torch.Tensor | None:
     return _sparse(indices, values, x.shape)
 
 
-def _sparse_sum(one: torch.Tensor, other: object, **_: object) -> torch.Tensor | None:
-    """Join the elements of two sparse gradients."""
-    if not isinstance(other, torch.Tensor) or not one.is_sparse or not other.is_sparse:
+def _sparse_sum(one: object, other: object, **_: object) -> torch.Tensor | None:
+    """Join the elements of two sparse gradients; numbers are added to other tensors."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return None
+    if not one.is_sparse or not other.is_sparse:
         return None
     indices = torch.cat([one._indices(), other._indices()], 1)
     return _sparse(indices, torch.cat([one._values(), other._values()]), one.shape)

@@ -34,6 +34,11 @@ def _format_of(tensor: Tensor) -> torch.memory_format:
     return last if is_last and suggested else torch.contiguous_format
 
 
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether a kernel takes this input as one in channels-last format."""
+    return _format_of(tensor) != torch.contiguous_format
+
+
 @kernel_memory(
     "upsample_bilinear2d_backward",
     "upsample_trilinear3d_backward",
