@@ -11,14 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import (
-    Final,
-    Generic,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    get_args,
-)
+from typing import Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray

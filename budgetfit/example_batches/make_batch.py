@@ -19,10 +19,7 @@ from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.core.validation import parse_image_size
 from budgetfit.errors import InputError
 from budgetfit.example_batches import input_shapes, token_ids
-from budgetfit.example_batches.diffusion import (
-    is_diffusers_model,
-    make_diffusion_batch,
-)
+from budgetfit.example_batches.diffusion import is_diffusers_model, make_diffusion_batch
 from budgetfit.example_batches.plain_modules import (
     make_plain_module_batch,
     no_example_batch,

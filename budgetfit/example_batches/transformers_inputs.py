@@ -18,11 +18,7 @@ from budgetfit.example_batches.multimodal_prompts import (
     has_placeholders,
     multimodal_inputs,
 )
-from budgetfit.example_batches.request import (
-    Arguments,
-    BatchRequest,
-    forward_arguments,
-)
+from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 from budgetfit.example_batches.time_series import time_series_inputs, trajectory_inputs
 from budgetfit.example_batches.token_ids import text_inputs
 

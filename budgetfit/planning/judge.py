@@ -6,9 +6,7 @@ import numpy as np
 
 from budgetfit.applying.optimizers.factory import optimizer_notes
 from budgetfit.calibration.known_measurements import time_factor
-from budgetfit.core.allocator_settings import (
-    DEFAULT_SETTINGS,
-)
+from budgetfit.core.allocator_settings import DEFAULT_SETTINGS
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision

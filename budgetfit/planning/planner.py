@@ -34,9 +34,7 @@ from budgetfit.planning.reports.accumulation_warnings import accumulation_warnin
 from budgetfit.planning.reports.block_report import block_table
 from budgetfit.planning.reports.layer_table import layer_table
 from budgetfit.planning.reports.rounding_warnings import rounding_warnings
-from budgetfit.planning.search.accumulation import (
-    recommend_one_micro_batch,
-)
+from budgetfit.planning.search.accumulation import recommend_one_micro_batch
 from budgetfit.planning.search.compiled_model import search_compiled_model
 from budgetfit.planning.search.curves import lazy_curves
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size

@@ -21,11 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from budgetfit.solvers.labels import (
-    available_bytes,
-    optimizer_need,
-    prefix_bytes,
-)
+from budgetfit.solvers.labels import available_bytes, optimizer_need, prefix_bytes
 from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS
 from budgetfit.solvers.pareto import Ints
 from budgetfit.solvers.problem import Problem

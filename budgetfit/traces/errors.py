@@ -12,10 +12,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from budgetfit.errors import TraceError
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
-from budgetfit.tracing.values.concrete_execution import (
-    MAX_WEIGHTS_BYTES,
-    weights_bytes,
-)
+from budgetfit.tracing.values.concrete_execution import MAX_WEIGHTS_BYTES, weights_bytes
 from budgetfit.tracing.values.known_values import UnknownValueError
 from budgetfit.utils.format_bytes import format_bytes
 

@@ -16,11 +16,7 @@ from budgetfit.core.validation import MAX_TRACED_SAMPLES
 from budgetfit.errors import TraceError
 from budgetfit.gpus.table import Gpu
 from budgetfit.traces.cache.cache import TraceCache
-from budgetfit.traces.cache.key import (
-    trace_key,
-    why_not_cacheable,
-    workload_key,
-)
+from budgetfit.traces.cache.key import trace_key, why_not_cacheable, workload_key
 from budgetfit.traces.ddp_buckets import with_ddp_buckets
 from budgetfit.traces.depth_extrapolator import DepthExtrapolator
 from budgetfit.traces.emptied_cache import with_emptied_cache

@@ -5,11 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import (
-    CheckpointError,
-    get_device_states,
-    set_device_states,
-)
+from torch.utils.checkpoint import CheckpointError, get_device_states, set_device_states
 
 
 class ForwardContext:

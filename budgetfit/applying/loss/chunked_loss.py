@@ -23,10 +23,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from budgetfit.applying.data_parallel import is_sharded_itself
-from budgetfit.applying.loss.call_model import (
-    is_transformers_model,
-    uses_loss_function,
-)
+from budgetfit.applying.loss.call_model import is_transformers_model, uses_loss_function
 from budgetfit.applying.loss.deferred_logits import (
     CannotChunkLossError,
     DeferredLogits,

@@ -11,10 +11,7 @@ from typing import Final
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.model_sources.model_name import (
-    config_file,
-    is_local_path,
-)
+from budgetfit.integrations.model_sources.model_name import config_file, is_local_path
 from budgetfit.integrations.source_code.python_source import (
     DTYPES,
     asked_model,

@@ -20,11 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import CATEGORIES, TO_HOST, Category, KernelScratch
 from budgetfit.tracing.call_cache import CallKey, call_key
-from budgetfit.tracing.op_costs import (
-    stored_bytes,
-    tensor_passes,
-    tensors_in,
-)
+from budgetfit.tracing.op_costs import stored_bytes, tensor_passes, tensors_in
 from budgetfit.tracing.records import (
     Free,
     MovedStorages,

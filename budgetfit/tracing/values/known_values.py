@@ -45,11 +45,7 @@ from budgetfit.tracing.values.data_dependent_ops import (
     AssumedResult,
     nonzero_of_full_mask,
 )
-from budgetfit.tracing.values.op_traits import (
-    SCALARS,
-    indices_of,
-    traits_of,
-)
+from budgetfit.tracing.values.op_traits import SCALARS, indices_of, traits_of
 from budgetfit.tracing.values.propagation import (
     MAX_INTEGERS,
     PropagatedValues,
