@@ -91,10 +91,7 @@ def count_samples(batch: Any, dims: SampleDims = FIRST_DIM) -> int | None:
 
 
 def sample_dimension(
-    tensor: Any,
-    samples: int | None,
-    dims: SampleDims,
-    path: str,
+    tensor: Any, samples: int | None, dims: SampleDims, path: str
 ) -> int | None:
     """Return the sample dimension of a tensor, or None."""
     dim = dims.of(path or SINGLE_TENSOR)
@@ -187,9 +184,7 @@ def _without_named(
 
 
 def _possible_sizes(
-    part: Any,
-    dims: SampleDims,
-    path: str,
+    part: Any, dims: SampleDims, path: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield for each part of a batch its path and the possible numbers of samples."""
     if is_tensor(part):

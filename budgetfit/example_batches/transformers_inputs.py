@@ -77,8 +77,8 @@ _TASKS_BY_SUFFIX = {
 _PADDED_PART = 8  # of a padded sample; which part it is changes no memory
 
 
-def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
-    """Return keyword arguments for the model, and whether it returns a loss.
+def make_transformers_batch(request: BatchRequest) -> Arguments:
+    """Return keyword arguments for the model, with labels where it returns a loss.
 
     Raises:
         InputError: No example of an input can be made.
@@ -116,7 +116,7 @@ def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
             "config.use_cache is on: training keeps keys and values that only "
             "generation needs; set model.config.use_cache = False"
         )
-    return batch, returns_loss
+    return batch
 
 
 def _fills_generation_cache(config: Any) -> bool:

@@ -258,10 +258,7 @@ def _events_of(events: list[int], rows: Iterable[EventRange]) -> list[int]:
 
 
 def _left_by(
-    events: list[int],
-    dry: list[EventRange],
-    first: list[EventRange],
-    found: list[int],
+    events: list[int], dry: list[EventRange], first: list[EventRange], found: list[int]
 ) -> tuple[set[int], list[int]]:
     """Return what ``dry`` allocates to stay, and what is freed of it later.
 

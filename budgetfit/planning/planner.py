@@ -192,9 +192,7 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
         )
         if least.fits:
             return SearchResult(
-                session=session,
-                estimate=least,
-                explanation="The lowest that was found",
+                session=session, estimate=least, explanation="The lowest that was found"
             )
         if not accumulates:
             floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
@@ -373,11 +371,7 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
         recipe, keep_own_checkpointing=keep_own_checkpointing, loop=loop
     )
     check_estimate_scales(
-        traces,
-        trace,
-        recipe,
-        keep_own_checkpointing=keep_own_checkpointing,
-        loop=loop,
+        traces, trace, recipe, keep_own_checkpointing=keep_own_checkpointing, loop=loop
     )
     made = judge(
         trace,

@@ -119,9 +119,7 @@ def trace_error(
         said = f"its own values decide what it does: {text}"
     hint = _SPARSE if is_sparse else _advice(model, error)
     return TraceError(
-        f"{name} cannot {runs}{place}: {said}. {hint}",
-        module=module or name,
-        op=op,
+        f"{name} cannot {runs}{place}: {said}. {hint}", module=module or name, op=op
     )
 
 

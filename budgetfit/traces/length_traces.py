@@ -42,9 +42,7 @@ class LengthProgram:
     """
 
     def __init__(
-        self,
-        traces: Mapping[Size, StepTrace],
-        extent: Callable[[Size], int] = int,
+        self, traces: Mapping[Size, StepTrace], extent: Callable[[Size], int] = int
     ) -> None:
         """Take traces of one program and one batch size, by length.
 

@@ -223,11 +223,7 @@ class TraceSession:
         return self.smallest_batch(recipe)
 
     def exact(
-        self,
-        recipe: Recipe,
-        *,
-        keep_own_checkpointing: bool = False,
-        loop: Loop = RUN,
+        self, recipe: Recipe, *, keep_own_checkpointing: bool = False, loop: Loop = RUN
     ) -> StepTrace:
         """Return a trace that is exact at the recipe's batch size.
 
@@ -425,11 +421,7 @@ class TraceSession:
         return affine_trace(first, second, self.workload.blocks)
 
     def _trace_extrapolated(
-        self,
-        program: Program,
-        batch_sizes: tuple[int, ...],
-        *,
-        uniform: bool = False,
+        self, program: Program, batch_sizes: tuple[int, ...], *, uniform: bool = False
     ) -> StepTrace | None:
         """Trace a shortened model and extrapolate its depth; None if that fails.
 

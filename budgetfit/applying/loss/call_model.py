@@ -144,10 +144,7 @@ def _argument_count(model: nn.Module, count: int) -> int:
 
 
 def _own_loss(
-    outputs: Any,
-    batch: Any,
-    *,
-    on_missing_loss: Callable[[], object] | None,
+    outputs: Any, batch: Any, *, on_missing_loss: Callable[[], object] | None
 ) -> Any:
     """Return the loss in the outputs; as ``compute_loss`` without a ``loss``."""
     kwargs = batch if isinstance(batch, Mapping) else {}

@@ -224,10 +224,7 @@ class ChunkedLoss:
         elif isinstance(count, torch.Tensor):
             count = count.to(hidden.device)
         part_loss = functools.partial(
-            self._part,
-            ops=logits.ops,
-            vocab_size=vocab_size,
-            ignore_index=ignore_index,
+            self._part, ops=logits.ops, vocab_size=vocab_size, ignore_index=ignore_index
         )
         return self._total(part_loss, hidden, targets) / count
 

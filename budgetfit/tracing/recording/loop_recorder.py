@@ -86,10 +86,7 @@ class LoopRecorder:
         elif before != "setup":
             assert self._runner is not None  # noqa: S101 - set by train
             log_optimizer_state(
-                recorder.fake,
-                self._runner.optimizer,
-                recorder.log,
-                recorder.tracker,
+                recorder.fake, self._runner.optimizer, recorder.log, recorder.tracker
             )
             if recorder.step + 1 == self._steps:
                 recorder.end_phase()

@@ -127,10 +127,7 @@ class StorageLog(TorchDispatchMode):
         return self.run_and_log(func, args, kwargs or {})
 
     def run_and_log(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the op and log what it allocates."""
         if self._stopped:

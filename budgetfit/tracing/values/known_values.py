@@ -108,10 +108,7 @@ class KnownValues:
         self.value = self._values.value
 
     def run(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an op on fakes; if all its input values are known, compute the outputs'.
 

@@ -34,10 +34,7 @@ def _format_of(tensor: Tensor) -> torch.memory_format:
     return last if is_last and suggested else torch.contiguous_format
 
 
-@kernel_memory(
-    "upsample_bilinear2d_backward",
-    "upsample_trilinear3d_backward",
-)
+@kernel_memory("upsample_bilinear2d_backward", "upsample_trilinear3d_backward")
 def upsample_backward(call: Call) -> Steps:
     """A contiguous gradient, unless the size is unchanged; ``UpSample*.cu``."""
     grad, out = call.args[0], call.out
