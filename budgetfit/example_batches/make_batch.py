@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from budgetfit.applying.loss.call_model import is_transformers_model
 from budgetfit.applying.loss.prediction_loss import TARGET, prediction_loss
 from budgetfit.batches.batch_tree import (
     Batch,
@@ -165,10 +166,7 @@ def _make(request: BatchRequest) -> Batch:
 
 
 def _is_transformers_model(model: nn.Module) -> bool:
-    # By name: isinstance would import transformers for every plain module.
-    return any(
-        parent.__name__ == "PreTrainedModel" for parent in type(model).__mro__
-    ) and hasattr(model, "main_input_name")
+    return is_transformers_model(model) and hasattr(model, "main_input_name")
 
 
 def _declared_batch(request: BatchRequest) -> Batch | None:
