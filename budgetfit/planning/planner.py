@@ -392,10 +392,8 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
     )
 
 
-def _too_much_host_memory(made: Estimate, budget: Budget | None) -> list[str]:
+def _too_much_host_memory(made: Estimate, budget: Budget) -> list[str]:
     """Return a note where the limit on pinned host memory does not hold it."""
-    if budget is None:
-        return []
     used, limit = made.host_bytes, budget.host_ram_bytes
     if limit is None or used <= limit:
         return []
