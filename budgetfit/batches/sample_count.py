@@ -136,11 +136,7 @@ def has_entry_per_sample(
     If its tensors have as many rows as well, a list of equal shapes counts as one entry
     per sample, and a tuple (keys and values) does not.
 
-    Args:
-        part: The batch or a part of it.
-        samples: Number of samples in the batch.
-        dims: The sample dimension.
-        path: Of the part; empty for the batch itself.
+    ``path``: of the part; empty for the batch itself.
     """
     if not isinstance(part, (list, tuple)) or len(part) != samples:
         return False

@@ -235,9 +235,7 @@ class StepTrace:
     ) -> StepTrace:
         """Return the trace with other events in its first phase, the setup.
 
-        Args:
-            events: Those of the setup.
-            ops_from: Ops at this event or later move with what follows.
+        Ops at event ``ops_from`` or later move with what follows.
         """
         setup, *phases = self.phases
         shift = len(events) - setup.end

@@ -54,11 +54,8 @@ class StepSequence:
     ) -> None:
         """Prepare a replay.
 
-        Args:
-            program_at: Returns the program that runs at a length.
-            gpu: Its kernel rules size the scratch memory.
-            micro_steps: Micro-batches in each update.
-            settings: Those of the allocator.
+        ``program_at`` returns the program that runs at a length; ``micro_steps``:
+        micro-batches in each update.
         """
         self._program_at, self._device = program_at, device_properties(gpu)
         self._micro_steps, self._settings = micro_steps, settings

@@ -11,8 +11,7 @@ from torch.utils.checkpoint import CheckpointError, get_device_states, set_devic
 class ForwardContext:
     """Snapshot of autocast and default device, to re-enter in backward.
 
-    Args:
-        device_type: That of the block's input.
+    ``device_type``: that of the block's input.
     """
 
     def __init__(self, device_type: str) -> None:

@@ -203,10 +203,8 @@ def evaluate_batch(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Any
 
     Labels stay in the batch, as in ``Trainer.evaluate``: the loss takes memory, too.
 
-    Args:
-        model: Called in its current mode.
-        batch: As for ``compute_loss``.
-        loss: As for ``compute_loss``.
+    The model is called in its current mode, with ``batch`` and ``loss`` as for
+    ``compute_loss``.
     """
     args, kwargs = model_arguments(model, batch, for_loss=loss is not None)
     outputs = model(*args, **kwargs)

@@ -61,8 +61,7 @@ def can_chunk_loss(model: nn.Module, loss: object = None) -> bool:
 def rounding_of_parts(dtype: torch.dtype) -> float:
     """Return how far adding up the gradients of parts may be off, relative to its norm.
 
-    Args:
-        dtype: That the head computes in.
+    ``dtype``: that the head computes in.
     """
     return MOST_ADDED_IN_16_BITS * torch.finfo(dtype).eps / 2
 

@@ -126,11 +126,8 @@ def with_epilogue(
 ) -> ChainProfile:
     """Return the chain with another epilogue: a chunked loss.
 
-    Args:
-        chain: The profile of programs like ``before``.
-        before: A trace of such a program.
-        after: A trace that differs from it after the blocks only.
-        measured: As in ``chain_profile``.
+    ``before``: a trace of a program like the chain's; ``after``: one that differs from
+    it after the blocks only; ``measured``: as in ``chain_profile``.
     """
     old, new = measured(before), measured(after)
     last = chain.blocks[-1]

@@ -56,9 +56,7 @@ def check_supported(target: CudaTarget) -> None:
 class CudaBackend:
     """Passed to ``torch.compile``.
 
-    Args:
-        target: The GPU.
-        uniform: See ``answers_for_inductor``.
+    ``uniform``: see ``answers_for_inductor``.
 
     Attributes:
         graphs: How many graphs were compiled.
