@@ -155,10 +155,9 @@ def adapter_lines(
 ) -> list[str]:
     """Return statements that add adapters to a loaded ``model``.
 
-    None of them without an adapter. Under the precision ``bf16`` the LoRA matrices are in 16
-    bits, which peft needs as an argument. ``class_name``: of the model, which
-    determines peft's task type; ``indent``: of the statements, without their first
-    lines.
+    None of them without an adapter. Under ``bf16`` the LoRA matrices are in 16 bits,
+    which peft needs as an argument. ``class_name``: of the model, which determines
+    peft's task type; ``indent``: of the statements, without their first lines.
     """
     if adapter is None:
         return []
