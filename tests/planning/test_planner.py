@@ -266,7 +266,7 @@ def test_a_model_without_blocks_is_planned_by_its_batch_alone() -> None:
 
 def test_an_estimate_decides_nothing(workload: Workload) -> None:
     recipe = Recipe(batch_size=16, segments=(Segment(("blocks.0",)),))
-    for limit, fits in ((None, None), (budget(100), False), (budget(2000), True)):
+    for limit, fits in ((budget(100), False), (budget(2000), True)):
         estimate = make_estimate(workload, recipe, limit, context_bytes=5 * MIB)
         assert estimate.recipe == recipe
         assert estimate.fits is fits
