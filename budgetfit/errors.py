@@ -217,8 +217,7 @@ class DoesNotFitError(BudgetfitError):
     def text(self, *, as_options: bool = False) -> str:
         """Return the message.
 
-        Args:
-            as_options: Whether to write suggestions as command-line options.
+        ``as_options``: write suggestions as command-line options.
         """
         name, largest_bytes = self.largest
         needed, usable = (

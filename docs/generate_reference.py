@@ -1,7 +1,7 @@
 """What the site has beyond the folder: made while mkdocs builds it, so never stale.
 
-The command line's reference (from typer), the list of decisions, the table of patches,
-the changelog, and the report and a figure of a plan.
+The command line's reference (from typer), the list of decisions, the changelog, and
+the report and a figure of a plan.
 mkdocs calls the functions by their names; it is imported by them alone, so that tests
 can read ``GENERATED`` without it.
 """
@@ -99,26 +99,6 @@ def list_of_decisions() -> str:
     return "\n".join(lines) + "\n"
 
 
-def list_of_patches() -> str:
-    """Return what a plan changes in the process while it traces, as a table."""
-    from budgetfit.tracing.isolation.patches import PATCHES  # noqa: PLC0415 - torch
-
-    lines = [
-        "# What a plan changes while it runs",
-        "",
-        "A plan traces a training step on fake CPU tensors that behave like CUDA's. It",
-        "changes these things of the process, and puts each back when a trace ends,",
-        "also after an error. An empty column: other threads notice nothing.",
-        "",
-        "| what | why | what other threads notice | file of `budgetfit/` |",
-        "|---|---|---|---|",
-    ]
-    for patch in PATCHES:
-        name = f"`{patch.name}`" if "." in patch.name else patch.name
-        lines.append(f"| {name} | {patch.why} | {patch.others} | `{patch.file}` |")
-    return "\n".join(lines) + "\n"
-
-
 @functools.cache
 def sample_plan() -> Any:  # noqa: ANN401 - a Plan, which needs torch
     """Return the plan that README.md shows."""
@@ -167,7 +147,6 @@ def _replaced(nav: Any, title: str, lines: list[str]) -> Any:  # noqa: ANN401 - 
 GENERATED = {
     "reference/cli.md": command_line,
     "decisions/index.md": list_of_decisions,
-    "reference/patches.md": list_of_patches,
     "changelog.md": changelog,
 }
 # No pages of the menu.

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 from budgetfit.applying.run.run import Run
+from budgetfit.core.budget import Budget
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
@@ -20,6 +21,7 @@ from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, without_loss
 
 ADA, T4, HOPPER = "rtx-4090", "t4", "h100-80gb"
+ROOMY = Budget(total_bytes=2**60, context_bytes=0, headroom_bytes=0)
 
 # Every architecture once; every precision and every card several times.
 PAIRS = {

@@ -62,10 +62,7 @@ def plan_auto(
     much; others are traced. With a price numbers are doubled as long as samples get
     cheaper.
 
-    Args:
-        plan: Makes a plan.
-        given: Its arguments.
-        price: Money per hour of one GPU; None for the fewest.
+    ``price``: money per hour of one GPU; None for the fewest.
 
     Raises:
         DoesNotFitError: No number of GPUs helps.

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def plan_longest(plan: Callable[[Arguments], Plan], given: Arguments) -> Plan:
     """Plan for the longest sequence that fits, at batch 1 unless given.
 
-    Args:
-        plan: Makes a plan.
-        given: Its arguments; ``max_length`` is the upper limit.
+    ``max_length`` of ``given`` is the upper limit.
 
     Raises:
         InputError: The model's batch has no sequence length, or the batch is given.

@@ -23,12 +23,7 @@ from budgetfit.planning.search.lowest_peak import LowestPeak
 
 
 def what_would_fit(asked: ParsedArguments, error: DoesNotFitError) -> Iterator[Change]:
-    """Yield changes of the arguments with which a plan may fit.
-
-    Args:
-        asked: The arguments of ``plan``.
-        error: Why nothing fits.
-    """
+    """Yield changes of the arguments with which a plan may fit."""
     for arguments in _changes(asked, error):
         # LoRA and QLoRA are asked for apart.
         name = arguments.get("method") or next(iter(arguments))

@@ -141,9 +141,7 @@ def find_own_data_parallel(
     None also in ``wrapper.join()``: a rank that has run out of batches takes part in
     DDP's own exchanges only.
 
-    Args:
-        model: What the run calls.
-        known: What was found before; kept if the wrapper is the same.
+    ``known``: what was found before; kept if the wrapper is the same.
     """
     if started_processes() == 1:
         return None

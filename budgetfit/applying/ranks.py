@@ -90,7 +90,8 @@ class Ranks(GroupRanks):
     ) -> None:
         on_cpu = device is not None and torch.device(device).type == "cpu"
         if not distributed.is_initialized():
-            _initialize(parallelism, on_cuda=not on_cpu and _has_nccl())
+            has_nccl = torch.cuda.is_available() and distributed.is_nccl_available()
+            _initialize(parallelism, on_cuda=has_nccl and not on_cpu)
         size = distributed.get_world_size()
         if size != parallelism.gpus:
             raise InputError(
@@ -189,10 +190,6 @@ def _destroy(_group: distributed.ProcessGroup | None) -> None:
     """
     if distributed.is_initialized():
         distributed.destroy_process_group()
-
-
-def _has_nccl() -> bool:
-    return torch.cuda.is_available() and distributed.is_nccl_available()
 
 
 def _device(*, on_cuda: bool) -> torch.device:

@@ -23,9 +23,7 @@ def sum_over_ranks(tensor: torch.Tensor, wrapped: nn.Module) -> torch.Tensor:
 def reduce_accumulated(wrapped: nn.Module, trained: Iterable[nn.Parameter]) -> None:
     """Reduce gradients that were accumulated without: the last backward came too soon.
 
-    Args:
-        wrapped: The sharded model, or DDP around it.
-        trained: The parameters of the optimizer.
+    ``wrapped``: the sharded model, or DDP around it.
     """
     if _is_sharded(wrapped):
         module: Any = wrapped

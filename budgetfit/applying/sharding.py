@@ -131,10 +131,7 @@ def gradient_sync(
 ) -> AbstractContextManager[object]:
     """Return the context of a micro-batch's forward and backward.
 
-    Args:
-        wrapped: From ``wrap``.
-        parallelism: Its settings; None for one GPU.
-        is_last: Whether the micro-batch is the last one of an update.
+    ``is_last``: whether the micro-batch is the last one of an update.
 
     Raises:
         InputError: If DeepSpeed's engine has gradients that were dropped.

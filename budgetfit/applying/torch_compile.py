@@ -50,12 +50,7 @@ def compile_blocks(
     Selective checkpointing saves outputs of ops, and compiled code has none of these:
     such blocks run eagerly.
 
-    Args:
-        model: Modified in place; instance attributes only.
-        recipe: What is applied.
-        blocks: Names of the blocks.
-        undo: Receives the inverse changes.
-        compile_forward: Returns the compiled forward of a block.
+    Only instance attributes of the model change; ``undo`` receives the inverse changes.
     """
     if recipe.compile != "blocks":
         return
@@ -145,10 +140,8 @@ def disable_compile(
     ``module.forward = torch.compile(module.forward)``; not compiled functions that a
     forward calls, which save the same tensors in every plan.
 
-    Args:
-        model: Modified in place; instance attributes only.
-        undo: Receives the inverse changes.
-        warn_of: What is applied, to warn if a module was compiled; None: no warning.
+    Only instance attributes of the model change. ``warn_of``: what is applied, to warn
+    if a module was compiled.
     """
     names = compiled_modules(model)
     if not names:

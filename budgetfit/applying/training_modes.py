@@ -20,9 +20,6 @@ class TrainingModes:
     stay so, after an evaluation too. Not intended is the base model under new adapters:
     peft's wrapper starts in training mode, around what ``from_pretrained`` returned in
     evaluation mode.
-
-    Args:
-        model: Put into training mode.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -91,10 +91,7 @@ def count_samples(batch: Any, dims: SampleDims = FIRST_DIM) -> int | None:
 
 
 def sample_dimension(
-    tensor: Any,
-    samples: int | None,
-    dims: SampleDims,
-    path: str,
+    tensor: Any, samples: int | None, dims: SampleDims, path: str
 ) -> int | None:
     """Return the sample dimension of a tensor, or None."""
     dim = dims.of(path or SINGLE_TENSOR)
@@ -139,11 +136,7 @@ def has_entry_per_sample(
     If its tensors have as many rows as well, a list of equal shapes counts as one entry
     per sample, and a tuple (keys and values) does not.
 
-    Args:
-        part: The batch or a part of it.
-        samples: Number of samples in the batch.
-        dims: The sample dimension.
-        path: Of the part; empty for the batch itself.
+    ``path``: of the part; empty for the batch itself.
     """
     if not isinstance(part, (list, tuple)) or len(part) != samples:
         return False
@@ -187,9 +180,7 @@ def _without_named(
 
 
 def _possible_sizes(
-    part: Any,
-    dims: SampleDims,
-    path: str,
+    part: Any, dims: SampleDims, path: str
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield for each part of a batch its path and the possible numbers of samples."""
     if is_tensor(part):

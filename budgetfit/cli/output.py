@@ -45,11 +45,7 @@ def ignore_odd_width() -> None:
 
 @contextlib.contextmanager
 def report_errors(
-    *,
-    as_json: bool,
-    traceback: bool,
-    vram: str | None = None,
-    save: Path | None = None,
+    *, as_json: bool, traceback: bool, vram: str | None = None, save: Path | None = None
 ) -> Iterator[None]:
     """Print an error as one message and exit with its code.
 

@@ -101,10 +101,8 @@ class AnswerCache(CacheFolder):
 def ask(command: str, asked: Mapping[str, Any], compute: Callable[[], Any]) -> Any:  # noqa: ANN401 - by command
     """Return what ``compute`` returns, from disk where nothing changed.
 
-    Args:
-        command: ``plan``, ``estimate``, ``compare`` or ``layers``.
-        asked: The arguments that decide the answer.
-        compute: Calls the api.
+    ``command``: ``plan``, ``estimate``, ``compare`` or ``layers``; ``asked``: the
+    arguments that decide its answer.
 
     Raises:
         BudgetfitError: As the api.

@@ -136,9 +136,7 @@ class ChainProfile:
     def step_ns(self, micro_batch_ns: int, micro_batches: int) -> int:
         """Return the time of an optimizer step, a lower bound where GPUs exchange data.
 
-        Args:
-            micro_batch_ns: Of the kernels of one micro-batch.
-            micro_batches: Of the step.
+        ``micro_batch_ns``: of the kernels of one micro-batch.
         """
         each_ns = max(micro_batch_ns + self.waiting_ns, self.shortest_ns)
         return each_ns * micro_batches + self.optimizer_ns

@@ -11,14 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import (
-    Final,
-    Generic,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    get_args,
-)
+from typing import Final, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -280,9 +273,7 @@ class StepTrace:
     ) -> StepTrace:
         """Return the trace with other events in its first phase, the setup.
 
-        Args:
-            events: Those of the setup.
-            ops_from: Ops at this event or later move with what follows.
+        Ops at event ``ops_from`` or later move with what follows.
         """
         setup, *phases = self.phases
         shift = len(events) - setup.end

@@ -4,11 +4,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from budgetfit.core.allocator_settings import (
-    VARIABLE,
-    VARIABLES,
-    AllocatorSettings,
-)
+from budgetfit.core.allocator_settings import VARIABLE, VARIABLES, AllocatorSettings
 from budgetfit.core.parse_allocator_settings import parse_values
 from budgetfit.doctor.facts import Finding, Machine, note, ok, problem
 from budgetfit.errors import InputError

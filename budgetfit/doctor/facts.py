@@ -113,7 +113,6 @@ class Machine:
     Attributes:
         system: ``Linux``, ``Windows`` or ``Darwin``.
         wsl: Whether it is Windows Subsystem for Linux.
-        python: Its version.
         torch, driver, gpus, processes: See there.
         libraries: Installed ones, by name.
         environment: Relevant environment variables.
@@ -128,7 +127,6 @@ class Machine:
 
     system: str = "Linux"
     wsl: bool = False
-    python: str = ""
     torch: TorchFacts = field(default_factory=TorchFacts)
     driver: DriverFacts = field(default_factory=DriverFacts)
     gpus: tuple[GpuFacts, ...] = ()

@@ -59,7 +59,6 @@ def gather() -> Machine:
     return Machine(
         system=platform.system(),
         wsl="microsoft" in platform.release().lower(),
-        python=platform.python_version(),
         torch=_torch(present.get("torch", ""), answers.get("torch", {})),
         driver=driver,
         gpus=found,

@@ -21,11 +21,7 @@ from budgetfit.example_batches.diffusion_sizes import (
     is_autoencoder,
 )
 from budgetfit.example_batches.plain_modules import no_example_batch
-from budgetfit.example_batches.request import (
-    Arguments,
-    BatchRequest,
-    forward_arguments,
-)
+from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 
 _STEPS: Final = 1000  # time steps of the noise schedules that are trained with
 _TIME_IDS: Final = 6  # of SDXL: original size, crop, target size

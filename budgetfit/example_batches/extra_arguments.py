@@ -6,11 +6,7 @@ import torch
 from torch import Tensor
 
 from budgetfit.example_batches import images, token_ids
-from budgetfit.example_batches.request import (
-    Arguments,
-    BatchRequest,
-    forward_arguments,
-)
+from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 from budgetfit.example_batches.token_ids import first_field
 
 _REGION_COUNT = 36  # detected objects per image, as in LXMERT and VisualBERT

@@ -9,11 +9,7 @@ from torch import Tensor
 from budgetfit.errors import InputError
 from budgetfit.example_batches import audio, images, token_ids
 from budgetfit.example_batches.multimodal_prompts import mask_placeholders
-from budgetfit.example_batches.request import (
-    Arguments,
-    BatchRequest,
-    forward_arguments,
-)
+from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 
 CHOICE_COUNT = 4  # answers per question in SWAG
 _OBJECTS_PER_IMAGE = 7  # COCO's mean for each image, 860 001 objects in 117 266 images

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from budgetfit.applying.loss.call_model import is_transformers_model
 from budgetfit.applying.loss.prediction_loss import TARGET, prediction_loss
 from budgetfit.batches.batch_tree import (
     Batch,
@@ -19,10 +20,7 @@ from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.core.validation import parse_image_size
 from budgetfit.errors import InputError
 from budgetfit.example_batches import input_shapes, token_ids
-from budgetfit.example_batches.diffusion import (
-    is_diffusers_model,
-    make_diffusion_batch,
-)
+from budgetfit.example_batches.diffusion import is_diffusers_model, make_diffusion_batch
 from budgetfit.example_batches.plain_modules import (
     make_plain_module_batch,
     no_example_batch,
@@ -39,13 +37,11 @@ class ExampleBatch:
         batch: Small real CPU tensors: a mapping is passed as keyword arguments, a tuple
             as positional ones, a tensor as the only one.
         notes: The assumptions, for users.
-        returns_loss: Whether the model returns ``outputs.loss`` for this batch.
         loss: ``loss(outputs, batch)`` of a batch with a target; None for the model's.
     """
 
     batch: Batch
     notes: tuple[str, ...]
-    returns_loss: bool
     loss: Callable[..., Any] | None = None
 
 
@@ -102,12 +98,11 @@ def make_batch(  # noqa: PLR0913 - one value each
         padded,
         dims,
     )
-    batch, returns_loss = _make(request)
+    batch = _make(request)
     _check_options_used(request, batch)
     return ExampleBatch(
         batch=batch,
         notes=tuple(dict.fromkeys(request.notes)),
-        returns_loss=returns_loss,
         loss=loss_for(request.model, batch),
     )
 
@@ -158,26 +153,20 @@ def _check_options_used(request: BatchRequest, batch: Batch) -> None:
         )
 
 
-def _make(request: BatchRequest) -> tuple[Batch, bool]:
+def _make(request: BatchRequest) -> Batch:
     model = request.model
     if (make := getattr(model, "make_example_batch", None)) is not None:
-        batch, returns_loss = make(request)  # integrations/model_sources/keras_model.py
-        return batch, returns_loss
+        return make(request)  # integrations/model_sources/keras_model.py
     if _is_transformers_model(model):
         return make_transformers_batch(request)
     if is_diffusers_model(model):
-        return make_diffusion_batch(request), False
+        return make_diffusion_batch(request)
     declared = _declared_batch(request)
-    if declared is not None:
-        return declared, False
-    return make_plain_module_batch(request), False
+    return make_plain_module_batch(request) if declared is None else declared
 
 
 def _is_transformers_model(model: nn.Module) -> bool:
-    # By name: isinstance would import transformers for every plain module.
-    return any(
-        parent.__name__ == "PreTrainedModel" for parent in type(model).__mro__
-    ) and hasattr(model, "main_input_name")
+    return is_transformers_model(model) and hasattr(model, "main_input_name")
 
 
 def _declared_batch(request: BatchRequest) -> Batch | None:

@@ -17,11 +17,7 @@ from torch.utils._pytree import tree_leaves
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.errors import InputError
 from budgetfit.example_batches import audio, images, token_ids
-from budgetfit.example_batches.request import (
-    Arguments,
-    BatchRequest,
-    forward_arguments,
-)
+from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 from budgetfit.example_batches.token_ids import first_field, text_inputs
 
 _MIN_TEXT_TOKENS = 32  # text tokens added if an image alone would fill the row

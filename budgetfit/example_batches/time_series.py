@@ -5,11 +5,7 @@ from typing import Any
 import torch
 
 from budgetfit.errors import InputError
-from budgetfit.example_batches.request import (
-    Arguments,
-    BatchRequest,
-    forward_arguments,
-)
+from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 from budgetfit.example_batches.token_ids import first_field
 
 _TRAJECTORY_STEPS = 20  # Decision Transformer's context length for Gym

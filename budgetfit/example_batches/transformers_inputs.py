@@ -18,11 +18,7 @@ from budgetfit.example_batches.multimodal_prompts import (
     has_placeholders,
     multimodal_inputs,
 )
-from budgetfit.example_batches.request import (
-    Arguments,
-    BatchRequest,
-    forward_arguments,
-)
+from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 from budgetfit.example_batches.time_series import time_series_inputs, trajectory_inputs
 from budgetfit.example_batches.token_ids import text_inputs
 
@@ -81,8 +77,8 @@ _TASKS_BY_SUFFIX = {
 _PADDED_PART = 8  # of a padded sample; which part it is changes no memory
 
 
-def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
-    """Return keyword arguments for the model, and whether it returns a loss.
+def make_transformers_batch(request: BatchRequest) -> Arguments:
+    """Return keyword arguments for the model, with labels where it returns a loss.
 
     Raises:
         InputError: No example of an input can be made.
@@ -120,7 +116,7 @@ def make_transformers_batch(request: BatchRequest) -> tuple[Arguments, bool]:
             "config.use_cache is on: training keeps keys and values that only "
             "generation needs; set model.config.use_cache = False"
         )
-    return batch, returns_loss
+    return batch
 
 
 def _fills_generation_cache(config: Any) -> bool:

@@ -36,10 +36,7 @@ from budgetfit.utils.format_bytes import format_bytes
 
 
 def find_adapter(
-    method: str | None,
-    gpu: Gpu,
-    precisions: Sequence[str],
-    **asked: Any,
+    method: str | None, gpu: Gpu, precisions: Sequence[str], **asked: Any
 ) -> Adapter | None:
     """Parse adapter arguments, with a compute dtype that the GPU supports.
 

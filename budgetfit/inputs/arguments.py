@@ -32,11 +32,7 @@ from budgetfit.core.image_sizes import (
 )
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.precision import requested_precisions
-from budgetfit.core.recipe import (
-    CompileMode,
-    check_compile,
-    check_compile_on_ranks,
-)
+from budgetfit.core.recipe import CompileMode, check_compile, check_compile_on_ranks
 from budgetfit.core.sample_dims import BatchDims, SampleDims
 from budgetfit.core.sample_lengths import summarize_lengths
 from budgetfit.core.validation import (
@@ -47,11 +43,7 @@ from budgetfit.core.validation import (
     set_python_numbers,
 )
 from budgetfit.errors import InputError
-from budgetfit.example_batches.make_batch import (
-    ExampleBatch,
-    loss_for,
-    make_batch,
-)
+from budgetfit.example_batches.make_batch import ExampleBatch, loss_for, make_batch
 from budgetfit.example_batches.plain_modules import batch_dimension
 from budgetfit.gpus.table import Gpu
 from budgetfit.inputs.adapter import (

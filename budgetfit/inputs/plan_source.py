@@ -227,11 +227,7 @@ def resolve_model_and_batch(  # noqa: PLR0913 - what a saved plan cannot hold
 
 
 def model_reference(
-    plan: Plan,
-    model: object,
-    *,
-    batch: object,
-    functions: tuple[object, object],
+    plan: Plan, model: object, *, batch: object, functions: tuple[object, object]
 ) -> str | None:
     """Return the text that names the model for a subprocess; None: the plan's.
 

@@ -3,34 +3,31 @@
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.plan import Plan
 from budgetfit.core.verification import PhaseCheck, Verification
 from budgetfit.measuring.categories import category_checks
 from budgetfit.measuring.compare_gradients import MAX_LEFT_OUT, GradientCheck
 from budgetfit.measuring.real_step import RealSteps
+from budgetfit.measuring.recomputed_blocks import recomputed_blocks
 
 
-def build_verification(  # noqa: PLR0913 - one value each, all needed
+def build_verification(
     measured: RealSteps,
-    *,
+    plan: Plan,
     timeline: MemoryTimeline,
-    predicted_process_bytes: int | None,
-    predicted_process_range_bytes: tuple[int, int] | None = None,
-    predicted_step_ms: float,
     gradients: GradientCheck | None,
-    expected_recomputed_blocks: int,
     notes: Iterable[str] = (),
-    budget: Budget | None = None,
-    predicted_pinned_bytes: int = 0,
-    ranks: int = 1,
 ) -> Verification:
-    """Return the ``Verification`` of a measurement against a prediction.
+    """Return the ``Verification`` of a measurement against a plan's prediction.
 
-    The timeline's last step stands for all later steps. ``gradients`` None: nothing was
-    compared, and no recomputed blocks were seen. ``budget`` None: whether it fits is
-    not checked.
+    ``timeline``: the predicted one; its last step stands for all later steps.
+    ``gradients`` None: nothing was compared, and no recomputed blocks were seen. On a
+    CPU the process's memory and whether it fits are not checked.
     """
+    estimate, ranks = plan.estimate, plan.recipe.ranks
+    on_cuda = measured.device == "cuda"
+    budget = plan.budget if on_cuda else None
     process = measured.last_process
     phases = tuple(_phase_checks(measured, timeline))
     match = gradients.match if gradients else None
@@ -42,11 +39,11 @@ def build_verification(  # noqa: PLR0913 - one value each, all needed
         device_name=measured.device_name,
         steps=measured.steps,
         phases=phases,
-        predicted_process_bytes=predicted_process_bytes,
+        predicted_process_bytes=estimate.process_bytes if on_cuda else None,
         measured_process_bytes=measured.process_bytes,
         step_ms=_steady(measured.step_ms),
         first_step_ms=next(iter(measured.step_ms), None),
-        predicted_step_ms=predicted_step_ms,
+        predicted_step_ms=estimate.step_ms,
         gradients_match=match,
         max_gradient_error=(
             gradients.max_error
@@ -55,7 +52,7 @@ def build_verification(  # noqa: PLR0913 - one value each, all needed
         ),
         gradient_noise=gradients.noise if gradients and match is None else None,
         recomputed_blocks=gradients.recomputed_blocks if gradients else 0,
-        expected_recomputed_blocks=expected_recomputed_blocks,
+        expected_recomputed_blocks=len(recomputed_blocks(plan.recipe)),
         out_of_memory=measured.out_of_memory,
         notes=(
             *([refusal] if refusal else ()),
@@ -63,14 +60,16 @@ def build_verification(  # noqa: PLR0913 - one value each, all needed
             *measured.notes,
             *notes,
         ),
-        predicted_process_range_bytes=predicted_process_range_bytes,
+        predicted_process_range_bytes=(
+            estimate.process_range_bytes if on_cuda else None
+        ),
         measured_context_bytes=process.outside_bytes if process else None,
         categories=(
             category_checks(timeline, measured.counted, peak, ranks) if whole else ()
         ),
         usable_bytes=budget.usable_bytes if budget else None,
         room_bytes=budget.usable_bytes + budget.headroom_bytes if budget else None,
-        predicted_pinned_bytes=predicted_pinned_bytes,
+        predicted_pinned_bytes=estimate.host_bytes,
         measured_pinned_bytes=measured.pinned_bytes,
         host_growth_bytes=measured.host_growth_bytes,
         shorter_batches=measured.shorter_batches,

@@ -4,12 +4,7 @@ import gc
 
 import torch
 
-from budgetfit.measuring.process_memory import (
-    ProcessMemory,
-    pinned_peak_bytes,
-    process_memory,
-    reset_pinned_peak,
-)
+from budgetfit.measuring.process_memory import ProcessMemory, process_memory
 from budgetfit.measuring.protocols import LiveBytes
 
 
@@ -50,7 +45,7 @@ class CudaMeter(Meter):
         self.device = device
         gc.collect()
         torch.cuda.empty_cache()  # cached by earlier work
-        reset_pinned_peak()
+        torch.cuda.reset_peak_host_memory_stats()
 
     def start_phase(self) -> None:
         """Start a new peak, without synchronisation: the statistics are on the host."""
@@ -74,8 +69,8 @@ class CudaMeter(Meter):
             self.notes.append(note)
 
     def pinned_bytes(self) -> int | None:
-        """Return the peak of torch's caching host allocator (pinned memory)."""
-        return pinned_peak_bytes()
+        """Return the peak of torch's caching host allocator, in powers of two."""
+        return torch.cuda.host_memory_stats().get("allocated_bytes.peak")
 
 
 class CpuMeter(Meter):

@@ -29,10 +29,8 @@ def preserved_model(
     Copies are in CPU memory, so that they are not in the measured GPU memory. Gradients
     are set to None meanwhile.
 
-    Args:
-        model: The model to preserve.
-        device: Its device; its generator is preserved besides the CPU's.
-        weights: Whether parameters are copied, too; else nothing may change them.
+    ``device``: the model's; its generator is preserved besides the CPU's. ``weights``:
+    whether parameters are copied, too; else nothing may change them.
     """
     tensors = [*model.parameters(), *model.buffers()] if weights else [*model.buffers()]
     values = [tensor.detach().to("cpu", copy=True) for tensor in tensors]

@@ -116,16 +116,3 @@ def free_bytes() -> int | None:
         return int(row.split()[1]) * 1024
     except (OSError, ValueError, IndexError, StopIteration):
         return None
-
-
-def reset_pinned_peak() -> None:
-    """Start a new peak of pinned memory."""
-    torch.cuda.reset_peak_host_memory_stats()
-
-
-def pinned_peak_bytes() -> int | None:
-    """Return the peak of pinned memory since ``reset_pinned_peak``.
-
-    Of torch's caching host allocator, which rounds sizes up to powers of two.
-    """
-    return torch.cuda.host_memory_stats().get("allocated_bytes.peak")

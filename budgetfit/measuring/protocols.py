@@ -22,11 +22,8 @@ class TrainingRun(Protocol):
         """Restore the unmodified model."""
 
 
-class MakeRun(Protocol):
-    """Factory of a ``TrainingRun``."""
-
-    def __call__(self, on_phase: Callable[[str], None]) -> TrainingRun:
-        """Call ``on_phase`` with forward, backward or optimizer as each begins."""
+# Makes a run that calls a function with forward, backward or optimizer as each begins.
+MakeRun = Callable[[Callable[[str], None]], TrainingRun]
 
 
 class LiveBytes(Protocol):
@@ -44,8 +41,5 @@ class LiveBytes(Protocol):
         """Start a new peak at the current live bytes."""
 
 
-class MakeLiveBytes(Protocol):
-    """Factory of a context manager in which a ``LiveBytes`` counts."""
-
-    def __call__(self) -> AbstractContextManager[LiveBytes]:
-        """Start counting; the existing model is included."""
+# Makes a context in which live bytes are counted, the existing model's included.
+MakeLiveBytes = Callable[[], AbstractContextManager[LiveBytes]]

@@ -12,11 +12,7 @@ import torch
 
 from budgetfit.core.out_of_memory_message import is_out_of_memory
 from budgetfit.errors import InputError
-from budgetfit.measuring.categories import (
-    gradient_bytes,
-    model_bytes,
-    state_bytes,
-)
+from budgetfit.measuring.categories import gradient_bytes, model_bytes, state_bytes
 from budgetfit.measuring.meters import CpuMeter, CudaMeter, Meter
 from budgetfit.measuring.process_memory import ProcessMemory, resident_bytes
 from budgetfit.measuring.protocols import MakeLiveBytes, MakeRun, TrainingRun

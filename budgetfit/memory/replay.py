@@ -349,11 +349,7 @@ def _at_peak(
 
     In block sizes, unsplit remainders included.
 
-    Args:
-        trace: Has the category and layer of each storage.
-        parts: The schedule.
-        events: The events that it refers to.
-        deltas: The change of allocated bytes at each event of each range that was run.
+    ``deltas``: the change of allocated bytes at each event of each range that was run.
     """
     numbers = np.array(events)
     happened = [

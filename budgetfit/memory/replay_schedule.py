@@ -62,9 +62,7 @@ class ScheduledRange(NamedTuple):
     samples: int
 
 
-def units_of(
-    parts: Iterable[ScheduledRange],
-) -> Iterator[tuple[ScheduledRange, ...]]:
+def units_of(parts: Iterable[ScheduledRange]) -> Iterator[tuple[ScheduledRange, ...]]:
     """Cut a schedule where a micro-step, the optimizer or an added range begins.
 
     The forward and backward of a repeated micro-step are a unit, whose events are those

@@ -54,11 +54,8 @@ class StepSequence:
     ) -> None:
         """Prepare a replay.
 
-        Args:
-            program_at: Returns the program that runs at a length.
-            gpu: Its kernel rules size the scratch memory.
-            micro_steps: Micro-batches in each update.
-            settings: Those of the allocator.
+        ``program_at`` returns the program that runs at a length; ``micro_steps``:
+        micro-batches in each update.
         """
         self._program_at, self._device = program_at, device_properties(gpu)
         self._micro_steps, self._settings = micro_steps, settings
@@ -258,10 +255,7 @@ def _events_of(events: list[int], rows: Iterable[EventRange]) -> list[int]:
 
 
 def _left_by(
-    events: list[int],
-    dry: list[EventRange],
-    first: list[EventRange],
-    found: list[int],
+    events: list[int], dry: list[EventRange], first: list[EventRange], found: list[int]
 ) -> tuple[set[int], list[int]]:
     """Return what ``dry`` allocates to stay, and what is freed of it later.
 

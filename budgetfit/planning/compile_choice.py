@@ -18,11 +18,6 @@ def best_compiled(
 ) -> Plan:
     """Return the best of the plans with several values of ``compile``, and say so.
 
-    Args:
-        modes: The values.
-        plan: Makes the plan with one of them.
-        objective: What is better.
-
     Raises:
         DoesNotFitError, InputError, TraceError: Of the first, if there is no plan.
     """

@@ -6,9 +6,6 @@ import numpy as np
 
 from budgetfit.applying.optimizers.factory import optimizer_notes
 from budgetfit.calibration.known_measurements import time_factor
-from budgetfit.core.allocator_settings import (
-    DEFAULT_SETTINGS,
-)
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
@@ -36,7 +33,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     trace: StepTrace,
     recipe: Recipe,
     gpu: Gpu,
-    budget: Budget | None,
+    budget: Budget,
     *,
     context_bytes: int,
     notes: tuple[str, ...] = (),
@@ -54,13 +51,13 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         recipe.batch_size,
         gpu,
         limit_bytes=UNLIMITED_BYTES,
-        settings=budget.allocator if budget else DEFAULT_SETTINGS,
+        settings=budget.allocator,
         micro_steps=recipe.gradient_accumulation_steps,
     )
     reserved_bytes = timeline.reserved_bytes
     host_bytes = step_host_bytes(trace, recipe.batch_size)
     # A limit changes nothing before the first request that goes beyond it.
-    fits = budget.holds(reserved_bytes, host_bytes) if budget else None
+    fits = budget.holds(reserved_bytes, host_bytes)
     measured = time_factor(gpu, recipe.precision)
     ratio = measured.ratio if measured is not None else 1.0
     times = times_of_ops(trace, recipe, gpu)
@@ -73,7 +70,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         predicted_ms += network.expected_ns / 1e6
         waits_ms = network.low_ns / 1e6, network.high_ns / 1e6
         span_ms = span_ms[0] + waits_ms[0], span_ms[1] + waits_ms[1]
-    nccl = budget.nccl if budget is not None else None
+    nccl = budget.nccl
     process_range_bytes, context_notes = _process_range(reserved_bytes, budget)
     return Estimate(
         recipe=recipe,
@@ -97,7 +94,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
             expected.note if measured is None else measured.note,
         ),
         fits=fits,
-        usable_bytes=budget.usable_bytes if budget else None,
+        usable_bytes=budget.usable_bytes,
         process_range_bytes=process_range_bytes,
         host_bytes=host_bytes,
         time_factor=ratio,
@@ -133,10 +130,10 @@ def times_of_ops(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> OpTimes:
 
 
 def _process_range(
-    reserved_bytes: int, budget: Budget | None
+    reserved_bytes: int, budget: Budget
 ) -> tuple[tuple[int, int] | None, tuple[str, ...]]:
     """Return the interval that nvidia-smi shows, and a note; none without a context."""
-    if budget is None or budget.context is None:
+    if budget.context is None:
         return None, ()
     context, nccl = budget.context, budget.nccl
     low, high = (

@@ -34,9 +34,7 @@ from budgetfit.planning.reports.accumulation_warnings import accumulation_warnin
 from budgetfit.planning.reports.block_report import block_table
 from budgetfit.planning.reports.layer_table import layer_table
 from budgetfit.planning.reports.rounding_warnings import rounding_warnings
-from budgetfit.planning.search.accumulation import (
-    recommend_one_micro_batch,
-)
+from budgetfit.planning.search.accumulation import recommend_one_micro_batch
 from budgetfit.planning.search.compiled_model import search_compiled_model
 from budgetfit.planning.search.curves import lazy_curves
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
@@ -194,9 +192,7 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
         )
         if least.fits:
             return SearchResult(
-                session=session,
-                estimate=least,
-                explanation="The lowest that was found",
+                session=session, estimate=least, explanation="The lowest that was found"
             )
         if not accumulates:
             floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
@@ -375,11 +371,7 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
         recipe, keep_own_checkpointing=keep_own_checkpointing, loop=loop
     )
     check_estimate_scales(
-        traces,
-        trace,
-        recipe,
-        keep_own_checkpointing=keep_own_checkpointing,
-        loop=loop,
+        traces, trace, recipe, keep_own_checkpointing=keep_own_checkpointing, loop=loop
     )
     made = judge(
         trace,
@@ -400,10 +392,8 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
     )
 
 
-def _too_much_host_memory(made: Estimate, budget: Budget | None) -> list[str]:
+def _too_much_host_memory(made: Estimate, budget: Budget) -> list[str]:
     """Return a note where the limit on pinned host memory does not hold it."""
-    if budget is None:
-        return []
     used, limit = made.host_bytes, budget.host_ram_bytes
     if limit is None or used <= limit:
         return []

@@ -46,13 +46,9 @@ def estimate_text(  # noqa: PLR0913 - what may be shown
 ) -> RenderableType:
     """Render an estimate.
 
-    Args:
-        estimate: The estimate.
-        model: Its model; needed to name the checkpointed blocks.
-        vram: The limit as typed, to echo its meaning in bytes.
-        gpu: The GPU as typed.
-        then: The command to suggest where the settings do not fit.
-        samples: Samples per epoch, to show its time.
+    ``model`` is needed to name the checkpointed blocks; ``vram`` and ``gpu`` are as
+    typed. ``then``: the command to suggest where the settings do not fit; ``samples``:
+    per epoch, to show its time.
     """
     blocks = model.blocks if model else ()
     body = lines(

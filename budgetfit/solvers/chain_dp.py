@@ -127,10 +127,7 @@ def pareto_front(
     as the plan's peak. With more than ``max_labels`` labels to a
     block some are left out evenly, and the plans are no longer proven.
 
-    Args:
-        problem: The chain, the budget and the longest segment allowed.
-        max_labels: Most labels per block.
-        faster_than_ns: Only plans whose forward and backward take less; None for all.
+    ``faster_than_ns``: only plans whose forward and backward take less; None for all.
     """
     steps = worthwhile_steps(problem)
     thinned = False

@@ -21,11 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from budgetfit.solvers.labels import (
-    available_bytes,
-    optimizer_need,
-    prefix_bytes,
-)
+from budgetfit.solvers.labels import available_bytes, optimizer_need, prefix_bytes
 from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS
 from budgetfit.solvers.pareto import Ints
 from budgetfit.solvers.problem import Problem
@@ -72,10 +68,8 @@ class DiscretizedBounds:
     def least_before(self, block: int, backward: Ints, forward: Ints) -> Ints:
         """Return a lower bound on the extra time of the blocks before each label.
 
-        Args:
-            block: The labels' block.
-            backward: Each label's need above the saved bytes, in its backward.
-            forward: The same above the saved bytes and copies, in its forward.
+        ``backward``: each label's need above the saved bytes, in its backward;
+        ``forward``: the same above the saved bytes and copies, in its forward.
         """
         saved = _looked_up(self._lower, block, self._available - backward)
         if self._lower_forward is self._lower:

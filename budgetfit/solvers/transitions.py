@@ -19,12 +19,7 @@ from numpy.typing import NDArray
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import extra_in_segment_ns
-from budgetfit.solvers.problem import (
-    Problem,
-    segment,
-    segment_variants,
-    single_segment,
-)
+from budgetfit.solvers.problem import Problem, segment, segment_variants, single_segment
 
 Numbers = NDArray[np.int64]
 _BACKWARD: Final = 3  # column of a step's numbers

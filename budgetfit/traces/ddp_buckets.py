@@ -20,10 +20,8 @@ def with_ddp_buckets(
 ) -> StepTrace:
     """Return a trace at full depth with DDP's buckets; without DDP as it is.
 
-    Args:
-        trace: Of one rank.
-        parallelism: That it was traced with.
-        target: The GPU whose semantics are imitated; None for CPU semantics.
+    ``trace``: of one rank; ``target``: the GPU whose semantics are imitated; None for
+    CPU semantics.
     """
     if parallelism is None or parallelism.engine != "ddp":
         return trace

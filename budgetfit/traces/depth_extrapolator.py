@@ -72,11 +72,7 @@ class DepthExtrapolator:
     ) -> StepTrace | None:
         """Return the full trace from a shortened model's; None if that saves little.
 
-        Args:
-            program: To be traced.
-            batch_sizes: One, or two for an affine trace.
-            tracer: Of the session's workload.
-            uniform: As in ``Tracer.trace``.
+        Of two batch sizes the trace is affine. ``uniform``: as in ``Tracer.trace``.
 
         Raises:
             NotRepeatedError: If the full model must be traced.

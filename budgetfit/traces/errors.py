@@ -13,10 +13,7 @@ from torch.utils.checkpoint import CheckpointError
 from budgetfit.core.step_trace import SizeLimit, StepTrace
 from budgetfit.errors import TraceError
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
-from budgetfit.tracing.values.concrete_execution import (
-    MAX_WEIGHTS_BYTES,
-    weights_bytes,
-)
+from budgetfit.tracing.values.concrete_execution import MAX_WEIGHTS_BYTES, weights_bytes
 from budgetfit.tracing.values.known_values import UnknownValueError
 from budgetfit.utils.format_bytes import format_bytes
 
@@ -123,9 +120,7 @@ def trace_error(
         said = f"its own values decide what it does: {text}"
     hint = _SPARSE if is_sparse else _advice(model, error)
     return TraceError(
-        f"{name} cannot {runs}{place}: {said}. {hint}",
-        module=module or name,
-        op=op,
+        f"{name} cannot {runs}{place}: {said}. {hint}", module=module or name, op=op
     )
 
 

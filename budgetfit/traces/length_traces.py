@@ -42,9 +42,7 @@ class LengthProgram:
     """
 
     def __init__(
-        self,
-        traces: Mapping[Size, StepTrace],
-        extent: Callable[[Size], int] = int,
+        self, traces: Mapping[Size, StepTrace], extent: Callable[[Size], int] = int
     ) -> None:
         """Take traces of one program and one batch size, by length.
 
@@ -115,11 +113,8 @@ class LengthTraces:
     ) -> None:
         """Trace a few lengths.
 
-        Args:
-            trace_at: Traces the recipe at a length, or size of images.
-            batch_size: Samples per micro-batch.
-            lengths: Those that occur.
-            drawn: Sizes of images that are drawn from them.
+        ``trace_at`` traces the recipe at a length, or size of images, of which
+        ``lengths`` are those that occur and ``drawn`` sizes drawn from them.
 
         Raises:
             LengthsNotTracedError: If they have no common program.

@@ -16,11 +16,7 @@ from budgetfit.core.validation import MAX_TRACED_SAMPLES
 from budgetfit.errors import TraceError
 from budgetfit.gpus.table import Gpu
 from budgetfit.traces.cache.cache import TraceCache
-from budgetfit.traces.cache.key import (
-    trace_key,
-    why_not_cacheable,
-    workload_key,
-)
+from budgetfit.traces.cache.key import trace_key, why_not_cacheable, workload_key
 from budgetfit.traces.ddp_buckets import with_ddp_buckets
 from budgetfit.traces.depth_extrapolator import DepthExtrapolator
 from budgetfit.traces.emptied_cache import with_emptied_cache
@@ -239,11 +235,7 @@ class TraceSession:
         return self.smallest_batch(recipe)
 
     def exact(
-        self,
-        recipe: Recipe,
-        *,
-        keep_own_checkpointing: bool = False,
-        loop: Loop = RUN,
+        self, recipe: Recipe, *, keep_own_checkpointing: bool = False, loop: Loop = RUN
     ) -> StepTrace:
         """Return a trace that is exact at the recipe's batch size.
 
@@ -458,11 +450,7 @@ class TraceSession:
         return affine_trace(first, second, self.workload.blocks)
 
     def _trace_extrapolated(
-        self,
-        program: Program,
-        batch_sizes: tuple[int, ...],
-        *,
-        uniform: bool = False,
+        self, program: Program, batch_sizes: tuple[int, ...], *, uniform: bool = False
     ) -> StepTrace | None:
         """Trace a shortened model and extrapolate its depth; None if that fails.
 

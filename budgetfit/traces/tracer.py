@@ -18,11 +18,7 @@ from budgetfit.errors import BudgetfitError
 from budgetfit.gpus.table import Gpu
 from budgetfit.traces.errors import trace_error
 from budgetfit.traces.loops.trace_loop import MOST_MICRO_STEPS
-from budgetfit.traces.trace_program import (
-    MICRO_STEPS,
-    trace_evaluation,
-    trace_recipe,
-)
+from budgetfit.traces.trace_program import MICRO_STEPS, trace_evaluation, trace_recipe
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
 from budgetfit.tracing.cuda.target import CudaTarget
@@ -30,10 +26,7 @@ from budgetfit.tracing.fake.shortened_model import Shortening
 from budgetfit.tracing.recording.changed_containers import ChangedContainers
 from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.step_tracer import TraceOptions
-from budgetfit.tracing.values.concrete_execution import (
-    MAX_WEIGHTS_BYTES,
-    weights_bytes,
-)
+from budgetfit.tracing.values.concrete_execution import MAX_WEIGHTS_BYTES, weights_bytes
 from budgetfit.tracing.values.known_values import UnknownValueError
 from budgetfit.tracing.values.value_checks import ValueChecks
 from budgetfit.workload.workload import Workload

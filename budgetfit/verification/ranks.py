@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from budgetfit.measuring.protocols import LiveBytes, MakeRun, TrainingRun
 from budgetfit.measuring.real_step import MeasuredPhase, RealSteps, run_real_steps
 from budgetfit.measuring.recomputed_blocks import recomputed_blocks
 from budgetfit.traces.loss_modules import loss_modules_on
+from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.utils.copy_model import deepcopy_model
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.lazy_import import lazy_import
@@ -235,6 +236,19 @@ def _reference(plan: Plan) -> list[str]:
     return [note]
 
 
+def log_existing(log: StorageLog, modules: Iterable[nn.Module], batch: Any) -> None:  # noqa: ANN401
+    """Log the tensors of modules and of a batch, which are there before the steps."""
+    for module in modules:
+        for tensor in (*module.parameters(), *module.buffers()):
+            log.log_storage(tensor, "parameters")
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        log.log_storage(tensor, "batch")
+        return tensor
+
+    map_batch(batch, count)
+
+
 @contextlib.contextmanager
 def _live_bytes(
     recipe: Recipe,
@@ -245,16 +259,7 @@ def _live_bytes(
     tracing = "budgetfit.tracing.recording.distributed"
     log = lazy_import(f"{tracing}.rank_log").RankLog()
     takes_weights = recipe.engine == "fsdp2"
-    model, *others = modules
-    for module in others if takes_weights else (model, *others):
-        for tensor in (*module.parameters(), *module.buffers()):
-            log.log_storage(tensor, "parameters")
-
-    def count(tensor: torch.Tensor) -> torch.Tensor:
-        log.log_storage(tensor, "batch")
-        return tensor
-
-    map_batch(batch, count)
+    log_existing(log, modules[1:] if takes_weights else modules, batch)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         if takes_weights:

@@ -14,13 +14,11 @@ from budgetfit.applying.out_of_memory.error import free_memory
 from budgetfit.applying.precision import computes_in
 from budgetfit.applying.torch_compile import compiled_modules, disable_compile
 from budgetfit.applying.undo import Undo
-from budgetfit.batches.batch_tree import map_batch
 from budgetfit.calibration.known_measurements import (
     gpu_of_device,
     store_context,
     store_step_time,
 )
-from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
@@ -47,7 +45,7 @@ from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.verification.cpu_timeline import cpu_timeline_if_possible
 from budgetfit.verification.loss_in_parts import with_loss_compared
-from budgetfit.verification.ranks import measure_ranks
+from budgetfit.verification.ranks import log_existing, measure_ranks
 from budgetfit.workload.training_setup import TrainingSetup
 
 _NOT_COMPARED = (
@@ -83,7 +81,7 @@ def verify_plan(
             measured, gradients = ranks.measured, ranks.gradients
             timeline = ranks.timeline or timeline
             notes += ranks.notes
-            return _verification(plan, measured, gradients, timeline, notes)
+            return build_verification(measured, plan, timeline, gradients, notes)
         with contextlib.nullcontext() if on_cuda else _without_onednn_lstm(setup):
             measured, gradients = _run(plan, setup, device, steps, say, notes)
     if gradients is None:
@@ -101,34 +99,9 @@ def verify_plan(
             measured = replace(measured, phases=())  # there is no prediction for them
         else:
             timeline = on_cpu
-    check = _verification(plan, measured, gradients, timeline, notes)
+    check = build_verification(measured, plan, timeline, gradients, notes)
     return with_recorded_step_time(
         check, plan, gpu_of_device(device) if on_cuda else None
-    )
-
-
-def _verification(
-    plan: Plan,
-    measured: RealSteps,
-    gradients: GradientCheck | None,
-    timeline: MemoryTimeline,
-    notes: Sequence[str],
-) -> Verification:
-    estimate, on_cuda = plan.estimate, measured.device == "cuda"
-    return build_verification(
-        measured,
-        timeline=timeline,
-        predicted_process_bytes=estimate.process_bytes if on_cuda else None,
-        predicted_process_range_bytes=(
-            estimate.process_range_bytes if on_cuda else None
-        ),
-        predicted_step_ms=estimate.step_ms,
-        gradients=gradients,
-        expected_recomputed_blocks=len(recomputed_blocks(plan.recipe)),
-        notes=notes,
-        budget=plan.budget if on_cuda else None,
-        predicted_pinned_bytes=estimate.host_bytes,
-        ranks=plan.recipe.ranks,
     )
 
 
@@ -242,10 +215,7 @@ def with_recorded_step_time(
 ) -> Verification:
     """Return the verification with its time factor, and store the measured time.
 
-    Args:
-        check: The verification without time factor.
-        plan: The prediction.
-        gpu: The card that the steps ran on; None on a CPU, whose times are not stored.
+    ``gpu``: the card that the steps ran on; None on a CPU, whose times are not stored.
     """
     if gpu is None:
         return check
@@ -308,15 +278,7 @@ def _live_bytes(
 ) -> Iterator[StorageLog]:
     """Count the live bytes of all storages, including models and batch."""
     log = StorageLog()
-
-    def count(tensor: torch.Tensor) -> torch.Tensor:
-        log.log_storage(tensor, "batch")
-        return tensor
-
-    for module in modules:
-        for tensor in (*module.parameters(), *module.buffers()):
-            log.log_storage(tensor, "parameters")
-    map_batch(batch, count)
+    log_existing(log, modules, batch)
     # dynamo compiles nothing under a dispatch mode, and refuses fullgraph=True there
     with torch.compiler.set_stance("force_eager"), log:
         yield log

@@ -32,11 +32,7 @@ class TrainingSetup:
     notes: tuple[str, ...] = ()
 
     def run_factory(
-        self,
-        recipe: Recipe,
-        *,
-        blocks: Sequence[str] = (),
-        checks_values: bool = False,
+        self, recipe: Recipe, *, blocks: Sequence[str] = (), checks_values: bool = False
     ) -> MakeRun:
         """Return a factory of ``Run`` objects that train by ``recipe``.
 

@@ -27,7 +27,7 @@ from transformers import (
 
 from budgetfit.core.adapter import Adapter, parse_adapter
 from budgetfit.integrations.peft import adapted_meta_copy
-from budgetfit.integrations.quantization.traceable_layers import stored_bytes
+from tests.quantized_bytes import stored_bytes
 
 MODELS: dict[str, tuple[Any, Any]] = {
     "llama": (

@@ -17,7 +17,7 @@ from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.memory.chain.profile import chain_profile
-from budgetfit.memory.chain.stages import OptionTrace
+from budgetfit.memory.chain.stages import MeasuredChain, OptionTrace
 from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, replay
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.traces.session import TraceSession
@@ -162,9 +162,12 @@ def chain_of(
     return chain_profile(
         look_up(replace(recipe, segments=())),
         OptionTrace(recomputed, every) if recomputed is not None else None,
-        case.batch_size,
-        device_properties(workload.gpu),
-        settings=AllocatorSettings.parse(case.allocator),
+        partial(
+            MeasuredChain.of,
+            batch_size=case.batch_size,
+            device=device_properties(workload.gpu),
+            settings=AllocatorSettings.parse(case.allocator),
+        ),
     )
 
 

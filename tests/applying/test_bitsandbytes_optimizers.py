@@ -14,7 +14,7 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.planning.judge import judge
 from tests.applying.optimizer_states import kept_by_tensor
-from tests.traced import ADA, session
+from tests.traced import ADA, ROOMY, session
 
 # A bias, the smallest tensor with 8-bit states, one with a last block of 1 element,
 # a paged one, and one that is not contiguous.
@@ -144,6 +144,6 @@ def test_an_estimate_says_what_lies_outside_it() -> None:
     traces = session("mebi")
     recipe = Recipe(batch_size=2, optimizer="paged_adamw_8bit")
     found = judge(
-        traces.affine(recipe), recipe, traces.workload.gpu, None, context_bytes=0
+        traces.affine(recipe), recipe, traces.workload.gpu, ROOMY, context_bytes=0
     )
     assert any("managed memory" in note for note in found.notes)

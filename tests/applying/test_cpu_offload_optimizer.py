@@ -12,7 +12,7 @@ from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.planning.judge import judge
-from tests.traced import ADA, session
+from tests.traced import ADA, ROOMY, session
 
 
 def bytes_of(trace: Any, category: str) -> int:  # noqa: ANN401 - a StepTrace
@@ -25,7 +25,7 @@ def test_the_card_keeps_no_states_and_the_host_weights_and_gradients() -> None:
     recipe = Recipe(batch_size=2, optimizer=NAME)
     trace = traces.affine(recipe)
     assert bytes_of(trace, "optimizer_state") == 0
-    found = judge(trace, recipe, traces.workload.gpu, None, context_bytes=0)
+    found = judge(trace, recipe, traces.workload.gpu, ROOMY, context_bytes=0)
     assert found.host_bytes == 2 * bytes_of(trace, "parameters")
     assert any("ordinary host memory" in note for note in found.notes)
 

@@ -12,11 +12,7 @@ from budgetfit import DoesNotFitError
 from budgetfit.api import plan as api
 from budgetfit.cli.app import app
 from budgetfit.cli.error_wording import with_option_names
-from tests.cli.real_cli import (
-    assert_one_line,
-    run,
-    without_cuda,
-)
+from tests.cli.real_cli import assert_one_line, run, without_cuda
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.real_cli import (
-    assert_one_line,
-    run,
-    without_cuda,
-)
+from tests.cli.real_cli import assert_one_line, run, without_cuda
 
 
 @pytest.fixture(scope="module")

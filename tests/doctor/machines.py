@@ -37,7 +37,6 @@ TORCH = TorchFacts(
 )
 CPU_TORCH = TorchFacts(version="2.13.0+cpu")
 GOOD = Machine(
-    python="3.11.7",
     torch=TORCH,
     driver=DriverFacts(version="580.95.05", cuda=(13, 0)),
     gpus=(RTX_4090,),

@@ -92,9 +92,7 @@ def test_accelerate_reads_the_file(precision: str, word: str, tmp_path: Path) ->
     plan = plan_for(tiny_model("gpt2"), precision=precision)
     path = tmp_path / "accelerate.yaml"
     path.write_text(accelerate_module.export_text(plan, "plan.json"))
-    from accelerate.commands.config.config_args import (  # noqa: PLC0415
-        load_config_from_file,
-    )
+    from accelerate.commands.config.config_args import load_config_from_file  # noqa: PLC0415
 
     config = load_config_from_file(str(path))
     assert config.mixed_precision == word

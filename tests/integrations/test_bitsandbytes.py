@@ -20,13 +20,13 @@ from budgetfit.integrations.peft import adapted_meta_copy, attach_adapters
 from budgetfit.integrations.quantization.quantize_linear import quantize
 from budgetfit.integrations.quantization.traceable_layers import (
     is_quantized,
-    stored_bytes,
     with_traceable_layers,
 )
 from budgetfit.traces.quantized_loading import has_quantized_layers
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.integrations.adapters import QUIET, adapter, base, batch, config, trained
+from tests.quantized_bytes import stored_bytes
 
 bnb = pytest.importorskip("bitsandbytes")
 pytestmark = QUIET

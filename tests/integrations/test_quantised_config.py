@@ -24,11 +24,11 @@ import budgetfit
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports import axolotl
 from budgetfit.integrations.model_sources.model_source import resolve_model
-from budgetfit.integrations.quantization.traceable_layers import stored_bytes
 from budgetfit.integrations.quantization.unquantized_modules import size_notes
 from budgetfit.integrations.source_code.model_loading import load_model_text
 from tests.integrations.adapters import QUIET, adapter
 from tests.models import alone
+from tests.quantized_bytes import stored_bytes
 
 pytestmark = QUIET
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -12,11 +13,13 @@ from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_points
-from budgetfit.memory.chain.profile import chain_profile, profile_on_line
+from budgetfit.memory.chain.profile import Measure, chain_profile, profile_on_line
 from budgetfit.memory.chain.stages import (
     EPILOGUE,
     PROLOGUE,
+    MeasuredChain,
     OptionTrace,
+    TimesOf,
     stages,
     steady_micro_step,
 )
@@ -102,9 +105,15 @@ def recomputed() -> OptionTrace:
     return OptionTrace(chain_trace(EVERY), EACH)
 
 
+def measured_at(batch_size: int, times_of: TimesOf | None = None) -> Measure:
+    return partial(
+        MeasuredChain.of, batch_size=batch_size, device=CARD, times_of=times_of
+    )
+
+
 @pytest.fixture(scope="module")
 def chain() -> ChainProfile:
-    return chain_profile(chain_trace(), recomputed(), 1, CARD)
+    return chain_profile(chain_trace(), recomputed(), measured_at(1))
 
 
 def test_what_runs_around_the_blocks_becomes_stations_of_its_own() -> None:
@@ -172,7 +181,7 @@ PLANS = [
 def test_the_formula_is_the_judge_for_every_segmentation(
     plan: tuple[tuple[int, ...], ...], batch_size: int
 ) -> None:
-    profile = chain_profile(chain_trace(), recomputed(), batch_size, CARD)
+    profile = chain_profile(chain_trace(), recomputed(), measured_at(batch_size))
     names = ("a", "b", "c")
     segments = [Segment(tuple(names[block] for block in part)) for part in plan]
     judged = replay(chain_trace(plan), batch_size, ADA).allocated_bytes
@@ -180,7 +189,7 @@ def test_the_formula_is_the_judge_for_every_segmentation(
 
 
 def test_without_a_recomputed_trace_everything_is_kept() -> None:
-    profile = chain_profile(chain_trace(), None, 1, CARD)
+    profile = chain_profile(chain_trace(), None, measured_at(1))
     assert [len(block.options) for block in profile.blocks] == [1] * 5
     judged = replay(chain_trace(), 1, ADA).allocated_bytes
     assert chain_peak_bytes(profile, ()) == judged
@@ -190,12 +199,13 @@ def test_times_are_those_of_the_stations() -> None:
     profile = chain_profile(
         chain_trace(),
         recomputed(),
-        1,
-        CARD,
-        lambda probe, found: [
-            (10 * k, 20 * k + 10 * k * len(probe.segments) // 3)
-            for k in range(len(found))
-        ],
+        measured_at(
+            1,
+            lambda probe, found: [
+                (10 * k, 20 * k + 10 * k * len(probe.segments) // 3)
+                for k in range(len(found))
+            ],
+        ),
         optimizer_ns=7,
     )
     assert [block.forward_ns for block in profile.blocks] == [0, 10, 20, 30, 40]
@@ -206,7 +216,7 @@ def test_times_are_those_of_the_stations() -> None:
 
 
 def test_a_frozen_chain_has_no_gradients() -> None:
-    profile = chain_profile(chain_trace(weights=False), None, 1, CARD)
+    profile = chain_profile(chain_trace(weights=False), None, measured_at(1))
     assert not any(block.gradient_bytes for block in profile.blocks)
 
 
@@ -257,7 +267,9 @@ def test_what_recomputing_changes_elsewhere_counts_for_every_plan() -> None:
             made.die("x", "y")
         return made.trace()
 
-    profile = chain_profile(with_extra(0), OptionTrace(with_extra(6), EACH), 1, CARD)
+    profile = chain_profile(
+        with_extra(0), OptionTrace(with_extra(6), EACH), measured_at(1)
+    )
     assert profile.static_bytes == 10 * MIB
     assert profile.blocks[0].keep.forward_bytes == 8 * MIB
 
@@ -266,7 +278,7 @@ def test_what_is_made_between_blocks_is_a_station_that_parts_them() -> None:
     found = stages(LiveBytes.of(between(frees_only=False), 1, CARD))
     assert [row.name for row in found] == [PROLOGUE, "a", "<between>1", "b", EPILOGUE]
     assert not found[1].joins_next
-    profile = chain_profile(between(frees_only=False), None, 1, CARD)
+    profile = chain_profile(between(frees_only=False), None, measured_at(1))
     judged = replay(between(frees_only=False), 1, ADA).allocated_bytes
     assert chain_peak_bytes(profile, ()) == judged
 
@@ -283,7 +295,7 @@ def test_copies_that_live_to_the_end_of_the_forward_are_cached_and_not_saved() -
         for block in (1, 0):
             with made.block(block, "backward"):
                 made.die(f"s{block}")
-    profile = chain_profile(made.trace(), None, 1, CARD)
+    profile = chain_profile(made.trace(), None, measured_at(1))
     kept = [block.keep for block in profile.blocks[:2]]
     assert [option.cached_bytes // MIB for option in kept] == [6, 6]
     assert [option.saved_bytes // MIB for option in kept] == [2, 2]
@@ -303,14 +315,16 @@ def test_only_the_last_micro_step_counts() -> None:
             made.die(f"s{key}")
     trace = made.trace()
     assert steady_micro_step(trace) == (1, 1)
-    profile = chain_profile(trace, None, 1, CARD)
+    profile = chain_profile(trace, None, measured_at(1))
     assert profile.blocks[0].keep.saved_bytes == 8 * MIB
 
 
 def test_a_profile_on_the_line_through_two_others_is_what_it_measures_there() -> None:
     # The sizes of this trace are affine in the batch size.
     kept, recomputed = chain_trace(), OptionTrace(chain_trace(EVERY), EACH)
-    low, high, far = (chain_profile(kept, recomputed, n, CARD) for n in (2, 3, 9))
+    low, high, far = (
+        chain_profile(kept, recomputed, measured_at(n)) for n in (2, 3, 9)
+    )
     line = profile_on_line(low, high, 9)
     assert line is not None
     assert replace(line, blocks=()).__repr__() == replace(far, blocks=()).__repr__()
@@ -318,14 +332,14 @@ def test_a_profile_on_the_line_through_two_others_is_what_it_measures_there() ->
     for size in (2, 40):
         found = profile_on_line(low, high, size)
         assert found is not None
-        measured = chain_profile(kept, recomputed, size, CARD)
+        measured = chain_profile(kept, recomputed, measured_at(size))
         assert found.blocks == measured.blocks
 
 
 def test_there_is_no_line_through_profiles_with_other_options() -> None:
     kept = chain_trace()
     plain, more = (
-        chain_profile(kept, None, 2, CARD),
+        chain_profile(kept, None, measured_at(2)),
         OptionTrace(chain_trace(EVERY), EACH),
     )
-    assert profile_on_line(plain, chain_profile(kept, more, 3, CARD), 9) is None
+    assert profile_on_line(plain, chain_profile(kept, more, measured_at(3)), 9) is None

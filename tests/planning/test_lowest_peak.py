@@ -22,10 +22,7 @@ from budgetfit.planning.profiling.block_chain import (
     checkpoint_every_block,
 )
 from budgetfit.planning.search import lowest_peak
-from budgetfit.planning.search.loss_chunking import (
-    LOSS_CHUNKS,
-    with_more_loss_chunks,
-)
+from budgetfit.planning.search.loss_chunking import LOSS_CHUNKS, with_more_loss_chunks
 from budgetfit.planning.search.lowest_peak import (
     fitting_or_lowest,
     lowest_judged,

@@ -35,6 +35,7 @@ from budgetfit.planning.session import PlanningSession, Request, rank
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, MIB, Mebi
+from tests.traced import ROOMY
 
 ADA = find_gpu("rtx-4090")
 BLOCKS = tuple(f"blocks.{index}" for index in range(6))
@@ -265,7 +266,7 @@ def test_a_model_without_blocks_is_planned_by_its_batch_alone() -> None:
 
 def test_an_estimate_decides_nothing(workload: Workload) -> None:
     recipe = Recipe(batch_size=16, segments=(Segment(("blocks.0",)),))
-    for limit, fits in ((None, None), (budget(100), False), (budget(2000), True)):
+    for limit, fits in ((budget(100), False), (budget(2000), True)):
         estimate = make_estimate(workload, recipe, limit, context_bytes=5 * MIB)
         assert estimate.recipe == recipe
         assert estimate.fits is fits
@@ -303,7 +304,7 @@ def test_a_recipe_that_only_retries_make_fit_does_not_fit(workload: Workload) ->
     # empties its cache to go on (memory-model A4).
     recipe = Recipe(batch_size=16)
     trace = TraceSession(workload).exact(recipe)
-    free = judge(trace, recipe, ADA, None, context_bytes=0)
+    free = judge(trace, recipe, ADA, ROOMY, context_bytes=0)
     assert free.allocated_bytes < free.reserved_bytes
     tight = Budget(
         total_bytes=free.reserved_bytes - 1, context_bytes=0, headroom_bytes=0

@@ -19,11 +19,7 @@ from budgetfit.core.sample_lengths import LengthSummary, summarize_lengths
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.inputs.arguments import Arguments
-from budgetfit.memory.replay import (
-    device_properties,
-    replay,
-    storage_bytes,
-)
+from budgetfit.memory.replay import device_properties, replay, storage_bytes
 from budgetfit.memory.replay_sequence import StepSequence
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.traces.session import TraceSession

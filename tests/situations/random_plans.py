@@ -44,6 +44,7 @@ from budgetfit.planning.profiling.first_trace import with_checkpointable_blocks
 from budgetfit.planning.search.lowest_peak import FORMULA_ERROR
 from budgetfit.traces.session import TraceSession
 from tests.models import Mebi
+from tests.traced import ROOMY
 
 RECIPES: Final = 200
 BUDGETS: Final = 3  # below what is needed, and as many above
@@ -326,7 +327,7 @@ class _Known:
         """Return what ``budgetfit.estimate`` does, without making the model again."""
         traces = self._chains.traces
         gpu = traces.workload.gpu
-        return judge(traces.exact(recipe), recipe, gpu, None, context_bytes=0)
+        return judge(traces.exact(recipe), recipe, gpu, ROOMY, context_bytes=0)
 
     def above(self, recipe: Recipe, peak_bytes: int) -> bool:
         """Whether a recipe has clearly more alive, or takes too much of the host."""

@@ -120,11 +120,7 @@ def _solve(
 ) -> Any:  # noqa: ANN401
     """Minimise the extra time with HiGHS within so many bytes above the static ones."""
     # Here and not above: importing it takes as long as solving a few chains.
-    from scipy.optimize import (  # noqa: PLC0415
-        Bounds,
-        LinearConstraint,
-        milp,
-    )
+    from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
     from scipy.sparse import csr_array  # noqa: PLC0415
 
     count = len(problem.chain.blocks)

@@ -4,14 +4,7 @@ from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.problem import Problem, Solution, describe, wrapped_count
 from budgetfit.solvers.regular_order import in_regular_order
-from tests.solvers.chains import (
-    block,
-    chain_of,
-    equal_blocks,
-    option,
-    seeded,
-    single,
-)
+from tests.solvers.chains import block, chain_of, equal_blocks, option, seeded, single
 from tests.solvers.exhaustive import segments_from
 
 KEEP = option("keep", saved=17, forward=18, backward=0)

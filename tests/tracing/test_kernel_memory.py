@@ -11,11 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import KernelScratch
-from budgetfit.memory.scratch_sizes.rules import (
-    PARTS,
-    DeviceProperties,
-    scratch_bytes,
-)
+from budgetfit.memory.scratch_sizes.rules import PARTS, DeviceProperties, scratch_bytes
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     KERNELS,
     OUTPUTS,

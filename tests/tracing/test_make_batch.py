@@ -85,7 +85,6 @@ def test_the_first_layer_with_parameters_fixes_the_shape(
 ) -> None:
     made = make_batch(model)
     assert describe_batch(made.batch) == {"batch": (shape, dtype)}
-    assert not made.returns_loss
     run(model, made.batch)
 
 
@@ -302,9 +301,8 @@ def test_timms_input_size_is_used(name: str) -> None:
 def test_a_model_that_makes_its_own_example_is_asked_for_it() -> None:
     # as integrations.keras.KerasModel does
     example = torch.ones(2, 28, 28, 1)
-    made = make_batch(Declares(make_example_batch=lambda _: (example, True)))
+    made = make_batch(Declares(make_example_batch=lambda _: example))
     assert made.batch is example
-    assert made.returns_loss
 
 
 @pytest.mark.parametrize(

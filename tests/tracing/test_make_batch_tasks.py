@@ -28,7 +28,6 @@ def test_a_task_gets_the_inputs_and_labels_of_its_loss(name: str) -> None:
     torch.manual_seed(0)
     model = zoo()[name].build()
     made = make_batch(model)
-    assert made.returns_loss
     assert set(made.batch) == TRAINABLE[name]
     for batch in (made.batch, resize_batch(made.batch, 3)):
         loss = model(**batch).loss
@@ -83,7 +82,7 @@ def test_boxes_of_objects_are_made_where_their_loss_can_be_had(
             lambda found=found: found,
         )
         made = make_batch(model)
-        assert made.returns_loss == found
+        assert ("labels" in made.batch) == found
         assert ("needs Pillow" in " ".join(made.notes)) != found
         if found:
             sample: dict[str, Any] = made.batch["labels"][0]

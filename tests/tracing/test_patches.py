@@ -19,7 +19,7 @@ from torch.utils._device import _device_constructors
 
 import budgetfit
 from budgetfit.tracing.cuda.triton.kernels_on_fakes import triton_is_loaded
-from budgetfit.tracing.isolation.patches import PATCHES
+from tests.tracing.patches_page import patches_page
 from tests.tracing.test_other_threads import Net, in_another_thread, plan_net
 
 WATCHED: dict[str, ModuleType | type] = {
@@ -77,7 +77,7 @@ def test_names_that_a_trace_changes_are_in_the_table(before: dict[str, object]) 
     seen = {found.get() for _ in range(found.qsize())}
     in_table = {
         name
-        for patch in PATCHES
+        for patch in patches_page()
         if triton_is_loaded() or "cuda/triton" not in patch.file
         for name in patch.name.split(", ")
         if not name.endswith("*")
@@ -117,7 +117,7 @@ def test_names_are_as_before_with_a_second_thread_at_work(
 
 def test_every_file_of_the_table_exists() -> None:
     package = Path(str(budgetfit.__file__)).parent
-    for patch in PATCHES:
+    for patch in patches_page():
         assert all((package / each).is_file() for each in patch.file.split(", "))
 
 

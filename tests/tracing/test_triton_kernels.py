@@ -21,8 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import budgetfit
 from budgetfit.tracing.cuda.triton.launches import TIMING_BUFFER_BYTES
-from budgetfit.tracing.isolation.patches import PATCHES
 from budgetfit.tracing.op_costs import op_cost
+from tests.tracing.patches_page import patches_page
 
 WIDTH, SAMPLES = 256, 1024
 LAUNCHED: queue.SimpleQueue[Any] = queue.SimpleQueue()  # a list would be put back
@@ -244,6 +244,8 @@ def test_everything_is_put_back() -> None:
     estimate(looking)
     assert {name: dict(vars(place)) for name, place in places.items()} == before
     seen = {changed.get() for _ in range(changed.qsize())}
-    listed = {name.strip() for patch in PATCHES for name in patch.name.split(",")}
+    listed = {
+        name.strip() for patch in patches_page() for name in patch.name.split(",")
+    }
     assert {name for name in seen if "cuda" in name or "triton" in name} <= listed
     assert "torch._subclasses.fake_tensor.FakeTensor.device" in seen & listed

@@ -20,6 +20,12 @@ from budgetfit.measuring.compare_gradients import (
 )
 from budgetfit.measuring.real_step import MeasuredPhase, RealSteps
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
+from tests.reporting.sample_plans import (
+    sample_estimate,
+    sample_plan,
+    sample_recipe,
+    singles,
+)
 
 
 def compare(
@@ -303,17 +309,18 @@ MEASURED = RealSteps(
 )
 
 
+def plan_that_recomputes(blocks: int) -> Plan:
+    recipe = sample_recipe(segments=singles(range(blocks)))
+    return sample_plan(estimate=sample_estimate(recipe, process_bytes=480, step_ms=1.5))
+
+
 def test_prediction_and_measurement_stand_side_by_side() -> None:
     check = build_verification(
         MEASURED,
-        timeline=TIMELINE,
-        predicted_process_bytes=480,
-        predicted_step_ms=1.5,
-        gradients=GradientCheck(
-            max_error=1e-7, parameter="w", noise=0.0, recomputed_blocks=4
-        ),
-        expected_recomputed_blocks=4,
-        notes=("another",),
+        plan_that_recomputes(4),
+        TIMELINE,
+        GradientCheck(max_error=1e-7, parameter="w", noise=0.0, recomputed_blocks=4),
+        ("another",),
     )
     rows = [
         (row.predicted_allocated_bytes, row.measured_allocated_bytes)
@@ -390,14 +397,7 @@ def test_where_gradients_differ_the_noise_is_measured_again(
 
 
 def without_a_comparison(measured: RealSteps, blocks: int) -> Verification:
-    return build_verification(
-        measured,
-        timeline=TIMELINE,
-        predicted_process_bytes=None,
-        predicted_step_ms=1.5,
-        gradients=None,
-        expected_recomputed_blocks=blocks,
-    )
+    return build_verification(measured, plan_that_recomputes(blocks), TIMELINE, None)
 
 
 def test_a_plan_whose_unmodified_model_is_too_large_does_not_fail_for_it() -> None:

@@ -5,18 +5,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import (
-    CheckpointError,
-    get_device_states,
-    set_device_states,
-)
+from torch.utils.checkpoint import CheckpointError, get_device_states, set_device_states
 
 
 class ForwardContext:
     """Snapshot of autocast and default device, to re-enter in backward.
 
-    Args:
-        device_type: That of the block's input.
+    ``device_type``: that of the block's input.
     """
 
     def __init__(self, device_type: str) -> None:

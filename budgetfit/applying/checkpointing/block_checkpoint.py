@@ -57,11 +57,7 @@ class BlockCall:
         """Call ``function``, the block's forward, checkpointed or offloaded."""
         if self.offload:
             return run_with_offload(
-                function,
-                args,
-                kwargs,
-                module=self.block,
-                after_forward=self.run_to_end,
+                function, args, kwargs, module=self.block, after_forward=self.run_to_end
             )
         if next(tensors_in(args), None) is None:
             # Torch preserves the RNG state of the devices of positional tensors only:

@@ -122,9 +122,6 @@ class MutatedAttributes:
     Covers attributes that are set on modules and their classes or by ``global``
     statements, and the contents of containers, arrays and user objects that they and
     the user's forward hooks lead to; not objects of libraries.
-
-    Args:
-        block: The block.
     """
 
     def __init__(self, block: nn.Module) -> None:

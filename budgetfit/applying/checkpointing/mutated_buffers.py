@@ -99,9 +99,6 @@ class MutatedBuffers:
     The first forward copies all small buffers, later ones only those that were ever
     mutated. What is written to without a copy keeps what was written, and is copied
     from then on.
-
-    Args:
-        block: The block.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -130,8 +127,7 @@ class MutatedBuffers:
     def snapshot(self, *, every: bool = False) -> list[BufferSnapshot]:
         """Copy the buffers that the forward may mutate, and note the others' versions.
 
-        Args:
-            every: All small buffers again, running statistics included.
+        ``every``: all small buffers again, running statistics included.
         """
         to_copy = {*self._places, *(self._small if every else ())}
         held = []

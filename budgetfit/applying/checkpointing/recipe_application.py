@@ -34,15 +34,10 @@ _OWN_FLAGS = ("gradient_checkpointing", "_gradient_checkpointing_func")
 class RecipeApplication:
     """Applies recipes to one model; a recipe can be replaced while training.
 
-    Args:
-        model: Has to be in training mode when ``apply`` is called.
-        loss: The user's own loss, or None.
-        random_blocks: See ``checkpoint.apply_segments``.
-        determinism_check: See ``checkpoint.apply_segments``.
-        keep_own_checkpointing: See ``checkpoint.apply_segments``.
-        keep_generation_cache: See ``checkpoint.apply_segments``.
-        blocks: Names of the blocks that ``compile="blocks"`` compiles.
-        compile_forward: See ``torch_compile.compile_blocks``; also of the model.
+    The model has to be in training mode when ``apply`` is called; ``loss`` is the
+    user's own, or None. ``blocks`` are those that ``compile="blocks"`` compiles, by
+    ``compile_forward`` (``torch_compile.compile_blocks``), as it does the model. Other
+    arguments are those of ``checkpoint.apply_segments``.
     """
 
     def __init__(  # noqa: PLR0913 - one value each, all needed

@@ -128,11 +128,7 @@ def mutated_saved_call(
 ) -> str | None:
     """Return the saved call whose result this call mutates, or None.
 
-    Args:
-        op: The called op.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        saved: Storage -> the call that produced it.
+    ``saved``: storage -> the call that produced it.
     """
     schema = getattr(op, "_schema", None)
     if schema is None or not schema.is_mutable:

@@ -144,10 +144,7 @@ def _argument_count(model: nn.Module, count: int) -> int:
 
 
 def _own_loss(
-    outputs: Any,
-    batch: Any,
-    *,
-    on_missing_loss: Callable[[], object] | None,
+    outputs: Any, batch: Any, *, on_missing_loss: Callable[[], object] | None
 ) -> Any:
     """Return the loss in the outputs; as ``compute_loss`` without a ``loss``."""
     kwargs = batch if isinstance(batch, Mapping) else {}
@@ -206,10 +203,8 @@ def evaluate_batch(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Any
 
     Labels stay in the batch, as in ``Trainer.evaluate``: the loss takes memory, too.
 
-    Args:
-        model: Called in its current mode.
-        batch: As for ``compute_loss``.
-        loss: As for ``compute_loss``.
+    The model is called in its current mode, with ``batch`` and ``loss`` as for
+    ``compute_loss``.
     """
     args, kwargs = model_arguments(model, batch, for_loss=loss is not None)
     outputs = model(*args, **kwargs)

@@ -23,10 +23,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from budgetfit.applying.data_parallel import is_sharded_itself
-from budgetfit.applying.loss.call_model import (
-    is_transformers_model,
-    uses_loss_function,
-)
+from budgetfit.applying.loss.call_model import is_transformers_model, uses_loss_function
 from budgetfit.applying.loss.deferred_logits import (
     CannotChunkLossError,
     DeferredLogits,
@@ -66,8 +63,7 @@ def can_chunk_loss(model: nn.Module, loss: object = None) -> bool:
 def rounding_of_parts(dtype: torch.dtype) -> float:
     """Return how far adding up the gradients of parts may be off, relative to its norm.
 
-    Args:
-        dtype: That the head computes in.
+    ``dtype``: that the head computes in.
     """
     return MOST_ADDED_IN_16_BITS * torch.finfo(dtype).eps / 2
 
@@ -249,10 +245,7 @@ class ChunkedLoss:
         elif isinstance(count, torch.Tensor):
             count = count.to(hidden.device)
         part_loss = functools.partial(
-            self._part,
-            ops=logits.ops,
-            vocab_size=vocab_size,
-            ignore_index=ignore_index,
+            self._part, ops=logits.ops, vocab_size=vocab_size, ignore_index=ignore_index
         )
         return self._total(part_loss, hidden, targets) / count
 

@@ -74,10 +74,7 @@ class _UsedInPart(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        weight: torch.Tensor,
-        as_used: torch.Tensor,
-        total: _Sum,
+        ctx: Any, weight: torch.Tensor, as_used: torch.Tensor, total: _Sum
     ) -> torch.Tensor:
         ctx.total, ctx.dtype = total, weight.dtype
         return as_used.view_as(as_used)

@@ -134,10 +134,6 @@ def to_fake(optimizer: object) -> FakeBnbOptimizer | None:
 class FakeBnbOptimizer(FakeOptimizer):
     """Allocates the states of a bitsandbytes optimizer on fake tensors.
 
-    Args:
-        parameters: Fake tensors, or groups of them.
-        spec: Which states.
-
     Attributes:
         managed_bytes: Size of states in CUDA managed memory; no tensors represent
             them.

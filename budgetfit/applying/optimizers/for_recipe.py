@@ -45,14 +45,7 @@ def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is 
 ) -> torch.optim.Optimizer:
     """Build the recipe's optimizer; ``undo`` removes its hooks on parameters.
 
-    Args:
-        recipe: Its ``optimizer_in_backward`` is used.
-        optimizer: See ``make_optimizer``.
-        parameters: See ``make_optimizer``.
-        lr: See ``make_optimizer``.
-        device_type: See ``make_optimizer``.
-        scaler: The GradScaler, or None.
-        undo: Receives the removal of hooks.
+    Other arguments are those of ``make_optimizer``.
 
     Raises:
         InputError: As ``make_optimizer``, or if recipe, optimizer and scaler are

@@ -36,10 +36,8 @@ def are_fake(parameters: list[Any]) -> bool:
 def import_optimizer(name: str, module: str, kind: str) -> Any:
     """Import the class of a library's optimizer.
 
-    Args:
-        name: The optimizer's name in a recipe.
-        module: The module to import, for example ``bitsandbytes.optim``.
-        kind: The name of the class.
+    ``name``: in a recipe; ``module``: for example ``bitsandbytes.optim``; ``kind``: of
+    the class.
 
     Raises:
         InputError: If it cannot be imported; says what to install.
@@ -57,8 +55,7 @@ def import_optimizer(name: str, module: str, kind: str) -> Any:
 class FakeOptimizer(torch.optim.Optimizer):
     """Allocates the states of a library's optimizer on fake tensors.
 
-    Args:
-        parameters: Fake tensors, or groups of them.
+    ``parameters``: fake tensors, or groups of them.
     """
 
     def __init__(self, parameters: list[Any]) -> None:

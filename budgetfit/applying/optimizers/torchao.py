@@ -142,10 +142,6 @@ class FakeTorchaoOptimizer(FakeOptimizer):
     """Allocates the states of a torchao optimizer on fake tensors.
 
     A quantized state is a dictionary of the inner tensors of the library's subclass.
-
-    Args:
-        parameters: Fake tensors, or groups of them.
-        spec: Which states.
     """
 
     def __init__(self, parameters: list[Any], spec: OptimizerSpec) -> None:

@@ -113,9 +113,7 @@ def _alternative(
         return None
     best = max(fitting, key=lambda pair: pair[0])[1]
     return FallbackRecipe(
-        recipe=best.recipe,
-        reserved_bytes=_scaled(best, growth),
-        judged=growth == 1.0,
+        recipe=best.recipe, reserved_bytes=_scaled(best, growth), judged=growth == 1.0
     )
 
 

@@ -109,11 +109,7 @@ def check_weight(weight: Any) -> float:
 
 
 class AccumulatedGradients:
-    """Detects changes of gradients and weights between micro-batches.
-
-    Args:
-        trained: The parameters of the run's optimizer.
-    """
+    """Detects changes of gradients and weights between micro-batches."""
 
     def __init__(self, trained: Sequence[nn.Parameter]) -> None:
         self._trained = trained

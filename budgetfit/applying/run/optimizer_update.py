@@ -16,13 +16,7 @@ _VERSION_COUNTING_LIBRARIES = ("torch", "transformers", "budgetfit")
 
 
 class OptimizerUpdate:
-    """Updates the weights with the accumulated gradients.
-
-    Args:
-        optimizer: Over ``trained``.
-        trained: The parameters.
-        device_type: ``"cuda"`` or ``"cpu"``.
-    """
+    """Updates the weights with the accumulated gradients."""
 
     def __init__(
         self,
@@ -46,10 +40,8 @@ class OptimizerUpdate:
     ) -> bool:
         """Unscale, scale, clip and step; gradients are kept.
 
-        Args:
-            scaler: The GradScaler, or None.
-            max_grad_norm: Clip to this total norm, after unscaling and scaling.
-            gradient_scale: Factor for the gradients, after unscaling.
+        ``max_grad_norm``: clip to this total norm, after unscaling and scaling by
+        ``gradient_scale``.
 
         Returns:
             False if the scaler skipped the step, because gradients overflowed.

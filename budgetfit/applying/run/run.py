@@ -61,11 +61,7 @@ from budgetfit.applying.run.accumulation import (
 )
 from budgetfit.applying.run.num_items_in_batch import describe_weight, pass_num_items
 from budgetfit.applying.run.optimizer_update import OptimizerUpdate
-from budgetfit.applying.run.setup import (
-    check_adoptable,
-    move_model,
-    resolve_optimizer,
-)
+from budgetfit.applying.run.setup import check_adoptable, move_model, resolve_optimizer
 from budgetfit.applying.run.state import load_state, save_state
 from budgetfit.applying.run.step_conditions import (
     StepLock,

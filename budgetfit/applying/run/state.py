@@ -7,10 +7,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.ranks import Ranks
-from budgetfit.applying.run.accumulation import (
-    AccumulatedGradients,
-    AccumulationGroup,
-)
+from budgetfit.applying.run.accumulation import AccumulatedGradients, AccumulationGroup
 from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
 from budgetfit.applying.run.state_by_name import (
     is_by_name,

@@ -34,11 +34,8 @@ if TYPE_CHECKING:
 class StepMonitor:
     """Warns of batches larger than planned, and explains out-of-memory errors.
 
-    Args:
-        model: The model of the run.
-        device: Its device.
-        plan: The plan of the recipe, or None.
-        dims: The sample dimension of a batch's tensors.
+    ``plan``: of the recipe, or None; ``dims``: the sample dimension of a batch's
+    tensors.
     """
 
     def __init__(
@@ -62,12 +59,7 @@ class StepMonitor:
         self._batch = ExpectedBatch.of(example, recipe.batch_size, self._dims)
 
     def before_micro_batch(self, batch: Any, *, is_first: bool) -> None:
-        """Warn of the batch's size; save the RNG states before the first of an update.
-
-        Args:
-            batch: The micro-batch.
-            is_first: Whether it is the first one since the last update.
-        """
+        """Warn of the batch's size; save RNG states before the first of an update."""
         self._batch.warn_if_unknown(batch)
         self._batch.warn_if_larger(batch)
         if not self._has_seen_batch:
@@ -148,13 +140,7 @@ class StepMonitor:
     def report(
         self, error: BaseException, batch: Any, step: FailedStep
     ) -> TrainingOutOfMemoryError | None:
-        """Return the error that replaces an out-of-memory ``error``, else None.
-
-        Args:
-            error: The error of the step.
-            batch: The micro-batch.
-            step: What the run knows of it.
-        """
+        """Return the error that replaces an out-of-memory ``error``, else None."""
         if not is_out_of_memory(error):
             return None
         step = replace(

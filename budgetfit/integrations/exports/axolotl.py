@@ -23,10 +23,7 @@ from budgetfit.integrations.exports.yaml_file import (
     config_text,
     uniform_treatment,
 )
-from budgetfit.integrations.source_code.model_loading import (
-    has_fp32_copies,
-    weights_of,
-)
+from budgetfit.integrations.source_code.model_loading import has_fp32_copies, weights_of
 from budgetfit.integrations.source_code.python_source import (
     dequantizer_of,
     exported_eval_batch_size,

@@ -150,9 +150,7 @@ class _PlanHooks:
         """Restore the model."""
         self._undo()
 
-    def on_exception(self, *_: object) -> None:
-        """Restore the model."""
-        self._undo()
+    on_exception = on_fit_end
 
     def _undo(self) -> None:
         if self._prepared is not None:

@@ -90,15 +90,12 @@ class PlanCallback(TrainerCallback):
                 stacklevel=2,
             )
 
-    def on_substep_end(self, *_: object, **__: object) -> None:
-        """Empty the cache after a micro-batch that compiled and updates nothing."""
-        if self._prepared is not None:
-            self._prepared.after_backward()
-
     def on_pre_optimizer_step(self, *_: object, **__: object) -> None:
         """Empty the cache after what compiled, before optimizer states fill it."""
         if self._prepared is not None:
             self._prepared.after_backward()
+
+    on_substep_end = on_pre_optimizer_step  # a micro-batch that updates nothing
 
     def on_train_end(self, *_: object, **__: object) -> None:
         """Restore the model."""

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
-from budgetfit.integrations.exports.language_models import (
-    refuse_unless_language_model,
-)
+from budgetfit.integrations.exports.language_models import refuse_unless_language_model
 from budgetfit.integrations.exports.trainer_arguments import (
     known_fields,
     planned_arguments,

@@ -16,13 +16,8 @@ from budgetfit.core.parallelism import Engine
 from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
-from budgetfit.integrations.exports.language_models import (
-    refuse_unless_language_model,
-)
-from budgetfit.integrations.exports.ranks import (
-    copied_gradients,
-    refuse_several_gpus,
-)
+from budgetfit.integrations.exports.language_models import refuse_unless_language_model
+from budgetfit.integrations.exports.ranks import copied_gradients, refuse_several_gpus
 from budgetfit.integrations.source_code.python_source import (
     escape_line,
     plan_summary_lines,

@@ -125,10 +125,7 @@ def settle_dtype(
 ) -> tuple[str, ...]:
     """Set the dtype of a config without one to that in which its weights are loaded.
 
-    Args:
-        config: Changed in place.
-        stored: How its weights are stored.
-        folder: Where the weights may be.
+    ``folder``: where the weights may be.
 
     Returns:
         Notes on what was assumed.

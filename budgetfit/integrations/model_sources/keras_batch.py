@@ -10,7 +10,7 @@ from budgetfit.errors import InputError
 from budgetfit.example_batches.request import BatchRequest
 
 
-def example_batch(model: Any, loss: Any, request: BatchRequest) -> tuple[Any, bool]:
+def example_batch(model: Any, loss: Any, request: BatchRequest) -> dict[str, Any]:
     """Return inputs, with targets where there is a compiled loss, by their names.
 
     Integer inputs are zeros, a valid id in every vocabulary.
@@ -27,7 +27,7 @@ def example_batch(model: Any, loss: Any, request: BatchRequest) -> tuple[Any, bo
     inputs = keras.tree.map_structure(lambda item: _input(item, request), declared)
     request.notes.append("input from the Keras model's input_shape")
     if loss is None:
-        return {"inputs": inputs}, False
+        return {"inputs": inputs}
     outputs = graph._outputs_struct  # noqa: SLF001 - as nested as the model's own
     if keras.tree.is_nested(loss) or isinstance(outputs, dict):
         raise _unknown(model, "it has several losses or named outputs")
@@ -35,7 +35,7 @@ def example_batch(model: Any, loss: Any, request: BatchRequest) -> tuple[Any, bo
         lambda item: _target(item, loss, request, model), outputs
     )
     request.notes.append(f"loss {_name(loss)!r} of the Keras model's compile()")
-    return {"inputs": inputs, "targets": targets}, True
+    return {"inputs": inputs, "targets": targets}
 
 
 def _input(declared: Any, request: BatchRequest) -> torch.Tensor:

@@ -194,8 +194,8 @@ class KerasModel(_KerasModule):
             )
         return {"loss": loss, "outputs": outputs}
 
-    def make_example_batch(self, request: BatchRequest) -> tuple[Any, bool]:
-        """Return inputs, with targets for a compiled loss, and whether there is one."""
+    def make_example_batch(self, request: BatchRequest) -> dict[str, Any]:
+        """Return inputs, with targets for a compiled loss."""
         return example_batch(self.keras_object, self.compiled_loss, request)
 
 

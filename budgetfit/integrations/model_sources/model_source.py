@@ -48,15 +48,11 @@ def resolve_model(
         return _built(load_factory(text))
     # transformers is imported only where needed: that takes seconds.
     if text:
-        from budgetfit.integrations.model_sources.transformers import (  # noqa: PLC0415
-            load_model_on_meta,
-        )
+        from budgetfit.integrations.model_sources.transformers import load_model_on_meta  # noqa: PLC0415
 
         return load_model_on_meta(text, trust_remote_code=trust_remote_code)
     if _is_config(model):
-        from budgetfit.integrations.model_sources.transformers import (  # noqa: PLC0415
-            model_from_config,
-        )
+        from budgetfit.integrations.model_sources.transformers import model_from_config  # noqa: PLC0415
 
         return model_from_config(model, trust_remote_code=trust_remote_code)
     raise InputError(

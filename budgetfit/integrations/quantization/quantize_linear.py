@@ -188,9 +188,7 @@ def _linear_layers(
     from transformers import PreTrainedModel  # noqa: PLC0415 - takes seconds
     from transformers.pytorch_utils import Conv1D  # noqa: PLC0415
     from transformers.quantizers.base import HfQuantizer  # noqa: PLC0415
-    from transformers.quantizers.quantizers_utils import (  # noqa: PLC0415
-        should_convert_module,
-    )
+    from transformers.quantizers.quantizers_utils import should_convert_module  # noqa: PLC0415
 
     skipped = list(asked or ())
     if isinstance(model, PreTrainedModel):

@@ -10,7 +10,6 @@ from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.precision import DTYPE_NAMES
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, Nf4Linear
-from budgetfit.applying.quantized_layers.stored_weights import stored_tensors
 from budgetfit.core.adapter import Adapter
 from budgetfit.integrations.quantization.quantize_linear import (
     library,
@@ -67,12 +66,6 @@ def quantized_meta_copy(model: nn.Module) -> nn.Module:
         InputError, TraceError: As ``with_traceable_layers``.
     """
     return copy_to_meta(model, replace=partial(_replaced, traceable=False))
-
-
-def stored_bytes(weight: Any) -> dict[str, int]:
-    """Return the bytes of each tensor of a real quantized weight."""
-    tensors = stored_tensors(weight)
-    return {name: value.untyped_storage().nbytes() for name, value in tensors.items()}
 
 
 def _kind(module: nn.Module) -> str | None:

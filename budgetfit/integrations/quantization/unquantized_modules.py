@@ -26,9 +26,8 @@ class _Rest(NamedTuple):
 def size_notes(model: nn.Module, *, prepared: bool) -> tuple[str, ...]:
     """Describe the large parameters of a quantized model that are not quantized.
 
-    Args:
-        model: A base with bitsandbytes' quantized layers, not prepared yet.
-        prepared: Whether peft's ``prepare_model_for_kbit_training`` is to run on it.
+    ``prepared``: whether peft's ``prepare_model_for_kbit_training`` is to run on the
+    model.
     """
     rest = list(_rest(model))
     notes = _own_parameters(model, rest)

@@ -11,10 +11,7 @@ from typing import Final
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
-from budgetfit.integrations.model_sources.model_name import (
-    config_file,
-    is_local_path,
-)
+from budgetfit.integrations.model_sources.model_name import config_file, is_local_path
 from budgetfit.integrations.source_code.python_source import (
     DTYPES,
     asked_model,
@@ -158,12 +155,9 @@ def adapter_lines(
 ) -> list[str]:
     """Return statements that add adapters to a loaded ``model``.
 
-    Args:
-        adapter: The adapter; no statements for None.
-        precision: Under ``bf16`` the LoRA matrices are in 16 bits, which peft needs as
-            an argument.
-        class_name: Of the model, which determines peft's task type.
-        indent: Of the statements, without their first lines.
+    None of them without an adapter. Under ``bf16`` the LoRA matrices are in 16 bits,
+    which peft needs as an argument. ``class_name``: of the model, which determines
+    peft's task type; ``indent``: of the statements, without their first lines.
     """
     if adapter is None:
         return []

@@ -95,10 +95,8 @@ def _random(name: str, shape: str, dtype: str, *, classes: bool) -> str:
 def loss_parts(batch: Batch, planned: Part | None, *, own: bool) -> list[Part]:
     """Return the source of the loss, and of what checks its inputs.
 
-    Args:
-        batch: With labels, a transformers model returns its loss.
-        planned: An expression of the loss function, and its imports; None without one.
-        own: Whether the model is one of transformers.
+    ``batch``: with labels, a transformers model (``own``) returns its loss.
+    ``planned``: an expression of the loss function, and its imports; None without one.
     """
     by_name = all(name.isidentifier() for name in batch)
     checks = Part(parts.CHECK_NAMES, ("import inspect",))
@@ -130,9 +128,7 @@ def compiled_constants(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
 def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
     """Return the source of the training loop, with only what the precision needs.
 
-    Args:
-        recipe: Determines autocast, loss scaling and recomputation.
-        pretrained: Whether ``build_model`` can load weights.
+    ``pretrained``: whether ``build_model`` can load weights.
     """
     precision = find_precision(recipe.precision)
     scaled = precision.grad_scaler

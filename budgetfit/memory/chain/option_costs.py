@@ -50,10 +50,7 @@ class OptionDelta(NamedTuple):
     ) -> BlockOption | None:
         """Return the option's costs on another block of the type, if it can be wrapped.
 
-        Args:
-            name: The block.
-            plain: The trace with nothing recomputed.
-            rerun: The trace with every block recomputed.
+        ``plain`` recomputes nothing, ``rerun`` every block.
         """
         if name not in rerun.rows:
             return None
@@ -82,11 +79,8 @@ def option_deltas(
 ) -> dict[int, list[OptionDelta]]:
     """Return the differences of all measured options, by block type.
 
-    Args:
-        plain: The trace with nothing recomputed.
-        rerun: The trace with every block recomputed.
-        tried: Traces with further options.
-        types: Each block's type; a block without one has -1.
+    ``plain`` recomputes nothing, ``rerun`` every block, and ``tried`` are traces with
+    further options. ``types``: each block's type; a block without one has -1.
     """
     found: dict[int, dict[tuple[object, ...], OptionDelta]] = {}
     for option_trace, measured in tried:

@@ -10,13 +10,11 @@ block costs kept (or recomputed), plus what the option changed on a block of its
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
-from functools import partial
 from typing import Any, TypeVar
 
-from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile, Mode
 from budgetfit.core.step_trace import OP_COST_COLUMNS, StepTrace
 from budgetfit.memory.chain.option_costs import OptionDelta, base_mode, option_deltas
@@ -25,50 +23,32 @@ from budgetfit.memory.chain.stages import (
     OptionTrace,
     Stage,
     StageBytes,
-    TimesOf,
     max_stage_bytes,
     steady_micro_step,
 )
-from budgetfit.memory.scratch_sizes.rules import DeviceProperties
 
 Row = TypeVar("Row", ChainProfile, BlockProfile, BlockOption)
+Measure = Callable[[OptionTrace], MeasuredChain]
 
 
-def chain_profile(  # noqa: PLR0913 - one value each, all needed
+def chain_profile(
     kept: StepTrace,
     recomputed: OptionTrace | None,
-    batch_size: int,
-    device: DeviceProperties,
-    times_of: TimesOf | None = None,
+    measured: Measure,
     *,
     option_traces: Sequence[OptionTrace] = (),
     optimizer_ns: int = 0,
-    settings: AllocatorSettings = DEFAULT_SETTINGS,
-    exact_blocks: bool = True,
 ) -> ChainProfile:
-    """Return the profile of the chain at ``batch_size``.
+    """Return the profile of the chain at the batch size at which traces are measured.
 
     Args:
         kept: A trace with nothing recomputed.
         recomputed: A trace with every block recomputed by itself; None if blocks can
             only be kept.
-        batch_size: Samples per micro-batch.
-        device: Sizes the kernels' scratch memory.
-        times_of: Returns the times of each stage's forward and backward in a trace, in
-            nanoseconds (``timing``); None for no times.
+        measured: Measures a trace: ``MeasuredChain.of`` with all but that.
         option_traces: Traces with further options on some blocks, the rest recomputed.
         optimizer_ns: Time of one optimizer step.
-        settings: Those of the allocator, which decide the size of blocks.
-        exact_blocks: See ``LiveBytes.of``.
     """
-    measured = partial(
-        MeasuredChain.of,
-        batch_size=batch_size,
-        device=device,
-        times_of=times_of,
-        settings=settings,
-        exact_blocks=exact_blocks,
-    )
     types = block_types(kept) if option_traces else {}
     plain = measured(OptionTrace(kept, ()))
     rerun = None if recomputed is None else measured(recomputed)
@@ -84,7 +64,7 @@ def chain_profile(  # noqa: PLR0913 - one value each, all needed
     static = max(each.static for each in everything)
     gradients = sum(row.gradient for row in rows.values())
     return ChainProfile(
-        batch_size=batch_size,
+        batch_size=plain.live.batch_size,
         static_bytes=static,
         input_bytes=0,
         optimizer_bytes=max(0, plain.optimizer_peak - static - gradients),
@@ -141,40 +121,15 @@ def _on_line(one: Row, other: Row, place: Fraction) -> Row:
     return replace(one, **changed)
 
 
-def with_epilogue(  # noqa: PLR0913, PLR0917 - one value each, in this order
-    chain: ChainProfile,
-    before: OptionTrace,
-    after: OptionTrace,
-    batch_size: int,
-    device: DeviceProperties,
-    times_of: TimesOf | None = None,
-    *,
-    settings: AllocatorSettings = DEFAULT_SETTINGS,
-    exact_blocks: bool = True,
+def with_epilogue(
+    chain: ChainProfile, before: OptionTrace, after: OptionTrace, measured: Measure
 ) -> ChainProfile:
     """Return the chain with another epilogue: a chunked loss.
 
-    Args:
-        chain: The profile of programs like ``before``.
-        before: A trace of such a program.
-        after: A trace that differs from it after the blocks only.
-        batch_size: As in ``chain_profile``, like the other arguments.
-        device: Sizes the kernels' scratch memory.
-        times_of: Returns the times of each stage.
-        settings: Those of the allocator.
-        exact_blocks: See ``LiveBytes.of``.
+    ``before``: a trace of a program like the chain's; ``after``: one that differs from
+    it after the blocks only; ``measured``: as in ``chain_profile``.
     """
-    old, new = (
-        MeasuredChain.of(
-            option_trace,
-            batch_size,
-            device,
-            times_of,
-            settings=settings,
-            exact_blocks=exact_blocks,
-        )
-        for option_trace in (before, after)
-    )
+    old, new = measured(before), measured(after)
     last = chain.blocks[-1]
     one, other = old.rows[last.name], new.rows[last.name]
     saved = max(0, last.keep.saved_bytes + other.saved - one.saved)

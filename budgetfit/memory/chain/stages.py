@@ -84,12 +84,14 @@ class MeasuredChain:
         option_trace: OptionTrace,
         batch_size: int,
         device: DeviceProperties,
-        times_of: TimesOf | None,
+        times_of: TimesOf | None = None,
         **live_options: Any,
     ) -> MeasuredChain:
         """Cut a trace into stages and measure what each one costs.
 
-        ``live_options`` are those of ``LiveBytes.of``.
+        ``times_of`` returns the times of each stage's forward and backward, in
+        nanoseconds (``timing``); None for no times. ``live_options`` are those of
+        ``LiveBytes.of``.
         """
         live = LiveBytes.of(option_trace.trace, batch_size, device, **live_options)
         chain = stages(live)

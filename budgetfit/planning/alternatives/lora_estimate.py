@@ -24,13 +24,7 @@ LORA_RANK: Final = 16
 
 
 class LoraLinear(nn.Module):
-    """A frozen linear layer and its adapter: ``base(x) + B(A(x))``.
-
-    Args:
-        base: The layer.
-        inputs: Input features.
-        outputs: Output features.
-    """
+    """A frozen linear layer and its adapter: ``base(x) + B(A(x))``."""
 
     def __init__(self, base: nn.Module, inputs: int, outputs: int) -> None:
         super().__init__()

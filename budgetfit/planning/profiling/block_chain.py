@@ -24,7 +24,7 @@ from budgetfit.memory.chain.profile import (
     with_epilogue,
     with_options_of,
 )
-from budgetfit.memory.chain.stages import OptionTrace, Stage
+from budgetfit.memory.chain.stages import MeasuredChain, OptionTrace, Stage
 from budgetfit.memory.host_copies import setup_host_bytes
 from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, replay
 from budgetfit.planning.profiling.option_recipes import (
@@ -425,13 +425,18 @@ class BlockChain:
             or OptionTrace(each.all_kept(batch_size), ())
             for each in (whole_loss, self)
         )
-        return with_epilogue(
-            whole,
-            before,
-            after,
-            batch_size,
-            device_properties(self.traces.workload.gpu),
-            partial(self._times_of, batch_size, waiting),
+        measured = self._measure(batch_size, waiting, exact_blocks=exact_blocks)
+        return with_epilogue(whole, before, after, measured)
+
+    def _measure(
+        self, batch_size: int, waiting: int, *, exact_blocks: bool
+    ) -> Callable[[OptionTrace], MeasuredChain]:
+        """Return what measures traces at a batch size."""
+        return partial(
+            MeasuredChain.of,
+            batch_size=batch_size,
+            device=device_properties(self.traces.workload.gpu),
+            times_of=partial(self._times_of, batch_size, waiting),
             settings=self.settings.allocator,
             exact_blocks=exact_blocks,
         )
@@ -448,17 +453,13 @@ class BlockChain:
         profile = chain_profile(
             kept,
             recomputed,
-            batch_size,
-            device_properties(self.traces.workload.gpu),
-            partial(self._times_of, batch_size, waiting),
+            self._measure(batch_size, waiting, exact_blocks=exact_blocks),
             option_traces=self.option_traces(batch_size)
             if has_options and not alike
             else (),
             optimizer_ns=step_time_ns(
                 kept, self._op_times_ns(OptionTrace(kept, ()), batch_size)
             ).optimizer_ns,
-            settings=self.settings.allocator,
-            exact_blocks=exact_blocks,
         )
         profile = replace(profile, shortest_ns=shortest_ns, waiting_ns=waiting_ns)
         if not alike:

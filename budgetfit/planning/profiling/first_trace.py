@@ -271,13 +271,6 @@ def check_estimate_scales(
     This takes a second trace, at the example's own size, and is done only where a given
     batch was resized and some of its tensors kept their shape.
 
-    Args:
-        traces: Of the workload.
-        trace: Of the recipe.
-        recipe: What is estimated.
-        keep_own_checkpointing: As for the trace.
-        loop: As for the trace.
-
     Raises:
         InputError: If no tensor grows with the batch size.
     """

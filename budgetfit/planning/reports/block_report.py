@@ -22,9 +22,7 @@ def block_table(chain: ChainProfile, estimate: Estimate) -> tuple[BlockRow, ...]
     The limit on live bytes is the usable bytes less what the replay reserved beyond
     live bytes.
 
-    Args:
-        chain: At the plan's batch size.
-        estimate: The plan, judged within a budget.
+    ``chain``: at the plan's batch size; ``estimate``: judged within a budget.
     """
     segments = estimate.recipe.segments
     beyond = estimate.reserved_bytes - chain_peak_bytes(chain, segments)
@@ -36,10 +34,7 @@ def block_rows(
 ) -> tuple[BlockRow, ...]:
     """Return a row for each block that has a choice, in execution order.
 
-    Args:
-        chain: The block profiles, at one batch size.
-        segments: The plan.
-        limit_bytes: The limit on live bytes.
+    ``chain``: at one batch size; ``limit_bytes``: on live bytes.
 
     Raises:
         InputError: If the chain does not have the segments.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from budgetfit.core.plan import Layer, LayerMemory
-from budgetfit.core.step_trace import CATEGORIES, Phase, StepTrace
+from budgetfit.core.step_trace import Phase, StepTrace
 from budgetfit.memory.chain.stages import steady_micro_step
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 WEIGHT_BYTES = {"bf16": 2, "fp32": 4, "tf32": 4, "fp16-mixed": 4, "bf16-mixed": 4}
-_PARAMETERS = CATEGORIES.index("parameters")
 
 
 def layer_rows(model: nn.Module, blocks: Sequence[str]) -> dict[str, nn.Module]:

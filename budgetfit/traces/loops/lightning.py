@@ -61,10 +61,7 @@ def _module(prepared: Prepared, optimizer: torch.optim.Optimizer) -> Any:
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             return compute_loss(
-                self.net,
-                batch,
-                prepared.loss,
-                on_missing_loss=prepared.on_missing_loss,
+                self.net, batch, prepared.loss, on_missing_loss=prepared.on_missing_loss
             )
 
         def configure_optimizers(self) -> torch.optim.Optimizer:

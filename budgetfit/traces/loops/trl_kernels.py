@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 
+from budgetfit.memory.scratch_sizes.rules import ceil_div
 from budgetfit.tracing.cuda.triton.launches import launch
 
 _KERNELS = ("_forward_kernel", "_backward_kernel")
@@ -37,7 +38,7 @@ def trl_kernels_on_fakes() -> Iterator[None]:
         stack.enter_context(mock.patch.object(kernels, "_addmm_fp32", _add_product))
         stack.enter_context(
             mock.patch.object(
-                kernels, "triton", types.SimpleNamespace(cdiv=_rounded_up), create=True
+                kernels, "triton", types.SimpleNamespace(cdiv=ceil_div), create=True
             )
         )
         yield
@@ -64,7 +65,3 @@ def _of_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return tensor
     flat = tensor.view(dtype)
     return flat[..., : tensor.shape[-1]]
-
-
-def _rounded_up(one: int, other: int) -> int:
-    return -(-one // other)

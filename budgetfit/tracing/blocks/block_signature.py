@@ -110,11 +110,8 @@ def numbers_blocks(
 ) -> bool:
     """Whether a list has the numbers of some blocks, in ascending order.
 
-    Args:
-        where: As ``config_lists`` yields it.
-        values: The list.
-        container: Path of the blocks' container, which the list's holder has.
-        count: Blocks in that.
+    ``where``: as ``config_lists`` yields it; ``container``: path of the blocks'
+    container, which the list's holder has.
     """
     holder = container.rpartition(".")[0]
     if not (where.startswith(f"{holder}: ") and where.endswith(_LISTS_OF_NUMBERS)):

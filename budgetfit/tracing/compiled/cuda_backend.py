@@ -5,6 +5,7 @@ schedules it for the GPU, and the Python code that it generates runs on fakes.
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeGuard
@@ -55,9 +56,7 @@ def check_supported(target: CudaTarget) -> None:
 class CudaBackend:
     """Passed to ``torch.compile``.
 
-    Args:
-        target: The GPU.
-        uniform: See ``answers_for_inductor``.
+    ``uniform``: see ``answers_for_inductor``.
 
     Attributes:
         graphs: How many graphs were compiled.
@@ -89,7 +88,7 @@ class CudaBackend:
             self._target,
             uniform=self._uniform,
             partition=_partition,
-            module=self._module,
+            module=functools.partial(module_on_fakes, on_call=self._count),
         ):
             return inductor.compile_fx(
                 graph,
@@ -107,9 +106,6 @@ class CudaBackend:
         move_graph(graph)
         moved = [_on_cuda(each) for each in example_inputs]
         return inductor.compile_fx_inner(graph, moved, **kwargs)
-
-    def _module(self, code: str) -> Any:
-        return module_on_fakes(code, self._count)
 
     def _count(self) -> bool:
         self.runs += 1

@@ -16,9 +16,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 def cuda_decompositions() -> dict[Any, Callable[..., Any]]:
     """Return inductor's table of decompositions, with statistics in fp32."""
-    from torch._inductor.decomposition import (  # noqa: PLC0415 - takes seconds
-        select_decomp_table,
-    )
+    from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415 - takes seconds
 
     aten = torch.ops.aten
     norms = (

@@ -273,12 +273,8 @@ def _shares(
 ) -> tuple[IntArray, NDArray[np.float64]]:
     """Extend ops on tensor lists of all layers (``_foreach``) to the copies.
 
-    Args:
-        owned: The original trace.
-        layout: Of the run.
-        origin: The original number of each op.
-        own: Whether each is the original itself.
-        extra: Number of copies.
+    ``origin``: the original number of each op; ``own``: whether each is the original
+    itself; ``extra``: number of copies.
 
     Returns:
         The shares, and the bytes that each op moves at batch size 0.

@@ -29,9 +29,8 @@ class LastUses(NamedTuple):
     def places(self, without: Timeline, own: IntArray) -> IntArray:
         """Return the items of an extrapolated timeline before which they come.
 
-        Args:
-            without: The original timeline without them.
-            own: Where its items are on the extrapolated one.
+        ``without``: the original timeline without them; ``own``: where its items are on
+        the extrapolated one.
         """
         before = self.items - np.arange(len(self.items)) - 1
         # Copies come between the periods: stay beside an item of the own one.

@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from budgetfit.core.step_trace import OP_COST_COLUMNS, StepTrace
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.depth_extrapolation.owned_trace import IntArray, OwnedTrace
-from budgetfit.tracing.depth_extrapolation.period_labels import (
-    MiddleSpans,
-    Timeline,
-)
+from budgetfit.tracing.depth_extrapolation.period_labels import MiddleSpans, Timeline
 from budgetfit.tracing.depth_extrapolation.run_layout import (
     FIRST_MIDDLE,
     SECOND_MIDDLE,

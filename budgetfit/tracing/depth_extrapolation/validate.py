@@ -120,9 +120,7 @@ def fit_and_validate(
 def compare_forward(trace: StepTrace, forward: StepTrace) -> None:
     """Check that a trace begins with the first forward of a full model.
 
-    Args:
-        trace: Extrapolated.
-        forward: Of the full model at one of its batch sizes, and nothing after it.
+    ``forward``: of the full model at one of its batch sizes, and nothing after it.
 
     Raises:
         NotRepeatedError: If it does not.

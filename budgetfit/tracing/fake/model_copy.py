@@ -106,11 +106,7 @@ class _CopiesOnCpu(FakeCopyMode):
     """Copies tensors in containers to the CPU; torch would allocate CUDA memory."""
 
     def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func is torch.Tensor.__deepcopy__:
             with torch._C.DisableTorchFunction():

@@ -83,7 +83,8 @@ class FakeResultCache:
         self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an op, as ``func(*args, **kwargs)`` does under the fake mode."""
-        if not _is_cacheable(func) or not self._enabled():
+        enabled = self._fakes.fast_path and not torch.is_inference_mode_enabled()
+        if not (enabled and _is_cacheable(func)):
             return func(*args, **kwargs)
         key = call_key(func, args, kwargs)
         if key is None:
@@ -96,9 +97,6 @@ class FakeResultCache:
             return func(*args, **kwargs)
         self._last = key, args
         return self._recreate(result, args)
-
-    def _enabled(self) -> bool:
-        return self._fakes.fast_path and not torch.is_inference_mode_enabled()
 
     # -- the first run of a call ------------------------------------------------------
 
@@ -183,9 +181,7 @@ def _is_cacheable(func: OpOverload) -> bool:
 
 
 def _result_of(
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    out: Any,
+    args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> ResultSpec | None:
     """Return how outputs relate to arguments; None if that is ambiguous."""
     container = type(out) if type(out) in {list, tuple} else None

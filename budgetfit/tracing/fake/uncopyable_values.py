@@ -22,9 +22,7 @@ def uncopyable_memo(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]
     Random generators are copied with their state. Locks, connections and other objects
     are shared with the copy, whose forward uses them as the model's would.
 
-    Args:
-        model: Read only.
-        memo: Objects with a replacement already: tensors.
+    ``memo``: objects with a replacement already: tensors.
 
     Raises:
         TraceError: If an attribute is an open file or an iterator, which the copy's

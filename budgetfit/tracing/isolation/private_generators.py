@@ -61,10 +61,7 @@ def _redirected(module: ModuleType, shared: object, copy: object) -> Iterator[No
     thread: int | None = threading.get_ident()
 
     def choose(
-        method: Callable[..., Any],
-        own: Callable[..., Any],
-        *args: Any,
-        **kwargs: Any,
+        method: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         drawn = own if threading.get_ident() == thread else method
         return drawn(*args, **kwargs)

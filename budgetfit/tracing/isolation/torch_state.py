@@ -12,11 +12,7 @@ from typing import Final
 
 import torch
 from torch.nn.modules import module as module_hooks
-from torch.overrides import (
-    _get_current_function_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
 # Default dtype, library patches and RNG state are process-wide.

@@ -10,9 +10,10 @@ import functools
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Final
 
 from torch import nn
 
@@ -51,58 +52,33 @@ def user_state_preserved(
     try:
         yield
     finally:
-        for each in found.held:
-            each.restore()
+        for restore in found.restores:
+            restore()
 
 
-class _Held(Protocol):
-    def restore(self) -> None: ...
+def _restore_name(place: dict[str, Any], name: str, value: Any) -> None:
+    """Restore a global, or an attribute of a Python module."""
+    now = place.get(name, _ABSENT)
+    if now is value:
+        return
+    if value is not _ABSENT:
+        place[name] = value
+    elif not isinstance(now, types.ModuleType):  # imported: a package's attribute
+        del place[name]
 
 
-class _HeldName(NamedTuple):
-    """A global, or an attribute of a Python module."""
-
-    place: dict[str, Any]
-    name: str
-    value: Any
-
-    def restore(self) -> None:
-        now = self.place.get(self.name, _ABSENT)
-        if now is self.value:
-            return
-        if self.value is not _ABSENT:
-            self.place[self.name] = self.value
-        elif not isinstance(now, types.ModuleType):  # imported: a package's attribute
-            del self.place[self.name]
-
-
-class _HeldCell(NamedTuple):
-    """A variable of an enclosing function."""
-
-    cell: types.CellType
-    value: Any
-
-    def restore(self) -> None:
-        self.cell.cell_contents = self.value
-
-
-class _HeldCache(NamedTuple):
-    """A ``functools.lru_cache``: entries are computed again when they are needed."""
-
-    function: Any
-    misses: int
-
-    def restore(self) -> None:
-        if self.function.cache_info().misses > self.misses:
-            self.function.cache_clear()
+def _clear_cache(function: Any, misses: int) -> None:
+    """Clear a ``functools.lru_cache`` with more misses: entries are computed again."""
+    if function.cache_info().misses > misses:
+        function.cache_clear()
 
 
 @dataclass(slots=True)
 class _Reached:
-    """What code leads to, and what that held."""
+    """What code leads to, and what restores what that held."""
 
     waiting: list[Any]
-    held: list[_Held] = field(default_factory=list)
+    restores: list[Callable[[], None]] = field(default_factory=list)
     seen: dict[int, Any] = field(default_factory=dict)  # kept alive: ids stay theirs
     names: set[tuple[int, str]] = field(default_factory=set)
 
@@ -140,11 +116,12 @@ class _Reached:
         self.waiting += [function.__defaults__, function.__kwdefaults__]
         self.waiting += function.__dict__.values()
         # Held even if it is empty: a function may keep its first result there.
-        self.held.append(_held(function.__dict__))
+        self.restores.append(_held(function.__dict__).restore)
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty cell
-                self.held.append(_HeldCell(cell, cell.cell_contents))
-                self.waiting.append(cell.cell_contents)
+                value = cell.cell_contents
+                self.restores.append(partial(setattr, cell, "cell_contents", value))
+                self.waiting.append(value)
         if not is_library(function.__globals__.get("__name__", "")):
             self._globals(function)
 
@@ -167,21 +144,22 @@ class _Reached:
                 if (id(place), name) not in self.names:
                     self.names.add((id(place), name))
                     value = place.get(name, _ABSENT)
-                    self.held.append(_HeldName(place, name, value))
+                    self.restores.append(partial(_restore_name, place, name, value))
                     self.waiting.append(value)
 
     def _cache(self, function: Any) -> None:
         self._see(function)
         if not is_library(function.__module__ or ""):
             self.waiting.append(function.__wrapped__)
-            self.held.append(_HeldCache(function, function.cache_info().misses))
+            misses = function.cache_info().misses
+            self.restores.append(partial(_clear_cache, function, misses))
 
     def _class(self, kind: type) -> None:
         self._see(kind)
         for parent in kind.__mro__:
             if not is_library(parent.__module__):
                 self.seen[id(parent)] = parent
-                self.held.append(hold_class(parent))
+                self.restores.append(hold_class(parent).restore)
                 self.waiting += vars(parent).values()
 
     def _module(self, module: nn.Module) -> None:
@@ -205,7 +183,7 @@ class _Reached:
             self.waiting += kind.passed(value)
         elif all(part.size(value) <= LARGEST for part in kind.parts):
             held = _held(value)
-            self.held.append(held)
+            self.restores.append(held.restore)
             if held.size <= MOST_OBJECTS:
                 self.waiting += held.items()
 

@@ -56,9 +56,7 @@ def append_evaluation(
             np.zeros(len(held)),
         ),
         category=_joined(
-            training.category,
-            evaluation.category[storages],
-            np.full(len(held), _BATCH),
+            training.category, evaluation.category[storages], np.full(len(held), _BATCH)
         ),
         layer=_joined(training.layer, np.full(len(storages) + len(held), -1)),
         scratch_index=_joined(

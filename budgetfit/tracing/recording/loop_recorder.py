@@ -22,10 +22,7 @@ from budgetfit.tracing.recording.tensor_owners import log_optimizer_state, log_w
 class LoopRecorder:
     """Runs a loop until so many optimizer steps are recorded.
 
-    Args:
-        recorder: Records phases and block passes.
-        steps: Optimizer steps.
-        micro_steps: Micro-batches in each.
+    ``micro_steps``: micro-batches in each.
     """
 
     def __init__(self, recorder: StepRecorder, steps: int, micro_steps: int) -> None:
@@ -86,10 +83,7 @@ class LoopRecorder:
         elif before != "setup":
             assert self._runner is not None  # noqa: S101 - set by train
             log_optimizer_state(
-                recorder.fake,
-                self._runner.optimizer,
-                recorder.log,
-                recorder.tracker,
+                recorder.fake, self._runner.optimizer, recorder.log, recorder.tracker
             )
             if recorder.step + 1 == self._steps:
                 recorder.end_phase()

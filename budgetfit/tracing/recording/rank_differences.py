@@ -26,10 +26,7 @@ def experts_note(model: nn.Module, chooser: str | None, engine: Engine) -> list[
     Those are in a list or dict of modules, in the module that first reads choices which
     depend on weights. Experts whose weights are one tensor always run.
 
-    Args:
-        model: Has run.
-        chooser: Path of the module that read such choices; None for none.
-        engine: Of the ranks.
+    ``model`` has run. ``chooser``: path of the module that read such choices, or None.
     """
     if chooser is None:
         return []

@@ -195,10 +195,8 @@ def _renumber(raw: RawTrace, before: int, known: int) -> None:
 
     Comparison and depth extrapolation rely on that order.
 
-    Args:
-        raw: Its last storages are the second micro-batch's.
-        before: Number of storages at the end of the first micro-batch.
-        known: Number of storages without the second micro-batch.
+    ``before``: number of storages at the end of the first micro-batch; ``known``:
+    without the second.
     """
     log = raw.log
     new = [*range(before), *range(known, len(log.sizes)), *range(before, known)]

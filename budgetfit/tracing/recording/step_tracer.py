@@ -197,11 +197,7 @@ def _storage_log(
 
 
 def _resized(
-    batch: Any,
-    batch_size: int,
-    dims: SampleDims,
-    *,
-    real_values: bool,
+    batch: Any, batch_size: int, dims: SampleDims, *, real_values: bool
 ) -> Any:
     """Return the batch with ``batch_size`` samples, and the values that a trace needs.
 

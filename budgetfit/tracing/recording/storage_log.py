@@ -26,11 +26,7 @@ from budgetfit.core.step_trace import (
     SizeLimit,
 )
 from budgetfit.tracing.call_cache import CallKey, call_key
-from budgetfit.tracing.op_costs import (
-    stored_bytes,
-    tensor_passes,
-    tensors_in,
-)
+from budgetfit.tracing.op_costs import stored_bytes, tensor_passes, tensors_in
 from budgetfit.tracing.records import (
     Free,
     MovedStorages,
@@ -140,10 +136,7 @@ class StorageLog(TorchDispatchMode):
         return self.run_and_log(func, args, kwargs or {})
 
     def run_and_log(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the op and log what it allocates."""
         if self._stopped:

@@ -75,10 +75,7 @@ def _equal(out: torch.Tensor, one: Any, other: Any, **_: object) -> AssumedValue
 
 
 def _not_equal(
-    out: torch.Tensor,
-    one: Any,
-    other: Any,
-    **_: object,
+    out: torch.Tensor, one: Any, other: Any, **_: object
 ) -> AssumedValue | None:
     if one is other:
         return AssumedValue(out, _uniform(False, out, torch.bool))

@@ -144,10 +144,7 @@ def _ctc_loss(
 
 
 def _packed(
-    values: Values,
-    x: torch.Tensor,
-    lengths: torch.Tensor,
-    batch_first: bool,
+    values: Values, x: torch.Tensor, lengths: torch.Tensor, batch_first: bool
 ) -> AssumedResult:
     """Return the packed rows on meta, and the concrete batch size of each step."""
     known, why = values(lengths), PACKED

@@ -45,11 +45,7 @@ from budgetfit.tracing.values.data_dependent_ops import (
     AssumedResult,
     nonzero_of_full_mask,
 )
-from budgetfit.tracing.values.op_traits import (
-    SCALARS,
-    indices_of,
-    traits_of,
-)
+from budgetfit.tracing.values.op_traits import SCALARS, indices_of, traits_of
 from budgetfit.tracing.values.propagation import (
     MAX_INTEGERS,
     PropagatedValues,
@@ -112,10 +108,7 @@ class KnownValues:
         self.value = self._values.value
 
     def run(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an op on fakes; if all its input values are known, compute the outputs'.
 

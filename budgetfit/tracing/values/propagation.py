@@ -122,10 +122,7 @@ class PropagatedValues:
         return inputs > 0 or traits.constant or all_values
 
     def worth_computing(
-        self,
-        traits: OpTraits,
-        args: tuple[Any, ...],
-        out: Any,
+        self, traits: OpTraits, args: tuple[Any, ...], out: Any
     ) -> bool:
         """Return whether to compute an op whose inputs are known."""
         if traits.mutates or any(map(self.is_tracked, tensors_of(out))):
@@ -173,10 +170,7 @@ class PropagatedValues:
             self.record(fake, value, why)
 
     def compute(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an op on the concrete values of its arguments."""
         leaves, spec = tree_flatten((args, kwargs))

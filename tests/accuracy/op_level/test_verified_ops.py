@@ -15,12 +15,7 @@ from tests.accuracy.op_level.harvested_cases import HARVEST
 from tests.accuracy.op_level.op_call import op_named
 from tests.accuracy.op_level.op_families import ODD
 from tests.accuracy.op_level.record_ops import RECORDINGS
-from tests.accuracy.op_level.verify_ops import (
-    VERIFIED,
-    full_name,
-    listing,
-    traced_ops,
-)
+from tests.accuracy.op_level.verify_ops import VERIFIED, full_name, listing, traced_ops
 
 aten = torch.ops.aten
 

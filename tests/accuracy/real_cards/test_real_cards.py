@@ -4,11 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.accuracy.real_cards.predict import (
-    Compared,
-    compare,
-    reserved_with_threads,
-)
+from tests.accuracy.real_cards.predict import Compared, compare, reserved_with_threads
 from tests.accuracy.real_cards.program import workload_of
 from tests.accuracy.real_cards.report import kept_section, section
 from tests.accuracy.real_cards.runs import CardRun, runs

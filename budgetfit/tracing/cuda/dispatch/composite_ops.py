@@ -73,10 +73,7 @@ def _group_norm(  # noqa: PLR0913, PLR0917 - aten's signature
     return _composite(aten.group_norm.default, x.contiguous(), *rest)
 
 
-def _half_to_float(
-    fused: Callable[..., Any],
-    composite: Any,
-) -> Callable[..., Any]:
+def _half_to_float(fused: Callable[..., Any], composite: Any) -> Callable[..., Any]:
     """Return softmax of fp16 into fp32 without a cast, as on CUDA (SoftMax.cpp)."""
 
     def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:

@@ -37,9 +37,7 @@ class _FusedRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any,
-        grad: Tensor | None,
-        grad_of_rstd: Tensor | None,
+        ctx: Any, grad: Tensor | None, grad_of_rstd: Tensor | None
     ) -> tuple[Tensor | None, None, Tensor | None, None]:
         """Return the gradients of input and weight."""
         saved = x, rstd, weight = ctx.saved_tensors

@@ -45,11 +45,7 @@ class _Cumprod(torch.autograd.Function):
 class _Prod(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        dim: int | None,
-        keepdim: bool,
-        dtype: torch.dtype | None,
+        ctx: Any, x: Tensor, dim: int | None, keepdim: bool, dtype: torch.dtype | None
     ) -> Tensor:
         with torch._C._AutoDispatchBelowAutograd():
             if dim is None:

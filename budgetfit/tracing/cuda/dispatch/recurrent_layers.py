@@ -68,10 +68,7 @@ def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _one_direction(
-    cell: Any,
-    steps: Sequence[Tensor],
-    state: State,
-    weights: Weights,
+    cell: Any, steps: Sequence[Tensor], state: State, weights: Weights
 ) -> tuple[list[Tensor], State]:
     outputs = []
     for x in steps:
@@ -81,10 +78,7 @@ def _one_direction(
 
 
 def _one_layer(
-    cell: Any,
-    x: Tensor,
-    states: Sequence[State],
-    weights: Sequence[Weights],
+    cell: Any, x: Tensor, states: Sequence[State], weights: Sequence[Weights]
 ) -> tuple[Tensor, list[State]]:
     """Return the outputs of one layer and its last states, by direction."""
     steps = x.unbind(0)
@@ -201,11 +195,7 @@ def lstm_cell(
 
 
 def gru_cell(
-    x: Tensor,
-    hx: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    *biases: Tensor | None,
+    x: Tensor, hx: Tensor, weight_ih: Tensor, weight_hh: Tensor, *biases: Tensor | None
 ) -> Tensor:
     """Run ``gru_cell`` as CUDA: ``biases`` may be left out."""
     return _gru_cell(x, (hx,), _cell_weights(weight_ih, weight_hh, *biases))[0]

@@ -139,7 +139,6 @@ def _cudnn_first(target: CudaTarget) -> bool:
     """Return whether cuDNN is tried first, whatever torch.backends.cudnn.enabled is."""
     return (
         torch.backends.cuda.cudnn_sdp_enabled()
-        and target.torch_version >= (2, 11)
         and target.compute_capability in CUDNN_FIRST
     )
 

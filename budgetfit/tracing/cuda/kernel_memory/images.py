@@ -39,10 +39,7 @@ def is_channels_last(tensor: Tensor) -> bool:
     return _format_of(tensor) != torch.contiguous_format
 
 
-@kernel_memory(
-    "upsample_bilinear2d_backward",
-    "upsample_trilinear3d_backward",
-)
+@kernel_memory("upsample_bilinear2d_backward", "upsample_trilinear3d_backward")
 def upsample_backward(call: Call) -> Steps:
     """A contiguous gradient, unless the size is unchanged; ``UpSample*.cu``."""
     grad, out = call.args[0], call.out

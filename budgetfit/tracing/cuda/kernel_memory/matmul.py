@@ -66,7 +66,7 @@ def product(call: Call) -> Steps:
         yield Gemm()
 
 
-@kernel_memory("addmm", "baddbmm")
+@kernel_memory("addmm", "baddbmm", "_addmm_activation")
 def product_and_sum(call: Call) -> Steps:
     """The summand is copied into the output."""
     if call.out.numel():
@@ -87,13 +87,6 @@ def product_with_vector(call: Call) -> Steps:
     if vector.numel() > 1 and not vector.stride(0):
         copies += (copy_of(vector),)
     yield Gemm(copies)
-
-
-@kernel_memory("_addmm_activation")
-def product_with_activation(call: Call) -> Steps:
-    """Copies for cuBLAS."""
-    if call.out.numel():
-        yield Gemm(_copies(*call.args[1:3]), in_cublaslt(call))
 
 
 @kernel_memory("addmm_", "baddbmm_", "dot", "vdot")

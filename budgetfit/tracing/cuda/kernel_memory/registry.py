@@ -123,9 +123,7 @@ def contiguous_copies(*tensors: Tensor | None) -> list[KernelScratch[int]]:
     return [copy_of(t) for t in tensors if t is not None and not t.is_contiguous()]
 
 
-def freed_at_once(
-    *buffers: KernelScratch[int],
-) -> Iterator[KernelScratch[int] | Free]:
+def freed_at_once(*buffers: KernelScratch[int]) -> Iterator[KernelScratch[int] | Free]:
     """Allocate buffers and free them, as around a call of a library."""
     yield from buffers
     yield from map(Free, reversed(buffers))

@@ -78,9 +78,7 @@ def _has_kernels(module: str, names: dict[str, Any]) -> bool:
     )
 
 
-def _answers(
-    target: CudaTarget,
-) -> tuple[tuple[Any, str, Callable[..., Any]], ...]:
+def _answers(target: CudaTarget) -> tuple[tuple[Any, str, Callable[..., Any]], ...]:
     """Return functions of PyTorch, and what they return for the GPU of the plan."""
     major, minor = target.compute_capability
     properties = types.SimpleNamespace(

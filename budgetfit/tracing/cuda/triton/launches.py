@@ -96,13 +96,11 @@ def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
 def _tensors(values: list[Any]) -> Iterator[torch.Tensor]:
     for value in values:
         # A TensorDescriptor has its tensor in ``base``.
-        found = value if isinstance(value, torch.Tensor) else _base(value)
+        found = value
+        if not isinstance(value, torch.Tensor):
+            found = getattr(value, "base", None)
         if isinstance(found, torch.Tensor):
             yield found
-
-
-def _base(descriptor: Any) -> Any:
-    return getattr(descriptor, "base", None)
 
 
 def _has_fakes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

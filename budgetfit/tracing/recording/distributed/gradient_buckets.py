@@ -102,10 +102,8 @@ def with_buckets(
 ) -> StepTrace:
     """Return the trace with DDP's buckets.
 
-    Args:
-        trace: At full depth.
-        parallelism: Of the ranks, of which one was traced.
-        target: The GPU whose semantics are imitated.
+    ``trace``: at full depth, of one rank; ``target``: the GPU whose semantics are
+    imitated.
     """
     entries = _entries(trace)
     changes = _Changes(len(trace.fixed_bytes))

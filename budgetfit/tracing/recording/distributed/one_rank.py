@@ -8,9 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from budgetfit.core.parallelism import Parallelism
-from budgetfit.tracing.recording.distributed.data_parallel import (
-    data_parallel_on_fakes,
-)
+from budgetfit.tracing.recording.distributed.data_parallel import data_parallel_on_fakes
 from budgetfit.tracing.recording.distributed.deepspeed_zero import deepspeed_on_fakes
 from budgetfit.tracing.recording.distributed.fully_sharded import fully_shard_on_fakes
 from budgetfit.tracing.recording.distributed.process_group import fake_process_group
