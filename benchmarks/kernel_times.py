@@ -533,6 +533,17 @@ def ratios(recorded: dict[str, float]) -> dict[str, float]:
     found["the same, channels first, bytes per nanosecond and channel"] = (
         statistics.median(rate / blocks for blocks, rate in first if blocks <= FEW)
     )
+    # Casts to fp32 and transposed copies: elementwise kernels without vector loads.
+    found["elements without vector loads, per nanosecond and multiprocessor"] = (
+        statistics.median(
+            count / recorded[op] / 1e3 / H100.sm_count
+            for op, count in (
+                ("to fp32 bf16 24576x3072", elements),
+                ("transpose bf16 24x1024x12x64", elements // 4),
+                ("transpose fp32 24x1024x12x64", elements // 4),
+            )
+        )
+    )
     # Three kernels forward in three modules; a Linear has three backward, a LayerNorm
     # two, a GELU one.
     forward_us, backward_us = (

@@ -2,7 +2,13 @@
 
 from typing import NamedTuple
 
-from budgetfit.timing.kernel_times import PHASES, last_ops, op_times, step_time_ns
+from budgetfit.timing.kernel_times import (
+    PHASES,
+    StepTime,
+    last_ops,
+    op_times,
+    step_time_ns,
+)
 from budgetfit.timing.step_time_range import step_time_range
 from budgetfit.traces.session import TraceSession
 from tests.accuracy.case import Case
@@ -42,13 +48,13 @@ def predict(case: Case, *, tf32: bool) -> StepPrediction:
     accumulation = case.gradient_accumulation_steps
     step_ms = step_time_ns(trace, times.times_ns).total_ns(accumulation) / 1e6
     expected = step_time_range(trace, times, workload.gpu)
-    kernels_ms = sum(
-        float(times.kernels_ns[last_ops(trace)[name]].sum()) for name in PHASES
+    kernels = StepTime(
+        *(round(times.kernels_ns[last_ops(trace)[name]].sum()) for name in PHASES)
     )
     return StepPrediction(
         step_ms,
         step_ms * expected.low,
         step_ms * expected.high,
-        kernels_ms / 1e6,
+        kernels.total_ns(accumulation) / 1e6,
         times.host_bound,
     )

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from budgetfit.timing.kernel_times import (
     PHASES,
     RECOMPUTED_NS,
     OpWork,
+    elements_ns,
     kernel_times_ns,
     phases_waiting,
 )
@@ -41,12 +42,25 @@ UNIT: Final = {
 Shares = Mapping[OpKind, KindShares]
 
 
+class OneByOne(NamedTuple):
+    """Kernels whose elements are loaded one by one, an array of each.
+
+    The longer of ``elements`` and ``memory`` counts, in nanoseconds.
+    """
+
+    phase: np.ndarray
+    kind: np.ndarray
+    elements: np.ndarray
+    memory: np.ndarray
+
+
 @dataclass(frozen=True)
 class Step:
     """A published step and its kernels.
 
     ``launch``, ``arithmetic`` and ``memory`` are the nanoseconds by phase and kind with
-    shares of 1 by kind; ``kernels`` counts kernels by phase, ``recomputed`` those that
+    shares of 1 by kind, but for the memory of kernels whose elements are loaded one by
+    one (``one_by_one``); ``kernels`` counts kernels by phase, ``recomputed`` those that
     run again in the backward, under so many ``checkpoints``.
     """
 
@@ -54,6 +68,7 @@ class Step:
     launch: np.ndarray
     arithmetic: np.ndarray
     memory: np.ndarray
+    one_by_one: "OneByOne"
     kernels: np.ndarray
     recomputed: int
     checkpoints: int
@@ -102,7 +117,14 @@ class Step:
         """Return what kernels take on the GPU, by phase and kind."""
         rate = np.array([shares[kind].rate or 1.0 for kind in OP_KINDS])
         bandwidth = np.array([shares[kind].bandwidth for kind in OP_KINDS])
-        return self.launch + self.arithmetic / rate + self.memory / bandwidth
+        found: np.ndarray = self.launch + self.arithmetic / rate
+        found += self.memory / bandwidth
+        alone = self.one_by_one
+        moved_ns = alone.memory / bandwidth[alone.kind]
+        np.add.at(
+            found, (alone.phase, alone.kind), np.maximum(moved_ns, alone.elements)
+        )
+        return found
 
     def _issue_ns(self) -> list[float]:
         forward, backward, optimizer = (
@@ -156,25 +178,28 @@ def _step(row: dict[str, Any], kernels: list[list[Any]]) -> Step:
     tf32 = find_precision(row["precision"]).tf32
     nothing = np.zeros(len(kernels))
 
-    def by_phase_and_kind(part: OpWork) -> np.ndarray:
+    def times_ns(part: OpWork) -> np.ndarray:
+        together = row["group"] == "llm-foundry"
+        return kernel_times_ns(part, gpu, tf32=tf32, kinds=UNIT, together=together)
+
+    def by_phase_and_kind(of_entries: np.ndarray) -> np.ndarray:
         sums = np.zeros((len(PHASES), len(OP_KINDS)))
-        np.add.at(
-            sums,
-            (phase, work.kind),
-            kernel_times_ns(
-                part, gpu, tf32=tf32, kinds=UNIT, together=row["group"] == "llm-foundry"
-            ),
-        )
+        np.add.at(sums, (phase, work.kind), of_entries)
         return sums
 
     counts = np.zeros(len(PHASES))
     np.add.at(counts, phase, work.kernels)
-    launch = by_phase_and_kind(work._replace(flops=nothing, moved_bytes=nothing))
+    launch = times_ns(work._replace(flops=nothing, moved_bytes=nothing))
+    elements = elements_ns(work, gpu)
+    arithmetic = times_ns(work._replace(moved_bytes=nothing)) - launch - elements
+    memory = times_ns(work._replace(flops=nothing)) - launch
+    alone = elements > 0
     return Step(
         row,
-        launch,
-        by_phase_and_kind(work._replace(moved_bytes=nothing)) - launch,
-        by_phase_and_kind(work._replace(flops=nothing)) - launch,
+        by_phase_and_kind(launch),
+        by_phase_and_kind(arithmetic),
+        by_phase_and_kind(np.where(alone, 0.0, memory)),
+        OneByOne(phase[alone], work.kind[alone], elements[alone], memory[alone]),
         counts,
         int(work.kernels[again].sum()),
         checkpoints,

@@ -62,7 +62,10 @@ def kernels_of(rows: list[dict[str, Any]]) -> dict[str, list[list[Any]]]:
             for at in chosen:
                 name = RECOMPUTATION if trace.ops.recomputed[at] else phase
                 op = (name, OP_KINDS[work.kind[at]], RATES[work.rate[at]])
-                total = sums[*op, int(work.blocks[at])]
+                # Of elements one by one, the longer of two times: those of a size.
+                each = work.moved_bytes[at] / max(work.flops[at], 1)
+                size = round(each) if op[-1] == "elements" else 0
+                total = sums[*op, int(work.blocks[at]), size]
                 total[0] += int(work.kernels[at])
                 total[1] += float(work.flops[at])
                 total[2] += float(work.moved_bytes[at])

@@ -31,8 +31,9 @@ PhaseName = Literal["setup", "forward", "backward", "optimizer"]
 Direction = Literal["forward", "backward"]
 
 # What an op's arithmetic runs on: a matrix product by its input dtype, or plain
-# arithmetic; ``host`` is a copy to or from host memory, concurrent with kernels.
-RATES = ("none", "fp32", "fp16", "bf16", "fp64", "host")
+# arithmetic; ``host`` is a copy to or from host memory, concurrent with kernels. Of
+# ``elements``, what is counted as operations are elements that threads load one by one.
+RATES = ("none", "fp32", "fp16", "bf16", "fp64", "host", "elements")
 OpKind = Literal[
     "elementwise",
     "copy",
@@ -66,6 +67,7 @@ OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
 # Ops of ours that copy between the device and pinned host memory (applying.host_copy):
 # what ``to_host`` returns takes no device memory.
 EMPTY_CACHE: Final = 0  # the event of ``torch.cuda.empty_cache()``
+FUSED_KERNEL: Final = "budgetfit.fused_kernel.default"  # of compiled code
 TO_HOST, TO_DEVICE = "budgetfit.to_host.default", "budgetfit.to_device.default"
 
 

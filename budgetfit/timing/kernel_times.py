@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.core.step_trace import (
+    FUSED_KERNEL,
     OP_KINDS,
     RATES,
     OpKind,
@@ -53,6 +54,10 @@ RECOMPUTED_NS: Final = 10_000.0
 # A kernel under torch's selective checkpointing: its dispatch mode runs Python for each
 # op, and for views too.
 SELECTIVE_NS: Final = 42_000.0
+# A call of a block that is compiled for itself, beside its kernels: guards, and what
+# autograd wraps around the generated code (GPT-2, BERT and ViT: 0.10 to 0.30 ms of the
+# forward, 0 to 0.19 of the backward, each).
+COMPILED_NS: Final = {"forward": 200_000.0, "backward": 120_000.0}
 # A copy of a saved tensor to the host, and back.
 COPY_NS: Final = {"forward": 110_000.0, "backward": 58_000.0}
 # Share of the bus rate: pinned copies are commonly measured at 12 to 13 of PCIe 3.0's
@@ -85,8 +90,14 @@ FP32_ATTENTION_BACKWARD: Final = (
 # a block: 2 KiB in flight at half a microsecond. So many bytes per nanosecond and block
 # are moved on an H100 (the same); cuDNN's vector loads fill a multiprocessor.
 PLAIN_BLOCK: Final = 4.5
+# Elements that a multiprocessor takes per nanosecond in PyTorch's elementwise kernels
+# without vector loads: each is found by divisions, or cast by a look at its dtype, so
+# that bytes do not count. Casts from bf16 to fp32 and copies of transposed tensors on
+# an H100 (the same), 2.2 to 2.7.
+ELEMENTS_PER_SM: Final = 2.5
 _TRACES: Final = 16  # of which it is remembered where their ops are
 _COPY: Final = OP_KINDS.index("host")
+_ELEMENTS: Final = RATES.index("elements")
 _PLAIN_BATCH_NORM: Final = OP_KINDS.index("plain_batch_norm")
 PHASES: Final[tuple[PhaseName, ...]] = ("forward", "backward", "optimizer")
 
@@ -108,7 +119,7 @@ class OpWork(NamedTuple):
     """What ops ask of a GPU at one batch size; an array of each.
 
     ``kind``, ``rate``, ``kernels`` and ``blocks`` are as in ``OpTable``, ``flops`` the
-    operations divided by their efficiency.
+    operations (or elements, by ``rate``) divided by their efficiency.
     """
 
     kind: NDArray[np.int8]
@@ -233,12 +244,21 @@ def kernel_times_ns(
     else:
         rates = _Rates.of(gpu, tf32=tf32, kinds=kinds, together=together)
     bytes_per_ns = rates.bytes_per_ns[work.kind]
+    moved_ns = work.moved_bytes / np.minimum(
+        bytes_per_ns, _of_blocks(work, gpu, bytes_per_ns)
+    )
     times_ns: Nanoseconds = (
         rates.launch_ns[work.kind] * work.kernels
         + work.flops / rates.flops_per_ns[work.kind, work.rate]
-        + work.moved_bytes
-        / np.minimum(bytes_per_ns, _of_blocks(work, gpu, bytes_per_ns))
+        + np.maximum(moved_ns, elements_ns(work, gpu))
     )
+    return times_ns
+
+
+def elements_ns(work: OpWork, gpu: Gpu) -> Nanoseconds:
+    """Return what elements take that threads load one by one, whatever the bytes."""
+    elements = np.where(work.rate == _ELEMENTS, work.flops, 0.0)
+    times_ns: Nanoseconds = elements / (ELEMENTS_PER_SM * gpu.sm_count)
     return times_ns
 
 
@@ -334,9 +354,12 @@ def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:
 def _issue_ns(trace: StepTrace, selective_blocks: frozenset[str]) -> Nanoseconds:
     """Return a workstation's time to issue the kernels of each op.
 
-    What a checkpoint or the copies of a block take is shared by the kernels around.
+    What a checkpoint, the copies or the compiled code of a block take is shared by the
+    kernels around.
     """
     kernels, recomputed = trace.ops.kernels, trace.ops.recomputed
+    compiled = np.array([name == FUSED_KERNEL for name in trace.op_names], np.bool_)
+    compiled = compiled[trace.ops.name]
     kernel_ns = np.zeros(len(kernels))
     for name in PHASES:
         kernel_ns[_in_phase(trace)[name]] = ISSUE_NS[name]
@@ -351,6 +374,11 @@ def _issue_ns(trace: StepTrace, selective_blocks: frozenset[str]) -> Nanoseconds
             kernel_ns[here] += (
                 COPY_NS[each.direction] * copies.size / kernels[here].sum()
             )
+        if compiled[here].any():
+            calls_ns = COMPILED_NS[each.direction]
+            if each.direction == "backward" and recomputed[here].any():
+                calls_ns += COMPILED_NS["forward"]
+            kernel_ns[here] += calls_ns / kernels[here].sum()
         run = forwards[each.block, each.step, each.micro_step]
         if each.direction == "forward":
             run.append(here)

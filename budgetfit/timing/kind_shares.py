@@ -23,13 +23,13 @@ KIND_SHARES: Final[dict[OpKind, KindShares]] = {
     "elementwise": KindShares(0, 0.95),
     "copy": KindShares(0, 1.11),
     "reduction": KindShares(0, 0.68),
-    "softmax": KindShares(0, 0.99),
+    "softmax": KindShares(0, 0.88),
     "norm": KindShares(0, 0.78),
     "norm_backward": KindShares(0, 0.78),
     "batch_norm": KindShares(0, 1.00),
     "plain_batch_norm": KindShares(0, 0.50),
     "pooling": KindShares(0, 0.62),
-    "optimizer": KindShares(0, 0.56),
+    "optimizer": KindShares(0, 0.69),
     "matmul": KindShares(0.94, 1.1),
     "small_batched_matmul": KindShares(0.86, 1.1),
     "unaligned_matmul": KindShares(0.20, 1.1),
@@ -51,6 +51,6 @@ KIND_SHARES: Final[dict[OpKind, KindShares]] = {
         ("convolution_backward", "convolution_3x3_backward"), KindShares(1.10, 0.90)
     ),
     "grouped_convolution": KindShares(0.38, 0.80),
-    "depthwise_convolution": KindShares(0.50, 0.48),
+    "depthwise_convolution": KindShares(0.42, 0.48),
     "host": KindShares(0, 1.0),
 }

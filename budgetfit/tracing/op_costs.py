@@ -35,6 +35,7 @@ _RATE: Final = {
 }
 _COMPLEX_PRODUCTS: Final = 4  # real products in one of complex numbers
 _NONE: Final = RATES.index("none")
+_ELEMENTS: Final = RATES.index("elements")
 _KIND: Final[dict[str, int]] = {name: index for index, name in enumerate(OP_KINDS)}
 _HALVES: Final = (torch.float16, torch.bfloat16)
 
@@ -61,6 +62,7 @@ SHARED_MEMORY: Final = 48 * 1024
 # A thread block of layer norm takes as long for a shorter row, in and out (on an H100
 # 24,576 rows of 768 in bf16; ``benchmarks/card_recordings``).
 SHORTEST_ROW: Final = 4096
+IMAGES: Final = 4  # dimensions
 MOST_BLOCKS: Final = 2**15 - 1  # that a trace can hold
 
 
@@ -70,7 +72,7 @@ class OpCost(NamedTuple):
     Attributes:
         kind: Index into ``OP_KINDS``.
         rate: Index into ``RATES``.
-        flops: Floating-point operations.
+        flops: Floating-point operations, or elements that are loaded one by one.
         moved_bytes: Bytes read and written.
         kernels: Kernels that are launched.
         efficiency: Share of its kind's rate that the shape of its tensors reaches.
@@ -116,6 +118,10 @@ def op_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
     formula = flop_registry.get(func.overloadpacket)
     flops = float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
     rate = _rate_of(tensors_in(args)) if formula else _NONE
+    if name in _COPIES or torch.Tag.pointwise in func.tags:
+        tensors = [x for x in tensors_in((args, kwargs, out)) if x.numel() > 1]
+        if tensors and not _by_vectors(tensors, is_copy=name in _COPIES):
+            flops, rate = float(tensors_in(out)[0].numel()), _ELEMENTS
     blocks = 0
     if kind == "batch_norm":
         kind, blocks = _batch_norm(_by_name(func, args, kwargs))
@@ -351,6 +357,46 @@ def _new_outputs(func: OpOverload, out: Any) -> Iterator[Any]:
             yield value
 
 
+# --- elements one by one ---
+
+_COPIES: Final = frozenset({"aten::_to_copy", "aten::copy_", "aten::clone"})
+
+
+def _by_vectors(tensors: Sequence[Tensor], *, is_copy: bool) -> bool:
+    """Return whether an elementwise kernel of PyTorch loads several elements at once.
+
+    It does where all tensors are dense and of one layout, and no thread has to look up
+    their dtypes (``gpu_kernel_impl`` in CUDALoops.cuh). Of casts only those from fp32
+    to 16 bits have a kernel of their own (``direct_copy_kernel_cuda`` in Copy.cu).
+
+    Args:
+        tensors: The arguments and the output, which is last.
+        is_copy: Whether any two dtypes need a cast, not just floating-point ones.
+    """
+    dtypes = {x.dtype for x in tensors if is_copy or x.is_floating_point()}
+    narrows = is_copy and tensors[-1].dtype in _HALVES
+    if len(dtypes) > 1 and not (narrows and torch.float32 in dtypes):
+        return False
+    layouts = {_layout(tensor) for tensor in tensors}
+    return len(layouts) == 1 and _is_dense(layouts.pop())
+
+
+def _layout(tensor: Tensor) -> tuple[tuple[int, int], ...]:
+    """Return the size and stride of each dimension of more than one element."""
+    dims = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple((size, stride) for size, stride in dims if size > 1)
+
+
+def _is_dense(layout: Iterable[tuple[int, int]]) -> bool:
+    """Return whether elements lie side by side, in any order of the dimensions."""
+    expected = 1
+    for size, stride in sorted(layout, key=lambda dim: dim[1]):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 # --- products ---
 
 
@@ -453,6 +499,7 @@ def _convolution(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
     ending, efficiency = "_backward" if backward else "", 1.0
     if groups > 1 and per_group == 1:
         kind = "depthwise_convolution"
+        efficiency = _of_wide_filters(inputs, weight)[backward]
     elif groups > 1:
         kind = "grouped_convolution"
         efficiency = min(1.0, max(per_group, 8) / GROUP_CHANNELS)
@@ -472,6 +519,20 @@ def _convolution(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
         max(passes, 1),
         efficiency,
     )
+
+
+def _of_wide_filters(inputs: Tensor, weight: Tensor) -> tuple[float, float]:
+    """Return the shares of the rate of depthwise convolutions, forward and backward.
+
+    With channels first, PyTorch takes its own kernel for images, but for filters of 1,
+    3 and 5 (``check_cudnn_depthwise_workload_with_filter`` in Convolution.cpp). Shares
+    are those of filters of 7 x 7 on an H100 (``benchmarks/card_recordings``).
+    """
+    if weight.dim() != IMAGES or max(weight.shape[2:]) in (1, 3, 5):
+        return 1.0, 1.0
+    if not _channels_last(inputs):
+        return 0.12, 0.066
+    return (0.7, 0.43) if inputs.dtype in _HALVES else (0.26, 0.025)
 
 
 def _channels_last(tensor: Tensor) -> bool:

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from budgetfit.core.step_trace import (
+    FUSED_KERNEL,
     OP_KINDS,
     RATES,
     BlockPass,
+    Direction,
     OpTable,
     Phase,
     StepTrace,
@@ -17,7 +19,9 @@ from budgetfit.gpus.kernel_shares import find_shares
 from budgetfit.gpus.table import Gpu, all_gpus, find_gpu
 from budgetfit.timing.kernel_times import (
     CHECKPOINT_NS,
+    COMPILED_NS,
     COPY_NS,
+    ELEMENTS_PER_SM,
     ISSUE_NS,
     KERNEL_NS,
     PRODUCT_NS,
@@ -170,6 +174,18 @@ def test_each_thread_block_of_pytorchs_batch_norm_moves_as_much() -> None:
     assert time("rtx-4090", 32) / time("rtx-4090", 64) == pytest.approx(2, rel=1e-3)
     assert time("rtx-4090", 64) == pytest.approx(time("h100-80gb", 64), rel=1e-3)
     assert time("rtx-4090", 4096) == time("rtx-4090", 0)  # enough of them
+
+
+def test_elements_one_by_one_take_as_long_whatever_their_bytes() -> None:
+    def time(card: str, moved: float) -> float:
+        return time_of(card, "elements", flops=1e12, moved=moved, kind="copy")
+
+    gpu = find_gpu("h100-80gb")
+    elements_ns = 1e12 / (ELEMENTS_PER_SM * gpu.sm_count)
+    assert time("h100-80gb", 4e12) == pytest.approx(elements_ns, rel=1e-3)
+    assert time("h100-80gb", 1e12) == time("h100-80gb", 4e12)
+    bytes_ns = time_of("h100-80gb", "none", moved=1e14, kind="copy")
+    assert time("h100-80gb", 1e14) == bytes_ns
 
 
 def test_flash_attention_2_is_slower_than_cudnn_on_hopper_alone() -> None:
@@ -389,6 +405,27 @@ def test_a_recomputed_block_runs_python_and_its_hooks_in_both_passes(
         round(ISSUE_NS["optimizer"]),
     )
     assert interval_ns(trace, times.times_ns, 2, 4) == round(again_ns)
+
+
+@pytest.mark.parametrize(("again", "calls"), [((), ()), ([2, 3], ("forward",))])
+def test_python_calls_compiled_code_of_a_block_beside_its_kernels(
+    again: Sequence[int], calls: Sequence[Direction]
+) -> None:
+    trace = idle_ops(
+        range(1, 7),
+        phases=LONGER_BACKWARD,
+        passes=CHECKPOINTED,
+        in_optimizer=[5],
+        recomputed=again,
+    )
+    compiled = replace(trace, op_names=(FUSED_KERNEL,))
+    (forward, backward, _), (called, back, _) = (
+        step_time_ns(each, op_times(each, 1, ADA, tf32=False).times_ns)
+        for each in (trace, compiled)
+    )
+    assert called - forward == COMPILED_NS["forward"]
+    in_backward = ("backward", *calls)
+    assert back - backward == sum(COMPILED_NS[name] for name in in_backward)
 
 
 def test_python_needs_longer_for_a_copy_to_the_host_than_for_a_kernel() -> None:

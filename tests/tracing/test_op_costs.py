@@ -212,6 +212,55 @@ def test_a_convolutions_backward_is_two_of_its_forward(
     assert OP_KINDS[forward.kind].startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("filters", "last", "dtype", "forward", "backward"),
+    [
+        (3, False, "float16", 1.0, 1.0),
+        (7, False, "float16", 0.12, 0.066),
+        (7, True, "float16", 0.7, 0.43),
+        (7, True, "float32", 0.26, 0.025),
+    ],
+)
+def test_depthwise_convolutions_of_wide_filters_are_slower(
+    filters: int, last: bool, dtype: str, forward: float, backward: float
+) -> None:
+    x = empty(2, 24, 16, 16, dtype=getattr(torch, dtype))
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    weight = empty(24, 1, filters, filters, dtype=x.dtype)
+    shape = ([1, 1], [filters // 2] * 2, [1, 1], False, [0, 0], 24)
+    args = (x, weight, None, *shape)
+    found = op_cost(aten.convolution.default, args, {}, x)
+    assert found.efficiency == forward
+    both = (x, x, weight, None, *shape, [True, True, False])
+    found = op_cost(aten.convolution_backward.default, both, {}, (x, weight, None))
+    assert found.efficiency == backward
+
+
+def test_elements_without_vector_loads_are_counted() -> None:
+    def elements(op: Any, *args: Any, **kwargs: Any) -> float | None:
+        rate, count, _ = cost(op, *args, **kwargs)
+        return count if rate == "elements" else None
+
+    half = empty(512, 512, dtype=torch.bfloat16)
+    alone, together = SQUARE.numel(), None
+    # A cast from fp32 to 16 bits has a kernel of its own, others look up each dtype.
+    assert elements(aten._to_copy.default, half, dtype=FLOAT) == alone  # noqa: SLF001
+    narrow = {"dtype": torch.bfloat16}
+    assert elements(aten._to_copy.default, SQUARE, **narrow) == together  # noqa: SLF001
+    assert elements(aten.add.Tensor, SQUARE, half) == alone
+    assert elements(aten.add.Tensor, SQUARE, SQUARE) == together
+    # Dimensions may have any order, but one for all tensors; each element is read once.
+    assert elements(aten.add.Tensor, SQUARE.t(), SQUARE.t()) == together
+    assert elements(aten.add.Tensor, SQUARE, SQUARE.t()) == alone
+    assert elements(aten.mul.Tensor, SQUARE, SQUARE[0]) == alone
+    assert elements(aten.mul.Tensor, SQUARE, 2.0) == together
+    plain = {"memory_format": torch.contiguous_format}
+    assert elements(aten.clone.default, SQUARE.t(), **plain) == alone
+    assert elements(aten.clone.default, SQUARE) == together
+    assert elements(aten.gt.Scalar, SQUARE, 0) == together
+
+
 def test_convolutions_in_16_bits_rearrange_channels_that_are_not_last() -> None:
     def moved(x: torch.Tensor) -> int:
         weight = empty(64, 64, 1, 1, dtype=torch.float16)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from budgetfit.core.plan import Layer, LayerMemory
-from budgetfit.core.step_trace import Phase, StepTrace
+from budgetfit.core.step_trace import RATES, Phase, StepTrace
 from budgetfit.memory.chain.stages import steady_micro_step
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 WEIGHT_BYTES = {"bf16": 2, "fp32": 4, "tf32": 4, "fp16-mixed": 4, "bf16-mixed": 4}
+_ELEMENTS = RATES.index("elements")  # that are moved, and no arithmetic
 
 
 def layer_rows(model: nn.Module, blocks: Sequence[str]) -> dict[str, nn.Module]:
@@ -132,6 +133,6 @@ def _flops(trace: StepTrace, rows: Mapping[str, object]) -> dict[str, float]:
     for index in np.flatnonzero(inside).tolist():
         layer = int(trace.ops.layer[index])
         row = owner[layer] if layer >= 0 else None
-        if row is not None:
+        if row is not None and trace.ops.rate[index] != _ELEMENTS:
             sums[row] += float(trace.ops.flops_per_sample[index])
     return dict(sums)
