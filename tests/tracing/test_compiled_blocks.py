@@ -136,11 +136,11 @@ def test_generated_code_is_made_once_for_equal_blocks_and_later_traces(
 ) -> None:
     made: list[str] = []
 
-    def noting(self: Any, code: str) -> Any:
+    def noting(code: str, on_call: Any) -> Any:
         made.append(code)
-        return module_on_fakes(code, self._count)
+        return module_on_fakes(code, on_call)
 
-    monkeypatch.setattr(cuda_backend.CudaBackend, "_module", noting)
+    monkeypatch.setattr(cuda_backend, "module_on_fakes", noting)
     traces = session()
     traces.exact(recipe())
     # Forward and backward; the first block's input needs no gradient.
