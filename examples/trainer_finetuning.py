@@ -100,8 +100,12 @@ def count_forwards(model: torch.nn.Module, blocks: list[str]) -> Counter[str]:
 
     def counter(name: str) -> object:
         # On a part of the block: a checkpoint runs the block's parts again, not the
-        # hooks of the block itself.
-        return lambda *_: counts.update([name])
+        # hooks of the block itself. A recomputation puts back what a hook changes, but
+        # not what functions change that it calls.
+        def add() -> None:
+            counts.update([name])
+
+        return lambda *_: add()
 
     for name in blocks:
         part = next(model.get_submodule(name).children())
