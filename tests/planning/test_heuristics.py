@@ -1,5 +1,6 @@
 """Each constant and decision of the search has a law: no model is traced for them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -296,6 +297,24 @@ def test_a_whole_loss_that_is_slower_without_the_host_is_not_searched(
     assert bool(searched) == in_parts
 
 
+def only_these(
+    monkeypatch: pytest.MonkeyPatch,
+    plain: PlanningSession,
+    chunked: PlanningSession,
+    searched: Callable[..., SearchResult],
+) -> None:
+    """Search a plain loss and a chunked one with ``searched``, whatever they hold."""
+    for name, function in {
+        "everything_kept": lambda *_: None,
+        "search": searched,
+        "search_within_limits": searched,
+        "with_near_misses": lambda found, *_, **__: found,
+        "with_more_loss_chunks": lambda _: [plain, chunked],
+    }.items():
+        monkeypatch.setattr(loss_chunking, name, function)
+    monkeypatch.setattr(loss_chunking, "MIN_BUDGET_SHARE", 0.0)
+
+
 @pytest.mark.parametrize(("gain", "taken"), [(0.009, False), (0.011, True)])
 def test_a_chunked_loss_has_to_gain_one_per_cent(
     *, monkeypatch: pytest.MonkeyPatch, gain: float, taken: bool
@@ -307,17 +326,8 @@ def test_a_chunked_loss_has_to_gain_one_per_cent(
         found = estimate(MIB, step_ms=step_ms[id(asked)])
         return SearchResult(session=asked, estimate=found)
 
-    monkeypatch.setattr(loss_chunking, "search", searched)
-    monkeypatch.setattr(loss_chunking, "search_within_limits", searched)
-    monkeypatch.setattr(
-        loss_chunking, "with_near_misses", lambda found, *_, **__: found
-    )
-    monkeypatch.setattr(
-        loss_chunking, "with_more_loss_chunks", lambda _: [plain, chunked]
-    )
-    monkeypatch.setattr(loss_chunking, "MIN_BUDGET_SHARE", 0.0)
+    only_these(monkeypatch, plain, chunked, searched)
     monkeypatch.setattr(loss_chunking, "can_gain", lambda *_: True)
-    monkeypatch.setattr(loss_chunking, "everything_kept", lambda *_: None)
     monkeypatch.setattr(loss_chunking, "_search_ahead", lambda *_: None)
     solved = SimpleNamespace(best=None)
     monkeypatch.setattr(loss_chunking, "fastest_by_formula", lambda *_: solved)
@@ -362,18 +372,9 @@ def test_a_plain_loss_that_cannot_win_is_not_searched(
     chain: Any = plain.block_chain
     chain.all_kept = lambda _: SimpleNamespace(batch_sizes=(2, 3))
     chain.waiting_phases = lambda _: 0
-    monkeypatch.setattr(loss_chunking, "search", search_one)
-    monkeypatch.setattr(loss_chunking, "search_within_limits", search_one)
-    monkeypatch.setattr(
-        loss_chunking, "with_near_misses", lambda found, *_, **__: found
-    )
-    monkeypatch.setattr(
-        loss_chunking, "with_more_loss_chunks", lambda _: [plain, chunked]
-    )
-    monkeypatch.setattr(loss_chunking, "MIN_BUDGET_SHARE", 0.0)
+    only_these(monkeypatch, plain, chunked, search_one)
     monkeypatch.setattr(loss_chunking, "can_gain", can_gain)
     monkeypatch.setattr(loss_chunking, "fastest_by_formula", solved)
-    monkeypatch.setattr(loss_chunking, "everything_kept", lambda *_: None)
     found = loss_chunking.search_with_loss_chunks(plain).session
     assert found is (chunked if taken == "chunked" else plain)
     assert asked == searched

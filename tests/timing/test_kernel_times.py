@@ -383,19 +383,23 @@ LONGER_BACKWARD = [
 ]
 
 
+def checkpointed_ops(recomputed: Sequence[int]) -> StepTrace:
+    return idle_ops(
+        range(1, 7),
+        phases=LONGER_BACKWARD,
+        passes=CHECKPOINTED,
+        in_optimizer=[5],
+        recomputed=recomputed,
+    )
+
+
 @pytest.mark.parametrize(
     ("selective_blocks", "more_ns"), [((), 0.0), (("a",), 2 * SELECTIVE_NS)]
 )
 def test_a_recomputed_block_runs_python_and_its_hooks_in_both_passes(
     selective_blocks: tuple[str, ...], more_ns: float
 ) -> None:
-    trace = idle_ops(
-        range(1, 7),
-        phases=LONGER_BACKWARD,
-        passes=CHECKPOINTED,
-        in_optimizer=[5],
-        recomputed=[2, 3],
-    )
+    trace = checkpointed_ops([2, 3])
     times = op_times(trace, 1, ADA, tf32=False, selective_blocks=selective_blocks)
     hooks_ns = CHECKPOINT_NS + 2 * RECOMPUTED_NS + more_ns
     again_ns = 2 * ISSUE_NS["forward"] + hooks_ns
@@ -411,13 +415,7 @@ def test_a_recomputed_block_runs_python_and_its_hooks_in_both_passes(
 def test_python_calls_compiled_code_of_a_block_beside_its_kernels(
     again: Sequence[int], calls: Sequence[Direction]
 ) -> None:
-    trace = idle_ops(
-        range(1, 7),
-        phases=LONGER_BACKWARD,
-        passes=CHECKPOINTED,
-        in_optimizer=[5],
-        recomputed=again,
-    )
+    trace = checkpointed_ops(again)
     compiled = replace(trace, op_names=(FUSED_KERNEL,))
     (forward, backward, _), (called, back, _) = (
         step_time_ns(each, op_times(each, 1, ADA, tf32=False).times_ns)
