@@ -105,14 +105,14 @@ def loss_notes(loss: Callable[..., Any] | None, model: nn.Module) -> tuple[str, 
 
 def warn_of_trainable_loss(loss: Callable[..., Any] | None, model: nn.Module) -> None:
     """Warn of trainable parameters in the loss: no optimizer updates them."""
-    found: dict[str, list[torch.Tensor]] = {
-        f"a {type(module).__name__}": list(module.parameters())
+    found: list[tuple[str, list[torch.Tensor]]] = [
+        (f"a {type(module).__name__}", list(module.parameters()))
         for module in loss_only_modules(loss, model)
-    }
+    ]
     own = set(model.parameters())
     others = [each for each in trainable_tensors_in(loss) if each not in own]
-    found["tensors that it refers to"] = others
-    for where, tensors in found.items():
+    found.append(("tensors that it refers to", others))
+    for where, tensors in found:
         count = sum(each.numel() for each in tensors if each.requires_grad)
         if count:
             warnings.warn(

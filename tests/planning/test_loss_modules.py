@@ -116,6 +116,18 @@ def test_trainable_tensors_of_a_loss_are_warned_of() -> None:
         warn_of_trainable_loss(loss, model)
 
 
+def test_each_trainable_module_of_a_loss_is_warned_of() -> None:
+    heads = [nn.Linear(4, 1), nn.Linear(4, 2)]
+
+    def loss(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return sum(head(outputs).sum() for head in heads)
+
+    with pytest.warns(UserWarning, match="trainable parameters in a Linear") as warned:
+        warn_of_trainable_loss(loss, nn.Linear(4, 4))
+    counts = [str(each.message).split()[3] for each in warned]
+    assert counts == ["5", "10"]
+
+
 def test_a_loss_without_modules_stays_the_same_object() -> None:
     def loss(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return outputs.mean()
