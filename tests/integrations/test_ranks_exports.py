@@ -41,6 +41,7 @@ from budgetfit.workload.workload import Workload
 from tests.gloo_ranks import on_ranks
 from tests.integrations.tiny_training import (
     blocks_of,
+    losses_of,
     mixed_segments,
     plan_for,
     sft_texts,
@@ -223,9 +224,7 @@ def _libraries(folder: str) -> dict[str, list[float]]:
         train_dataset=rows,
         callbacks=[plan.trainer_callback()],
     )
-    trainer.train()
-    history = trainer.state.log_history
-    found["trainer"] = [row["loss"] for row in history if "loss" in row]
+    found["trainer"] = losses_of(trainer)
 
     found["sft"] = sft_losses(plan_of("plain ddp", gradient_accumulation_steps=1))
 
@@ -308,9 +307,7 @@ def sft_losses(plan: budgetfit.Plan) -> list[float]:
             processing_class=word_tokenizer(),
             callbacks=[plan.trainer_callback()],
         )
-        trainer.train()
-    history = trainer.state.log_history
-    return [row["loss"] for row in history if "loss" in row]
+        return losses_of(trainer)
 
 
 def _lightning_losses(name: str, own: list[dict[str, torch.Tensor]]) -> list[float]:

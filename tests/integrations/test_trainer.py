@@ -38,6 +38,7 @@ from tests.integrations.tiny_training import (  # noqa: E402
     Samples,
     blocks_of,
     count_block_runs,
+    losses_of,
     mixed_segments,
     plan_for,
     runs,
@@ -73,9 +74,7 @@ def trained(
         callbacks=list(callbacks),
         **options,
     )
-    trainer.remove_callback(transformers.PrinterCallback)
-    trainer.train()
-    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return losses_of(trainer)
 
 
 @pytest.mark.parametrize("kind", KINDS)

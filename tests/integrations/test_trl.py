@@ -26,6 +26,7 @@ from tests.integrations.tiny_training import (
     STEPS,
     blocks_of,
     count_block_runs,
+    losses_of,
     mixed_segments,
     plan_for,
     runs,
@@ -68,9 +69,7 @@ def trained(model: nn.Module, args: Any, *callbacks: Any) -> list[float]:
         processing_class=word_tokenizer(),
         callbacks=list(callbacks),
     )
-    trainer.remove_callback(transformers.PrinterCallback)
-    trainer.train()
-    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return losses_of(trainer)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])

@@ -130,6 +130,13 @@ def word_tokenizer() -> Any:
     )
 
 
+def losses_of(trainer: transformers.Trainer) -> list[float]:
+    """Train, and return the logged losses."""
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
 def count_block_runs(model: nn.Module) -> Counter[str]:
     """Count how often each block's forward runs, recomputation included."""
     counts: Counter[str] = Counter()

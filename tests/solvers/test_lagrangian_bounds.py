@@ -10,7 +10,6 @@ from budgetfit.solvers.transitions import (
     worthwhile_steps,
 )
 from tests.solvers.chains import (
-    assert_reaches,
     chain_of,
     equal_blocks,
     freeing,
@@ -20,30 +19,6 @@ from tests.solvers.chains import (
     seeded,
 )
 from tests.solvers.exhaustive import exhaustive
-
-
-def test_the_optimum_lies_between_the_bounds_and_the_upper_one_has_a_plan() -> None:
-    rnd = seeded(170)
-    found = close = ruled_out = 0
-    for _ in range(400):
-        others = rnd.choice([0, 2])
-        problem = random_problem(rnd, rnd.randint(1, 5 - others), most_others=others)
-        best = rate_solution(problem, exhaustive(problem))
-        plain_ns = chain_time_ns(problem.chain, ())
-        bounds = lagrangian_bounds(problem)
-        if best is None:
-            assert bounds.upper_ns == INFEASIBLE_NS
-            assert bounds.plan == ()
-            ruled_out += bounds.lower_ns == INFEASIBLE_NS
-            continue
-        assert bounds.lower_ns <= best[0] - plain_ns <= bounds.upper_ns
-        if bounds.upper_ns < INFEASIBLE_NS:
-            assert_reaches(problem, bounds.plan, bounds.upper_ns)
-            found += 1
-            close += bounds.upper_ns - bounds.lower_ns <= 2
-    assert found > 200
-    assert close > 100
-    assert ruled_out > 10
 
 
 def test_bounds_hold_at_every_budget_for_the_same_chain() -> None:

@@ -7,14 +7,12 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import BlockPass
 from budgetfit.tracing.recording.module_tracker import first_tensor
 from budgetfit.tracing.recording.raw_trace import RawTrace
-from budgetfit.tracing.recording.step_tracer import trace_step
-from tests.models import EXAMPLES, MIB, without_loss
-from tests.traced import raw_trace, session
+from tests.models import EXAMPLES, MIB
+from tests.traced import raw_trace, session, trace_module
 
 SGD = Recipe(batch_size=4, optimizer="sgd")
 MEBI = tuple(f"blocks.{index}" for index in range(3))
@@ -23,17 +21,7 @@ MEBI = tuple(f"blocks.{index}" for index in range(3))
 def trace(
     model: nn.Module, batch: torch.Tensor, blocks: tuple[str, ...], recipe: Recipe = SGD
 ) -> RawTrace:
-    return trace_step(
-        model,
-        lambda twin, on_phase: Run(
-            twin, recipe, on_phase=on_phase, on_missing_loss=without_loss
-        ),
-        batch,
-        batch_size=recipe.batch_size,
-        blocks=blocks,
-        target=None,
-        micro_steps=recipe.gradient_accumulation_steps,
-    )
+    return trace_module(model, batch, recipe, blocks=blocks, target=None)
 
 
 def passes(raw: RawTrace, direction: str, micro_step: int = 0) -> list[BlockPass]:

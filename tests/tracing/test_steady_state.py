@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.trace_program import trace_recipe
 from budgetfit.tracing.cuda.target import CudaTarget
@@ -18,7 +17,7 @@ from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.steady_state import append_steady_step
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
-from tests.traced import raw_trace
+from tests.traced import raw_trace, storage_events
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 Optimizer = torch.optim.Optimizer
@@ -44,21 +43,7 @@ def both(
 
 def rows_of(raw: RawTrace) -> list[tuple[Any, ...]]:
     """Return all events with all that is known of their storages, phase by phase."""
-    log = raw.log
-    return [
-        (
-            phase.name,
-            phase.step,
-            phase.micro_step,
-            "birth" if event > 0 else "death",
-            log.sizes[abs(event) - 1],
-            CATEGORIES[log.categories[abs(event) - 1]],
-            log.layers[abs(event) - 1],
-            log.scratch.get(abs(event) - 1),
-        )
-        for phase in raw.phases
-        for event in log.events[phase.start : phase.end]
-    ]
+    return storage_events(raw, raw.log.layers.__getitem__)
 
 
 RECIPES: dict[str, tuple[str, Recipe, Callable[..., Optimizer] | None]] = {

@@ -11,15 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import TraceError
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.raw_trace import RawTrace
-from budgetfit.tracing.recording.step_tracer import trace_step
-from tests.models import EXAMPLES, MIB, without_loss
-from tests.traced import raw_trace
+from tests.models import EXAMPLES, MIB
+from tests.traced import raw_trace, trace_module
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 SGD = Recipe(batch_size=4, optimizer="sgd")
@@ -30,27 +28,11 @@ def trace(
     batch: Any,  # noqa: ANN401 - any pytree of tensors
     recipe: Recipe = SGD,
     *,
-    loss: Callable[..., torch.Tensor] | None = None,
     target: CudaTarget | None = ADA,
     **options: Any,
 ) -> RawTrace:
     """Trace one step of any model, without blocks."""
-    return trace_step(
-        model,
-        lambda twin, on_phase: Run(
-            twin,
-            recipe,
-            loss=loss,
-            on_phase=on_phase,
-            on_missing_loss=without_loss,
-            **options,
-        ),
-        batch,
-        batch_size=recipe.batch_size,
-        blocks=(),
-        target=target,
-        micro_steps=recipe.gradient_accumulation_steps,
-    )
+    return trace_module(model, batch, recipe, target=target, **options)
 
 
 def bytes_of(raw: RawTrace, category: str) -> int:
