@@ -41,7 +41,7 @@ from tests.accuracy.loop_cases import (
 )
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.accuracy.nulldriver.run import default_environment
-from tests.accuracy.training import build_batch, build_model
+from tests.accuracy.training import build_batch, build_model, with_lora
 
 ROOT: Final = Path(__file__).parents[2]
 RECORDED: Final = Path(__file__).with_name("loops.json")
@@ -95,15 +95,8 @@ def _estimate(wanted: LoopCase) -> budgetfit.Estimate:
     if case.precision == "bf16" or wanted.saved_modules:
         model.to(torch.bfloat16)
     if wanted.saved_modules:
-        import peft  # noqa: PLC0415 - few cases need it
-
-        config = peft.LoraConfig(
-            r=LORA_RANK,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-            modules_to_save=list(wanted.saved_modules),
-        )
-        model = peft.get_peft_model(model, config)  # type: ignore[assignment]
+        saved = list(wanted.saved_modules)
+        model = with_lora(model, r=LORA_RANK, modules_to_save=saved)
     blocks = find_blocks(model)
     recomputed = blocks if case.checkpointing == "recompute" else ()
     return budgetfit.estimate(
