@@ -112,9 +112,11 @@ def test_blocks_that_free_more_than_they_save_are_bounded_too() -> None:
         best = rate_solution(problem, exhaustive(problem))
         if best is None:
             continue
+        assert rate_solution(problem, chain_dp(problem)) == best
         extra_ns = best[0] - chain_time_ns(problem.chain, ())
-        for slots in (2, 7, 100):
-            bounds = discretized_bounds(problem, chain_steps(problem), slots)
+        steps = chain_steps(problem)
+        on_grids = [discretized_bounds(problem, steps, slots) for slots in (2, 7, 100)]
+        for bounds in (lagrangian_bounds(problem), *on_grids):
             assert bounds.lower_ns <= extra_ns <= bounds.upper_ns
 
 

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
-from budgetfit.solvers.chain_dp import chain_dp, pareto_front
+from budgetfit.solvers.chain_dp import pareto_front
 from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS, lagrangian_bounds
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.transitions import (
@@ -12,7 +12,6 @@ from budgetfit.solvers.transitions import (
 from tests.solvers.chains import (
     chain_of,
     equal_blocks,
-    freeing,
     option,
     random_problem,
     rate_solution,
@@ -36,19 +35,6 @@ def test_bounds_hold_at_every_budget_for_the_same_chain() -> None:
             else:
                 extra_ns = best[0] - chain_time_ns(asked.chain, ())
                 assert bounds.lower_ns <= extra_ns <= bounds.upper_ns
-
-
-def test_blocks_that_free_more_than_they_save_are_bounded_too() -> None:
-    rnd = seeded(172)
-    for _ in range(150):
-        problem = random_problem(rnd, rnd.randint(2, 5))
-        problem = freeing(rnd, problem)
-        best = rate_solution(problem, exhaustive(problem))
-        if best is not None:
-            bounds = lagrangian_bounds(problem)
-            extra_ns = best[0] - chain_time_ns(problem.chain, ())
-            assert bounds.lower_ns <= extra_ns <= bounds.upper_ns
-            assert rate_solution(problem, chain_dp(problem)) == best
 
 
 def test_equal_blocks_are_bounded_to_about_one_of_them() -> None:
