@@ -78,8 +78,8 @@ def trace_module(  # noqa: PLR0913 - a recipe and where it runs
     """Trace optimizer steps of a model; ``options`` are those of a ``Run``."""
     return trace_step(
         model,
-        lambda twin, on_phase: Run(
-            twin, recipe, on_phase=on_phase, on_missing_loss=without_loss, **options
+        lambda copied, on_phase: Run(
+            copied, recipe, on_phase=on_phase, on_missing_loss=without_loss, **options
         ),
         batch,
         batch_size=recipe.batch_size,
@@ -125,7 +125,7 @@ def storage_events(
             phase.name,
             phase.step,
             phase.micro_step,
-            "birth" if event > 0 else "death",
+            "malloc" if event > 0 else "free",
             log.sizes[abs(event) - 1],
             CATEGORIES[log.categories[abs(event) - 1]],
             log.scratch.get(abs(event) - 1),

@@ -617,9 +617,9 @@ def test_a_copy_of_an_applied_model_is_a_model_of_its_own(how: str) -> None:
         apply_segments(model, segments)
         backward(model, (x,))  # while it trains
         model.zero_grad()
-        twin = COPIES[how](model)
-        counter = Counter(twin, ("layers.1",))
-        gradients = backward(twin, (x,))[1]
+        copied = COPIES[how](model)
+        counter = Counter(copied, ("layers.1",))
+        gradients = backward(copied, (x,))[1]
         assert all(item.grad is None for item in model.parameters())
         assert counter.counts == {"layers.1": 2}
         assert_same(gradients, backward(three(), (x,))[1])

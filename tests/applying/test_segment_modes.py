@@ -168,13 +168,13 @@ def test_offloaded_blocks_run_once_and_give_exact_gradients(
     segments = [Segment((CHAIN[name][i],), mode="offload") for i in (0, 2)]
     undo = apply_segments(model, segments)
     assert list(model.state_dict()) == keys
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     assert_same(backward(model, batch)[1], plain)
     assert set(counter.counts.values()) == {1}
     assert moved.bytes
     undo()
     assert [dict(item.__dict__) for item in model.modules()] == before
-    assert_same(backward(twin, batch)[1], plain)
+    assert_same(backward(copied, batch)[1], plain)
 
 
 def test_all_modes_in_a_model_that_masks_padding_give_exact_gradients() -> None:

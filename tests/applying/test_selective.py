@@ -414,11 +414,11 @@ def test_undo_and_deep_copies_work(name: str) -> None:
     before = [dict(item.__dict__) for item in model.modules()]
     keys = list(model.state_dict())
     undo = apply_segments(model, every_block(name, ALL_PRODUCTS))
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     assert list(model.state_dict()) == keys
     undo()
     assert [dict(item.__dict__) for item in model.modules()] == before
-    planned, _ = backward(twin, batch_for(name))
+    planned, _ = backward(copied, batch_for(name))
     assert_same(planned, plain)
     assert all(item.grad is None for item in model.parameters())
 

@@ -110,8 +110,8 @@ def test_every_gradient_is_born_in_its_own_layers_backward() -> None:
 def test_a_blocks_backward_holds_the_gradients_of_its_weights() -> None:
     raw = raw_trace("mebi", SGD, target=None)
     for row in passes(raw, "backward"):
-        births = [e - 1 for e in raw.log.events[row.start : row.end] if e > 0]
-        weights = [k for k in births if raw.log.sizes[k] == MIB]
+        mallocs = [e - 1 for e in raw.log.events[row.start : row.end] if e > 0]
+        weights = [k for k in mallocs if raw.log.sizes[k] == MIB]
         assert len(weights) == 1
         assert raw.layers[raw.log.layers[weights[0]]] == f"blocks.{row.block}.inner"
 
@@ -131,9 +131,9 @@ def test_the_layers_of_a_recomputation_are_those_of_its_forward() -> None:
     recipe = Recipe(batch_size=4, optimizer="sgd", segments=(Segment(("blocks.1",)),))
     raw = raw_trace("mebi", recipe, target=None)
     row = next(p for p in passes(raw, "backward") if p.block == 1)
-    births = [e - 1 for e in raw.log.events[row.start : row.end] if e > 0]
-    assert raw.layers[raw.log.layers[births[0]]] == "blocks.1.inner"  # x W, again
-    assert raw.layers[raw.log.layers[births[1]]] == "blocks.1"  # its tanh
+    mallocs = [e - 1 for e in raw.log.events[row.start : row.end] if e > 0]
+    assert raw.layers[raw.log.layers[mallocs[0]]] == "blocks.1.inner"  # x W, again
+    assert raw.layers[raw.log.layers[mallocs[1]]] == "blocks.1"  # its tanh
 
 
 def test_a_frozen_block_in_front_has_a_forward_and_no_backward() -> None:

@@ -106,16 +106,16 @@ def test_adafactor_replaces_one_number_of_each_weight_and_nothing_else() -> None
 
     assert without_numbers(repeated) == without_numbers(real)
     missing = len(real.log.events) - len(repeated.log.events)
-    assert missing == 2 * 3  # a birth and a death for each weight
+    assert missing == 2 * 3  # a malloc and a free for each weight
 
 
 def test_a_steady_step_frees_exactly_what_it_allocates() -> None:
     repeated, _ = both(*RECIPES["scaled foreach"])
     start = next(row.start for row in repeated.phases if row.step == 1)
     step = repeated.log.events[start:]
-    births = {event for event in step if event > 0}
-    assert births == {-event for event in step if event < 0}
-    assert len(births) == len(step) / 2
+    mallocs = {event for event in step if event > 0}
+    assert mallocs == {-event for event in step if event < 0}
+    assert len(mallocs) == len(step) / 2
 
 
 def test_the_first_step_stays_as_it_was() -> None:

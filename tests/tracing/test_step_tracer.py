@@ -43,7 +43,7 @@ def bytes_of(raw: RawTrace, category: str) -> int:
 
 
 def large(raw: RawTrace, phase: str) -> list[tuple[int, str]]:
-    """Return births and deaths of whole MiB in a phase: (MiB, layer)."""
+    """Return mallocs and frees of whole MiB in a phase: (MiB, layer)."""
     found = next(row for row in raw.phases if row.name == phase)
     rows = []
     for event in raw.log.events[found.start : found.end]:
@@ -305,8 +305,8 @@ def test_a_hook_runs_after_a_gradient_is_accumulated(
     model = nn.Sequential(nn.Linear(512, 512, bias=False))
     model[0].weight.register_post_accumulate_grad_hook(hook)
     raw = trace(model, torch.zeros(1, 512), replace(SGD, batch_size=1))
-    born = [mib for mib, _ in large(raw, "backward")]
-    assert born == [1, *([-1] if not left else [])]
+    allocated = [mib for mib, _ in large(raw, "backward")]
+    assert allocated == [1, *([-1] if not left else [])]
     assert raw.gradients is not None
     assert not raw.gradients.complete
     assert model[0].weight.grad is None
