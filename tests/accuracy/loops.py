@@ -41,6 +41,7 @@ from tests.accuracy.loop_cases import (
 )
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.accuracy.nulldriver.run import default_environment
+from tests.accuracy.predict import Peaks
 from tests.accuracy.training import build_batch, build_model, with_lora
 
 ROOT: Final = Path(__file__).parents[2]
@@ -50,24 +51,10 @@ EXAMPLE_SAMPLES: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A case: predicted and recorded peaks, in bytes."""
+class Comparison(Peaks):
+    """The peaks of the case of a name."""
 
     name: str
-    allocated: int
-    reserved: int
-    recorded_allocated: int
-    recorded_reserved: int
-
-    @property
-    def allocated_error(self) -> float:
-        """Signed: below zero is too little."""
-        return self.allocated / self.recorded_allocated - 1
-
-    @property
-    def reserved_error(self) -> float:
-        """Signed: below zero is too little."""
-        return self.reserved / self.recorded_reserved - 1
 
 
 def recordings() -> dict[str, dict[str, Any]]:
@@ -120,8 +107,8 @@ def compare(wanted: LoopCase, recorded: dict[str, Any]) -> Comparison:
     first = [point for point in points if point.step < STEPS]
     return Comparison(
         name=wanted.name,
-        allocated=max(point.allocated_bytes for point in first),
-        reserved=max(point.reserved_bytes for point in first),
+        predicted_allocated=max(point.allocated_bytes for point in first),
+        predicted_reserved=max(point.reserved_bytes for point in first),
         recorded_allocated=recorded["allocated_bytes"],
         recorded_reserved=recorded["reserved_bytes"],
     )

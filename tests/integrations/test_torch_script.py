@@ -223,7 +223,8 @@ def counted(script: SimpleNamespace, names: list[str]) -> dict[str, int]:
         for name in names:
             # A layer inside the block: hooks of the block itself stay outside of
             # transformers' own checkpoint.
-            inner = next(iter(model.get_submodule(name).children()))
+            inside = model.get_submodule(name).modules()
+            inner = next(each for each in inside if not list(each.children()))
 
             def count(*_: object, name: str = name) -> None:
                 counts[name] += 1
