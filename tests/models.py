@@ -85,7 +85,20 @@ def without_loss() -> None:
     """Let a trace go on where a model has no loss."""
 
 
-class Mebi(nn.Module):
+class Chain(nn.Module):
+    """Blocks, one after the other."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Mebi(Chain):
     """Residual blocks of one [512, 512] fp32 weight; a sample is as large: 1 MiB."""
 
     class Block(nn.Module):
@@ -99,13 +112,7 @@ class Mebi(nn.Module):
             return x + torch.tanh(self.inner(x))
 
     def __init__(self, blocks: int = 3) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Mebi.Block() for _ in range(blocks))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
+        super().__init__(*(Mebi.Block() for _ in range(blocks)))
 
 
 def gpt2(**config: Any) -> nn.Module:

@@ -1,12 +1,15 @@
 """Traces that several test files share: each program is traced once for all of them."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
+
+from torch import nn
 
 from budgetfit.applying.run.run import Run
 from budgetfit.core.budget import Budget
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.core.step_trace import StepTrace
+from budgetfit.core.step_trace import CATEGORIES, StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
@@ -62,6 +65,31 @@ def line(
     return traces.affine(Recipe(batch_size=8, precision=precision, segments=segments))
 
 
+def trace_module(  # noqa: PLR0913 - a recipe and where it runs
+    model: nn.Module,
+    batch: Any,  # noqa: ANN401
+    recipe: Recipe,
+    *,
+    target: CudaTarget | None,
+    blocks: tuple[str, ...] = (),
+    steps: int = 1,
+    **options: Any,
+) -> RawTrace:
+    """Trace optimizer steps of a model; ``options`` are those of a ``Run``."""
+    return trace_step(
+        model,
+        lambda copied, on_phase: Run(
+            copied, recipe, on_phase=on_phase, on_missing_loss=without_loss, **options
+        ),
+        batch,
+        batch_size=recipe.batch_size,
+        blocks=blocks,
+        target=target,
+        micro_steps=recipe.gradient_accumulation_steps,
+        steps=steps,
+    )
+
+
 def raw_trace(  # noqa: PLR0913 - a recipe and where it runs
     name: str,
     recipe: Recipe,
@@ -73,22 +101,39 @@ def raw_trace(  # noqa: PLR0913 - a recipe and where it runs
 ) -> RawTrace:
     """Trace ``steps`` optimizer steps of a recipe; nothing is scaled or repeated."""
     example = EXAMPLES[name]
-    return trace_step(
+    return trace_module(
         example.model(),
-        lambda model, on_phase: Run(
-            model,
-            recipe,
-            optimizer=optimizer,
-            on_phase=on_phase,
-            on_missing_loss=without_loss,
-        ),
         example.batch,
-        batch_size=recipe.batch_size,
-        blocks=session(name).workload.blocks if blocks is None else blocks,
+        recipe,
         target=target,
-        micro_steps=recipe.gradient_accumulation_steps,
+        blocks=session(name).workload.blocks if blocks is None else blocks,
         steps=steps,
+        optimizer=optimizer,
     )
+
+
+def storage_events(
+    raw: RawTrace, known: Callable[[int], object]
+) -> list[tuple[Any, ...]]:
+    """Return all events, phase by phase, with what is known of their storages.
+
+    ``known``: what else, by the storage's number.
+    """
+    log = raw.log
+    return [
+        (
+            phase.name,
+            phase.step,
+            phase.micro_step,
+            "malloc" if event > 0 else "free",
+            log.sizes[abs(event) - 1],
+            CATEGORIES[log.categories[abs(event) - 1]],
+            log.scratch.get(abs(event) - 1),
+            known(abs(event) - 1),
+        )
+        for phase in raw.phases
+        for event in log.events[phase.start : phase.end]
+    ]
 
 
 def neighbours(name: str, first: int, count: int) -> tuple[Segment, ...]:

@@ -270,6 +270,20 @@ class StepTrace:
         rows = np.flatnonzero(self.stream)
         return dict(zip((rows + 1).tolist(), self.stream[rows].tolist(), strict=True))
 
+    def at_samples(self, samples: int) -> StepTrace:
+        """Return a trace whose sizes are those at ``samples``, whatever is asked."""
+        return replace(
+            self,
+            fixed_bytes=self.fixed_bytes + self.bytes_per_sample * samples,
+            bytes_per_sample=np.zeros_like(self.bytes_per_sample),
+            scratch=tuple(
+                row._replace(
+                    arguments=tuple(Affine(n.at(samples), 0) for n in row.arguments)
+                )
+                for row in self.scratch
+            ),
+        )
+
     def with_setup_events(
         self, events: Sequence[int], *, ops_from: int = 0
     ) -> StepTrace:

@@ -8,7 +8,7 @@ times as long.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,41 +33,6 @@ from budgetfit.memory.reference_allocator.block_pool import UNMAPPED, Block
 _POOL_ADDRESSES: Final = 1 << 46  # more than any pool has
 
 
-class SimulatedAllocator(Protocol):
-    """An allocator that runs lists of events, with sizes from ``rounded_bytes``.
-
-    ``failed_event`` and ``retries`` as in ``CachingAllocator``.
-    """
-
-    failed_event: int | None
-
-    @property
-    def retries(self) -> int:
-        """How often the cache was emptied."""
-
-    @property
-    def reserved_bytes(self) -> int:
-        """As ``torch.cuda.memory_reserved()``."""
-
-    def block_of(self, storage: int) -> tuple[int, int] | None:
-        """Return address and size of a storage's block; None where it has none."""
-
-    def blocks(self) -> list[MappedBlock]:
-        """Return all blocks as ``CachingAllocator.blocks``."""
-
-    def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
-        """Run events as ``CachingAllocator.run``."""
-
-    def state(self) -> AllocatorState | None:
-        """Return its state as ``CachingAllocator.state``; None if it cannot tell it."""
-
-    def restore(self, state: AllocatorState) -> None:
-        """Go on from a state as ``CachingAllocator.restore``."""
-
-    def copy(self) -> SimulatedAllocator:
-        """Return an allocator in the same state, which runs on its own."""
-
-
 def make_allocator(
     total_bytes: int,
     settings: AllocatorSettings,
@@ -84,7 +49,7 @@ def make_allocator(
         or settings.throw_on_cudamalloc_oom
         or settings.collect_above_bytes(card_bytes) is not None
     ):
-        return _ReferenceEvents(total_bytes, settings, card_bytes, streams)
+        return ReferenceEvents(total_bytes, settings, card_bytes, streams)
     if total_bytes <= card_bytes:
         total_bytes = min(total_bytes, settings.allowed_bytes(card_bytes))
     return CachingAllocator(total_bytes, settings.large_segment_bytes, streams)
@@ -106,8 +71,8 @@ def rounded_bytes(
     return np.where(applies, -(-sizes // step) * step, rounded)
 
 
-class _ReferenceEvents:
-    """The reference allocator, run on lists of events."""
+class ReferenceEvents:
+    """The reference allocator, run on lists of events as ``CachingAllocator`` is."""
 
     def __init__(
         self,
@@ -128,19 +93,23 @@ class _ReferenceEvents:
 
     @property
     def retries(self) -> int:
+        """How often the cache was emptied."""
         return self._allocator.retries
 
     @property
     def reserved_bytes(self) -> int:
+        """As ``torch.cuda.memory_reserved()``."""
         return self._allocator.reserved_bytes
 
     def block_of(self, storage: int) -> tuple[int, int] | None:
+        """Return address and size of a storage's block; None where it has none."""
         block = self._blocks.get(storage)
         if block is None:
             return None
         return self._address(block), block.size_bytes
 
     def blocks(self) -> list[MappedBlock]:
+        """Return all blocks of all segments, by address."""
         used = [
             (block, storage)
             for storage, block in self._blocks.items()
@@ -164,6 +133,7 @@ class _ReferenceEvents:
         return number * _POOL_ADDRESSES + block.address
 
     def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
+        """Run events as ``CachingAllocator.run``."""
         self._history.append((events, sizes))
         allocator, blocks = self._allocator, self._blocks
         allocator.reset_peaks()
@@ -195,11 +165,15 @@ class _ReferenceEvents:
         """Return nothing: blocks refer to each other, without end."""
 
     def restore(self, state: AllocatorState) -> None:
-        raise NotImplementedError  # it has no state to go on from
+        """Never called: it has no state to go on from."""
+        raise NotImplementedError
 
-    def copy(self) -> _ReferenceEvents:
+    def copy(self) -> ReferenceEvents:
         """Run the same events again: blocks refer to each other, without end."""
-        other = _ReferenceEvents(*self._made_for)
+        other = ReferenceEvents(*self._made_for)
         for events, sizes in self._history:
             other.run(events, sizes)
         return other
+
+
+SimulatedAllocator: TypeAlias = CachingAllocator | ReferenceEvents

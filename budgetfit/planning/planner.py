@@ -30,10 +30,12 @@ from budgetfit.planning.alternatives.refusal import (
 from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.profiling.first_trace import check_estimate_scales
-from budgetfit.planning.reports.accumulation_warnings import accumulation_warnings
 from budgetfit.planning.reports.block_report import block_table
 from budgetfit.planning.reports.layer_table import layer_table
-from budgetfit.planning.reports.rounding_warnings import rounding_warnings
+from budgetfit.planning.reports.recipe_warnings import (
+    accumulation_warnings,
+    rounding_warnings,
+)
 from budgetfit.planning.search.accumulation import recommend_one_micro_batch
 from budgetfit.planning.search.compiled_model import search_compiled_model
 from budgetfit.planning.search.curves import lazy_curves

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.validation import MAX_BATCH_SIZE
-from budgetfit.errors import InputError
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.batch_size_grid import (
     LARGEST_BATCH_SIZE,
@@ -104,7 +103,8 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         objective: What to optimise.
         effective_batch_size: Samples per optimizer step. Only its divisors are tried,
             with gradient accumulation. None: ``micro_batches`` per step.
-        batch_sizes: The only ones to try; None for a grid.
+        batch_sizes: The only ones to try, which divide the effective one; None for a
+            grid.
         bounds: Bounds on the solver's plan: sizes that they rule out are not solved.
             They do not change the result. For ``throughput`` and ``batch_size``.
         before: The choice within a larger budget, all else equal: sizes that were too
@@ -116,11 +116,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         largest: The largest.
         most: The largest that the model takes; of divisors of the effective size too.
         refused: Sizes that have no plan, whatever the profile says.
-
-    Raises:
-        InputError: A batch size below 1, or one that does not divide the effective one.
     """
-    _check(effective_batch_size, batch_sizes)
     search = _Search(
         profile_at,
         solve,
@@ -359,22 +355,3 @@ def _key(candidate: BatchCandidate, objective: Objective) -> tuple[Any, ...]:
         "batch_size": (-size, time, peak, wrapped),
         "memory": (peak, time, wrapped, size),
     }[objective]
-
-
-def _check(effective_batch_size: int | None, batch_sizes: Sequence[int] | None) -> None:
-    """Check that batch sizes are positive and divide the effective one."""
-    for name, size in [
-        ("effective_batch_size", effective_batch_size),
-        *(("batch_size", size) for size in batch_sizes or ()),
-    ]:
-        if size is not None and size < 1:
-            raise InputError(f"{name} must be at least 1, for example 8; got {size}.")
-    for size in batch_sizes or ():
-        if effective_batch_size is not None and effective_batch_size % size:
-            near = max(
-                each for each in range(1, size) if effective_batch_size % each == 0
-            )
-            raise InputError(
-                f"batch_size {size} does not divide effective_batch_size "
-                f"{effective_batch_size}. The next smaller one that does is {near}."
-            )

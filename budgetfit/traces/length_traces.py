@@ -166,7 +166,8 @@ class LengthTraces:
                     "different programs"
                 )
             trace = self.traced[length] = self._trace_at(length)
-            self._frozen[length] = _at_batch_size(trace, self._batch_size)
+            size = self._batch_size
+            self._frozen[length] = replace(trace.at_samples(size), batch_sizes=(size,))
         return self._frozen[length]
 
     def _checked(
@@ -206,22 +207,6 @@ def _spread(
     last = len(lengths) - 1
     places = {int(last * part) for part in between}
     return [lengths[each] for each in sorted({0, last // 2, last, *places})]
-
-
-def _at_batch_size(trace: StepTrace, batch_size: int) -> StepTrace:
-    """Return a trace that is valid at one batch size only."""
-    return replace(
-        trace,
-        batch_sizes=(batch_size,),
-        fixed_bytes=trace.fixed_bytes + trace.bytes_per_sample * batch_size,
-        bytes_per_sample=np.zeros_like(trace.bytes_per_sample),
-        scratch=tuple(
-            row._replace(
-                arguments=tuple(Affine(n.at(batch_size), 0) for n in row.arguments)
-            )
-            for row in trace.scratch
-        ),
-    )
 
 
 def _structure(trace: StepTrace) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from budgetfit.batches.batch_tree import batch_size_of
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.step_trace import StepTrace
+from budgetfit.core.step_trace import EMPTY_CACHE, StepTrace
 from budgetfit.core.validation import MAX_TRACED_SAMPLES
 from budgetfit.errors import TraceError
 from budgetfit.gpus.table import Gpu
@@ -19,7 +19,6 @@ from budgetfit.traces.cache.cache import TraceCache
 from budgetfit.traces.cache.key import trace_key, why_not_cacheable, workload_key
 from budgetfit.traces.ddp_buckets import with_ddp_buckets
 from budgetfit.traces.depth_extrapolator import DepthExtrapolator
-from budgetfit.traces.emptied_cache import with_emptied_cache
 from budgetfit.traces.errors import size_limit_error
 from budgetfit.traces.quantized_loading import Loading
 from budgetfit.traces.tracer import (
@@ -468,3 +467,13 @@ class TraceSession:
         except NotRepeatedError as error:
             self.log.append(f"all blocks are traced: {error}")
             return None
+
+
+def with_emptied_cache(trace: StepTrace) -> StepTrace:
+    """Return the trace with ``torch.cuda.empty_cache()`` at the end of its setup.
+
+    Of a run that compiles: for that it runs a step whose results it drops, and frees
+    what that left cached, with what loading and casting the weights had left.
+    """
+    setup = trace.events[: trace.phases[0].end]
+    return trace.with_setup_events((*setup.tolist(), EMPTY_CACHE), ops_from=len(setup))

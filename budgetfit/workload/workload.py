@@ -24,7 +24,7 @@ from budgetfit.example_batches.make_batch import ExampleBatch
 from budgetfit.gpus.table import Gpu
 from budgetfit.tracing.blocks.find_blocks import find_blocks
 from budgetfit.tracing.cuda.target import CudaTarget, installed_torch_version
-from budgetfit.tracing.cuda.triton.kernels_on_fakes import triton_is_loaded
+from budgetfit.tracing.cuda.triton.launches import triton_is_loaded
 from budgetfit.workload.model_check import trainable_count, unwrap_model
 from budgetfit.workload.settings_check import model_settings
 

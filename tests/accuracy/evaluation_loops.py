@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 import transformers
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from tests.accuracy.evaluation_cases import CASES, LORA_RANK
 from tests.accuracy.loop_programs import one_word_tokenizer
@@ -33,9 +33,11 @@ from tests.accuracy.provenance import (
 from tests.accuracy.training import (
     AUTOCAST,
     OPTIMIZERS,
+    Samples,
     build_batch,
     build_model,
     recompute_every_block,
+    with_lora,
 )
 from tests.accuracy.well_formed import NULL_DRIVER
 
@@ -93,20 +95,6 @@ class Meter:
         )
 
 
-class Samples(Dataset[Batch]):
-    """The case's random samples: the first two rows of its batch, again and again."""
-
-    def __init__(self, rows: Batch, count: int) -> None:
-        self._rows = [{name: rows[name][row] for name in rows} for row in range(2)]
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Batch:
-        return self._rows[index % 2]
-
-
 class Task:
     """What the command asks for: a case, a loop and its settings."""
 
@@ -136,15 +124,7 @@ class Task:
             model.to(torch.bfloat16)
         if not self.evaluated.lora:
             return model
-        import peft
-
-        config = peft.LoraConfig(
-            r=LORA_RANK,
-            lora_alpha=2 * LORA_RANK,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-        )
-        return peft.get_peft_model(model, config)  # type: ignore[return-value]
+        return with_lora(model, r=LORA_RANK, lora_alpha=2 * LORA_RANK)
 
     def planned_model(self) -> nn.Module:
         """The same as the exports make it: blocks recomputed, generation caches off."""

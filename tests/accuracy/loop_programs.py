@@ -21,16 +21,18 @@ import torch
 import transformers
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from tests.accuracy.case import Case
 from tests.accuracy.loop_cases import CASES, LORA_RANK, STEPS, LoopCase
 from tests.accuracy.training import (
     AUTOCAST,
     OPTIMIZERS,
+    Samples,
     build_batch,
     build_model,
     recompute_every_block,
+    with_lora,
 )
 
 EVALUATED_AFTER: Final = 3
@@ -38,21 +40,6 @@ EVALUATED_BATCHES: Final = 3
 DRAWN_ROWS: Final = 4
 TEXTS: Final = 2  # in a packed row
 Batch = dict[str, torch.Tensor]
-
-
-class Samples(Dataset[Batch]):
-    """Random samples, a few rows again and again."""
-
-    def __init__(self, case: Case, count: int) -> None:
-        rows = build_batch(case, DRAWN_ROWS)
-        self._rows = [{name: rows[name][n] for name in rows} for n in range(DRAWN_ROWS)]
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: int) -> Batch:
-        return self._rows[index % DRAWN_ROWS]
 
 
 class Task:
@@ -68,11 +55,12 @@ class Task:
     def training_data(self) -> Samples:
         """As many samples as the steps take."""
         count = STEPS * self.case.batch_size * self.accumulation
-        return Samples(self.case, count)
+        return Samples(build_batch(self.case, DRAWN_ROWS), count)
 
     def evaluation_data(self) -> Samples:
         """A few batches."""
-        return Samples(self.case, EVALUATED_BATCHES * self.evaluates)
+        count = EVALUATED_BATCHES * self.evaluates
+        return Samples(build_batch(self.case, DRAWN_ROWS), count)
 
     def loader(self) -> DataLoader[Batch]:
         """The training batches."""
@@ -93,15 +81,8 @@ class Task:
         if self.case.precision == "bf16" or self.wanted.saved_modules:
             model.to(torch.bfloat16)
         if self.wanted.saved_modules:
-            import peft
-
-            config = peft.LoraConfig(
-                r=LORA_RANK,
-                target_modules="all-linear",
-                task_type="CAUSAL_LM",
-                modules_to_save=list(self.wanted.saved_modules),
-            )
-            model = peft.get_peft_model(model, config)  # type: ignore[assignment]
+            saved = list(self.wanted.saved_modules)
+            model = with_lora(model, r=LORA_RANK, modules_to_save=saved)
         if self.case.checkpointing == "recompute":
             recompute_every_block(model, self.case.model.blocks)
         return model.train()

@@ -41,7 +41,8 @@ from tests.accuracy.loop_cases import (
 )
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
 from tests.accuracy.nulldriver.run import default_environment
-from tests.accuracy.training import build_batch, build_model
+from tests.accuracy.predict import Peaks
+from tests.accuracy.training import build_batch, build_model, with_lora
 
 ROOT: Final = Path(__file__).parents[2]
 RECORDED: Final = Path(__file__).with_name("loops.json")
@@ -50,24 +51,10 @@ EXAMPLE_SAMPLES: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A case: predicted and recorded peaks, in bytes."""
+class Comparison(Peaks):
+    """The peaks of the case of a name."""
 
     name: str
-    allocated: int
-    reserved: int
-    recorded_allocated: int
-    recorded_reserved: int
-
-    @property
-    def allocated_error(self) -> float:
-        """Signed: below zero is too little."""
-        return self.allocated / self.recorded_allocated - 1
-
-    @property
-    def reserved_error(self) -> float:
-        """Signed: below zero is too little."""
-        return self.reserved / self.recorded_reserved - 1
 
 
 def recordings() -> dict[str, dict[str, Any]]:
@@ -95,15 +82,8 @@ def _estimate(wanted: LoopCase) -> budgetfit.Estimate:
     if case.precision == "bf16" or wanted.saved_modules:
         model.to(torch.bfloat16)
     if wanted.saved_modules:
-        import peft  # noqa: PLC0415 - few cases need it
-
-        config = peft.LoraConfig(
-            r=LORA_RANK,
-            target_modules="all-linear",
-            task_type="CAUSAL_LM",
-            modules_to_save=list(wanted.saved_modules),
-        )
-        model = peft.get_peft_model(model, config)  # type: ignore[assignment]
+        saved = list(wanted.saved_modules)
+        model = with_lora(model, r=LORA_RANK, modules_to_save=saved)
     blocks = find_blocks(model)
     recomputed = blocks if case.checkpointing == "recompute" else ()
     return budgetfit.estimate(
@@ -127,8 +107,8 @@ def compare(wanted: LoopCase, recorded: dict[str, Any]) -> Comparison:
     first = [point for point in points if point.step < STEPS]
     return Comparison(
         name=wanted.name,
-        allocated=max(point.allocated_bytes for point in first),
-        reserved=max(point.reserved_bytes for point in first),
+        predicted_allocated=max(point.allocated_bytes for point in first),
+        predicted_reserved=max(point.reserved_bytes for point in first),
         recorded_allocated=recorded["allocated_bytes"],
         recorded_reserved=recorded["reserved_bytes"],
     )

@@ -37,33 +37,42 @@ GIB = 2**30
 EXAMPLE_SAMPLES = 2  # the second one of a padded batch is not padded
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One case: predicted against recorded peaks over all steps, in bytes.
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """Predicted and recorded peaks over all steps, in bytes.
 
-    ``formula_allocated`` is what the solver's chain formula says (rule C), where there
-    is a chain: of a compiled model it is the prediction itself. ``retries``
-    count how often the allocator had to empty its cache.
+    Errors are signed: above zero means predicted too much.
     """
 
-    case: Case
     predicted_allocated: int
     recorded_allocated: int
     predicted_reserved: int
     recorded_reserved: int
-    formula_allocated: int
-    predicted_retries: int
-    recorded_retries: int
 
     @property
     def allocated_error(self) -> float:
-        """Signed: above zero means predicted too much."""
+        """Of the allocated peak."""
         return self.predicted_allocated / self.recorded_allocated - 1
 
     @property
     def reserved_error(self) -> float:
-        """Signed: above zero means predicted too much."""
+        """Of the reserved peak."""
         return self.predicted_reserved / self.recorded_reserved - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Peaks):
+    """The peaks of one case.
+
+    ``formula_allocated`` is what the solver's formula of a chain says, where there is
+    one: of a compiled model it is the prediction itself. ``retries`` count how often
+    the allocator had to empty its cache.
+    """
+
+    case: Case
+    formula_allocated: int
+    predicted_retries: int
+    recorded_retries: int
 
     @property
     def formula_error(self) -> float:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset
 
 from tests.accuracy.case import Case, Input, Model
 
@@ -270,3 +271,28 @@ class Training:
         if batch_size not in self._batches:
             self._batches[batch_size] = build_batch(self.case, batch_size)
         return self._batches[batch_size]
+
+
+def with_lora(model: nn.Module, **options: Any) -> nn.Module:
+    """Return the model with peft's adapters on all linear layers."""
+    import peft  # noqa: PLC0415 - few cases need it
+
+    config = peft.LoraConfig(
+        target_modules="all-linear", task_type="CAUSAL_LM", **options
+    )
+    return peft.get_peft_model(model, config)  # type: ignore[arg-type, return-value]
+
+
+class Samples(Dataset[dict[str, torch.Tensor]]):
+    """The rows of a batch, again and again."""
+
+    def __init__(self, batch: dict[str, torch.Tensor], count: int) -> None:
+        self._batch = batch
+        self._rows = len(next(iter(batch.values())))
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {name: rows[index % self._rows] for name, rows in self._batch.items()}

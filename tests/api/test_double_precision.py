@@ -5,22 +5,14 @@ from torch import nn
 
 import budgetfit
 from budgetfit.api.compare import compare
+from tests.models import Chain
 
 BATCH = {"x": torch.randn(8, 16, dtype=torch.float64)}
 FOR = {"batch_size": 8, "effective_batch_size": 8}
 
 
-class Blocks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
+def blocks() -> nn.Module:
+    return Chain(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)))
 
 
 def loss(outputs: torch.Tensor, _: object) -> torch.Tensor:
@@ -34,7 +26,7 @@ def planned(model: nn.Module, **options: object) -> budgetfit.Plan:
 
 
 def test_weights_in_float64_stay_so_and_it_is_said() -> None:
-    model = Blocks().double()
+    model = blocks().double()
     expected = loss(model(**BATCH), BATCH).item()
     plan = planned(model)
     run = budgetfit.apply(plan, model)
@@ -45,19 +37,19 @@ def test_weights_in_float64_stay_so_and_it_is_said() -> None:
 
 
 def test_a_precision_that_casts_them_says_so() -> None:
-    plan = planned(Blocks().double(), precision="bf16-mixed")
+    plan = planned(blocks().double(), precision="bf16-mixed")
     assert plan.recipe.precision == "bf16-mixed"
     assert any("this precision casts them" in text for text in plan.warnings)
 
 
 def test_all_cards_are_compared_in_float64() -> None:
-    model = Blocks().double()
+    model = blocks().double()
     rows, _ = compare(model, ["rtx-4090", "t4"], batch=BATCH, loss=loss, **FOR)
     assert {row.estimate.recipe.precision for row in rows} == {"as-is"}
 
 
 def test_frozen_weights_in_float64_decide_nothing() -> None:
-    model = Blocks()
+    model = blocks()
     model.blocks[0].double().requires_grad_(requires_grad=False)
     model.blocks[0].register_forward_pre_hook(lambda _, args: (args[0].double(),))
     model.blocks[0].register_forward_hook(lambda *of: of[-1].float())

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the storages born while it is on; ``peak_bytes`` since ``reset_peak``."""
+    """Counts storages made while it is on; ``peak_bytes`` since ``reset_peak``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class LiveBytes(TorchDispatchMode):
         }
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor):
-                self._born(tensor.untyped_storage(), before)
+                self._made(tensor.untyped_storage(), before)
         return output
 
-    def _born(self, storage: torch.UntypedStorage, before: set[int]) -> None:
+    def _made(self, storage: torch.UntypedStorage, before: set[int]) -> None:
         key = storage._cdata
         if key in self._known or key in before:
             return

@@ -299,22 +299,22 @@ def test_undo_gives_head_and_loss_function_back() -> None:
 def test_a_model_that_was_pickled_while_it_trained_is_chunked_again() -> None:
     recipe = Recipe(batch_size=SAMPLES, loss_chunks=3, optimizer="sgd")
     with Run(make("llama"), recipe) as run:
-        twin = pickle.loads(pickle.dumps(run.model))  # noqa: S301 - just pickled
+        copied = pickle.loads(pickle.dumps(run.model))  # noqa: S301 - just pickled
         expected = run.step(batch())
-        with Run(twin, replace(recipe, loss_chunks=2)) as again:
+        with Run(copied, replace(recipe, loss_chunks=2)) as again:
             torch.testing.assert_close(again.step(batch()), expected)
 
 
 def test_a_deep_copy_of_a_model_that_trains_is_a_model_of_its_own() -> None:
     model = make("llama")
     run = Run(model, Recipe(batch_size=SAMPLES, loss_chunks=4))
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     run.undo()
     for parameter in model.parameters():
         parameter.data.zero_()
     expected = make("llama")(**batch()).logits
-    assert torch.equal(twin(**batch()).logits, expected)
-    assert list(twin.state_dict()) == list(model.state_dict())
+    assert torch.equal(copied(**batch()).logits, expected)
+    assert list(copied.state_dict()) == list(model.state_dict())
 
 
 class Adapted(nn.Module):

@@ -15,7 +15,7 @@ from budgetfit.applying.checkpointing.mutated_buffers import (
 )
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
-from tests.models import mean
+from tests.models import Chain, mean
 
 NAMES = ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 
@@ -155,17 +155,6 @@ SEGMENTS = {
 }
 
 
-class Tower(nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(KINDS[kind]() for _ in NAMES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
 def trained(
     model: nn.Module, segments: tuple[Segment, ...], steps: int = 3
 ) -> nn.Module:
@@ -187,7 +176,7 @@ def copied(held: list[BufferSnapshot]) -> list[str]:
 def test_weights_and_buffers_are_those_of_plain_training(
     kind: str, segments: str
 ) -> None:
-    model = Tower(kind)
+    model = Chain(*(KINDS[kind]() for _ in NAMES))
     plain = trained(copy.deepcopy(model), ()).state_dict()
     planned = trained(model, SEGMENTS[segments]).state_dict()
     for name, value in plain.items():

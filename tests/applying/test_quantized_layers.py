@@ -40,12 +40,12 @@ def fake(layer: nn.Module, log: StorageLog) -> nn.Module:
 
 
 def made_and_passing(log: StorageLog, first: int) -> tuple[list[int], list[int]]:
-    """Return the sizes born since ``first``: those still alive, and the others."""
+    """Return the sizes allocated since ``first``: those still alive, and the others."""
     died = {-event - 1 for event in log.events if event < 0}
-    born = range(first, len(log.sizes))
+    allocated = range(first, len(log.sizes))
     return (
-        [log.sizes[i] for i in born if i not in died],
-        [log.sizes[i] for i in born if i in died],
+        [log.sizes[i] for i in allocated if i not in died],
+        [log.sizes[i] for i in allocated if i in died],
     )
 
 

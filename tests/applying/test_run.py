@@ -268,7 +268,7 @@ def test_an_error_in_the_middle_leaves_weights_and_states_as_before(
     at: str, precision: str
 ) -> None:
     run = run_stack(recipe(4, 2, precision=precision, segments=PAIRS))
-    twin = run_stack(recipe(4, 2, precision=precision, segments=PAIRS))
+    copied = run_stack(recipe(4, 2, precision=precision, segments=PAIRS))
     batch = batch_for("stack")
     torch.manual_seed(0)
     run.step(batch)
@@ -277,11 +277,11 @@ def test_an_error_in_the_middle_leaves_weights_and_states_as_before(
         run.step(batch)
     assert all(item.grad is None for item in run.model.parameters())
     run._on_phase = print
-    for each in (run, twin):
+    for each in (run, copied):
         torch.manual_seed(1)
         each.step(batch)
         each.step(batch)
-    close(run.model, twin.model)
+    close(run.model, copied.model)
 
 
 def test_an_error_in_a_flush_drops_the_group() -> None:

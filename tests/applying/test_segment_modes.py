@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from budgetfit.applying.checkpointing import activation_offload
 from budgetfit.applying.checkpointing.apply_segments import apply_segments
-from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.core.recipe import Segment
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, MAKERS, Block, batch_for, make
@@ -24,7 +22,6 @@ from tests.applying.test_checkpoint import (
     backward,
     kept_and_peak,
     segments_of,
-    three,
 )
 from tests.models import bert_classifier
 
@@ -47,37 +44,6 @@ def test_blocks_of_a_nested_segment_run_three_times_and_its_last_one_twice(
     assert counter.counts == expected
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_a_nested_segment_keeps_what_torchs_nested_checkpoints_keep(
-    autocast: bool,
-) -> None:
-    x = torch.randn(64, 16)
-    own, reference = three(), three()
-    apply_segments(own, ALL_NESTED, random_blocks=())
-    for item in (own, reference):
-        item.eval()
-        for parameter in item.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-
-    def again(function: Any, x: torch.Tensor) -> Any:
-        return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
-
-    def layers(x: torch.Tensor) -> torch.Tensor:
-        for layer in reference.layers:
-            x, _ = again(layer, x)
-        return x
-
-    def run_reference() -> torch.Tensor:
-        loss: torch.Tensor = again(layers, x).square().sum()
-        return loss
-
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
-        expected = kept_and_peak(run_reference)
-        assert kept_and_peak(lambda: own(x)) == expected
-    # One boundary of 64 x 16 floats, and the loss's 4 bytes.
-    assert expected[0] == 64 * 16 * 4 + 4
-
-
 def test_a_nested_segment_peaks_lower_than_one_that_runs_again_at_once() -> None:
     peaks = []
     for is_nested in (True, False):
@@ -91,21 +57,6 @@ def test_a_nested_segment_peaks_lower_than_one_that_runs_again_at_once() -> None
     # 2, less what is freed on the way); nested, at most one block at a time does.
     x_bytes = 512 * 16 * 4
     assert peaks[0] < peaks[1] - 4 * 4 * x_bytes
-
-
-@pytest.mark.parametrize("name", ["gpt2", "t5", "llama", "stack"])
-def test_nothing_is_left_after_backward_nor_without_one(name: str) -> None:
-    model = make(name)
-    apply_segments(model, segments_of(name, ((0, 1, 2), (3, 4, 5)), nested=True))
-    batch = batch_for(name)
-    with LiveBytes() as meter:
-        before = meter.live_bytes
-        loss = compute_loss(model, batch, None)
-        del loss
-        assert meter.live_bytes == before
-        compute_loss(model, batch, None).backward()
-        model.zero_grad(set_to_none=True)
-        assert meter.live_bytes == before
 
 
 def test_what_one_block_hands_to_the_others_is_not_kept_by_a_nested_segment() -> None:
@@ -217,13 +168,13 @@ def test_offloaded_blocks_run_once_and_give_exact_gradients(
     segments = [Segment((CHAIN[name][i],), mode="offload") for i in (0, 2)]
     undo = apply_segments(model, segments)
     assert list(model.state_dict()) == keys
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     assert_same(backward(model, batch)[1], plain)
     assert set(counter.counts.values()) == {1}
     assert moved.bytes
     undo()
     assert [dict(item.__dict__) for item in model.modules()] == before
-    assert_same(backward(twin, batch)[1], plain)
+    assert_same(backward(copied, batch)[1], plain)
 
 
 def test_all_modes_in_a_model_that_masks_padding_give_exact_gradients() -> None:

@@ -94,10 +94,12 @@ def test_a_4_bit_step_takes_24_bytes_for_each_element_of_the_largest_weight() ->
     name = CATEGORIES.index("temporaries")
     trace = session("mebi").affine(Recipe(batch_size=2, optimizer=FOUR))
     step = [phase for phase in trace.phases if phase.name == "optimizer"][-1]
-    born = [event - 1 for event in trace.events[step.start : step.end] if event > 0]
-    sizes = [int(trace.fixed_bytes[index]) for index in born]
+    allocated = [
+        event - 1 for event in trace.events[step.start : step.end] if event > 0
+    ]
+    sizes = [int(trace.fixed_bytes[index]) for index in allocated]
     assert sizes[:6] == [4096, 4096, 2**20, 2**20, 2**21, 2**21]
-    assert {int(trace.category[index]) for index in born} == {name}
+    assert {int(trace.category[index]) for index in allocated} == {name}
     without = session("mebi").affine(Recipe(batch_size=2, optimizer="sgd"))
     states = trace.fixed_bytes[trace.category == CATEGORIES.index("optimizer_state")]
     ours, plain = (

@@ -15,6 +15,7 @@ from tests.integrations.tiny_training import (
     MICRO_STEPS,
     Samples,
     count_block_runs,
+    defined_by,
     mixed_segments,
     plan_for,
     runs,
@@ -214,8 +215,7 @@ def test_the_exported_text_makes_a_trainer_that_trains(tmp_path: Path) -> None:
     plan = plan_for(model)
     plan.save(tmp_path / "plan.json")
     text = lightning_module.export_text(plan, str(tmp_path / "plan.json"))
-    names: dict[str, Any] = {"__name__": "settings"}
-    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    names = defined_by(text)
     counts = count_block_runs(model)
     loader = torch.utils.data.DataLoader(Samples(), batch_size=names["BATCH_SIZE"])
     names["make_trainer"](**QUIET).fit(module_of(model.train(), plan), loader)

@@ -20,6 +20,7 @@ from budgetfit.integrations.source_code.model_loading import (
 )
 from budgetfit.integrations.source_code.python_source import import_block
 from tests.integrations.adapters import CONFIG, QUIET, adapter, base, stored, trained
+from tests.integrations.tiny_training import defined_by
 from tests.reporting.sample_plans import (
     sample_estimate,
     sample_model,
@@ -56,12 +57,6 @@ def source_of(plan: Plan) -> str:
     found = load_model_text(plan)
     imports = import_block(found.modules, found.names)
     return f"{imports}\n{found.constants}\n\n{found.code}"
-
-
-def names_of(text: str) -> dict[str, Any]:
-    names: dict[str, Any] = {"__name__": "loading"}
-    exec(compile(text, "loading.py", "exec"), names)  # noqa: S102
-    return names
 
 
 @pytest.mark.parametrize("wanted", ADAPTERS, ids=lambda each: each.describe())
@@ -104,7 +99,7 @@ def test_the_printed_function_loads_and_adapts_a_model(
         r=wanted.r, target_modules=_list(wanted), task_type="CAUSAL_LM"
     )
     expected = trained(peft.get_peft_model(base(), config))
-    model = names_of(source_of(plan_of(str(tmp_path), wanted)))["load_model"]()
+    model = defined_by(source_of(plan_of(str(tmp_path), wanted)))["load_model"]()
     assert trained(model) == expected
     frozen = {p.dtype for p in model.parameters() if not p.requires_grad}
     assert frozen == {torch.bfloat16}  # as the config says
@@ -118,7 +113,7 @@ def test_the_printed_function_quantises_as_planned(
     pytest.importorskip("bitsandbytes")
     base().save_pretrained(tmp_path)
     expected = attach_adapters(base(), wanted)
-    model = names_of(source_of(plan_of(str(tmp_path), wanted)))["load_model"]()
+    model = defined_by(source_of(plan_of(str(tmp_path), wanted)))["load_model"]()
     assert trained(model) == trained(expected)
     assert stored(model) == stored(expected)
 
@@ -145,7 +140,7 @@ def test_what_is_trained_is_loaded_in_the_planned_dtype(
     precision: str, found: Adapter | None, dtypes: set[torch.dtype], tmp_path: Path
 ) -> None:
     base().save_pretrained(tmp_path)
-    model = names_of(source_of(plan_of(str(tmp_path), found, precision)))[
+    model = defined_by(source_of(plan_of(str(tmp_path), found, precision)))[
         "load_model"
     ]()
     assert {p.dtype for p in model.parameters() if p.requires_grad} == dtypes
@@ -172,7 +167,7 @@ def test_where_weights_come_from(tmp_path: Path) -> None:
     assert weights_of(plan_of(str(tmp_path))) == str(tmp_path)
     assert weights_of(plan_of(str(config))) == str(tmp_path)
     assert weights_of(plan_of(None)).startswith("REPLACE by the hub id or folder of")
-    names = names_of(source_of(plan_of("org/name")))
+    names = defined_by(source_of(plan_of("org/name")))
     assert names["MODEL"] == "org/name"
 
 
@@ -180,7 +175,7 @@ def test_a_factory_is_called(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("import torch\n\ndef build():\n    return torch.nn.Linear(2, 2)\n")
     plan = plan_of(f"{file}:build", precision="bf16")
-    model = names_of(source_of(plan))["load_model"]()
+    model = defined_by(source_of(plan))["load_model"]()
     assert isinstance(model, nn.Linear)
     assert model.weight.dtype == torch.bfloat16
 
@@ -189,7 +184,7 @@ def test_a_model_that_nobody_can_name_is_left_to_fill_in() -> None:
     plan = plan_of(None)
     plan = replace(plan, model=replace(plan.model, class_name=""))
     with pytest.raises(SystemExit, match=r"Fill in build_model\(\): return SmolLM2"):
-        names_of(source_of(plan))["load_model"]()
+        defined_by(source_of(plan))["load_model"]()
 
 
 def test_a_name_writes_no_code() -> None:
@@ -200,7 +195,7 @@ def test_a_name_writes_no_code() -> None:
         replace(plan.model, name=odd),
         replace(plan.model, name=odd, class_name=odd),
     ):
-        names_of(source_of(replace(plan, model=model)))
+        defined_by(source_of(replace(plan, model=model)))
 
 
 @QUIET

@@ -30,6 +30,9 @@ from tests.integrations.tiny_training import (
     Samples,
     blocks_of,
     count_block_runs,
+    defined_by,
+    losses_of,
+    make_quiet,
     plan_for,
     runs,
     tiny_model,
@@ -61,15 +64,10 @@ def second(model: nn.Module, *, ms: float = 6600.0, **recipe: Any) -> Alternativ
 
 
 def trained(text: str, model: nn.Module) -> list[float]:
-    names: dict[str, Any] = {"__name__": "settings"}
-    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    names = defined_by(text)
     built = names["make_trainer"](model, Samples())
-    for name, value in QUIET.items():
-        if name != "use_cpu":
-            setattr(built.args, name, value)
-    built.remove_callback(transformers.PrinterCallback)
-    built.train()
-    return [row["loss"] for row in built.state.log_history if "loss" in row]
+    make_quiet(built, QUIET)
+    return losses_of(built)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -41,6 +41,8 @@ from budgetfit.workload.workload import Workload
 from tests.gloo_ranks import on_ranks
 from tests.integrations.tiny_training import (
     blocks_of,
+    defined_by,
+    losses_of,
     mixed_segments,
     plan_for,
     sft_texts,
@@ -87,23 +89,26 @@ def one_process() -> list[float]:
     return torch.tensor(losses).view(STEPS, -1).mean(1).tolist()
 
 
+def next_port() -> None:
+    """Let the next process group meet at a port of its own."""
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+
+
 def _scripts(folder: str) -> dict[str, list[float]]:
     found = {}
     rank = int(os.environ["RANK"])
-    for number, name in enumerate(SETTINGS):
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + number)
-        script: dict[str, Any] = {"__name__": name}
-        exec(plan_of(name).to_torch_script(), script)  # noqa: S102 - our own
+    for name in SETTINGS:
+        script = defined_by(plan_of(name).to_torch_script())
         script["build_model"] = lambda: tiny_model("llama")
         words = ["--lr", "1e-2", "--max-grad-norm", "0.5", "--device", "cpu"]
         own = samples(2 * RANKS * STEPS)[rank::RANKS]
         script["batches"] = lambda _, own=own: iter(own)
         place = f"{folder}/{name}"
         found[name] = script["main"]([*words, "--steps", "1", "--save", place])
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        next_port()
         script["batches"] = lambda _, own=own: iter(own[2:])
         found[name] += script["main"]([*words, "--steps", "1", "--resume", place])
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        next_port()
     return found
 
 
@@ -137,17 +142,16 @@ class _Scaler(torch.amp.GradScaler):
 def _script_states(folder: str) -> list[float]:
     """Scales that a script has loaded; states of parameters without a gradient."""
     SETTINGS["fp16"] = {"engine": "fsdp2", "param_dtype": "fp16"}
-    script: dict[str, Any] = {"__name__": "script"}
-    exec(plan_of("fp16", precision="fp16-mixed").to_torch_script(), script)  # noqa: S102
+    script = defined_by(plan_of("fp16", precision="fp16-mixed").to_torch_script())
     script["build_model"] = lambda: tiny_model("llama")
     for option, scale in (("--save", 8.0), ("--resume", 4.0)):
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        next_port()
         words = ["--steps", "1", "--device", "cpu", option, f"{folder}/scale"]
         made = functools.partial(_Scaler, init_scale=scale)
         with mock.patch.object(torch.amp, "GradScaler", made):
             script["main"](words)
 
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    next_port()
     script["join_ranks"]("cpu")
     found = []
     for use in (script["save"], script["load"]):
@@ -223,9 +227,7 @@ def _libraries(folder: str) -> dict[str, list[float]]:
         train_dataset=rows,
         callbacks=[plan.trainer_callback()],
     )
-    trainer.train()
-    history = trainer.state.log_history
-    found["trainer"] = [row["loss"] for row in history if "loss" in row]
+    found["trainer"] = losses_of(trainer)
 
     found["sft"] = sft_losses(plan_of("plain ddp", gradient_accumulation_steps=1))
 
@@ -234,7 +236,7 @@ def _libraries(folder: str) -> dict[str, list[float]]:
     warnings.simplefilter("ignore")  # Lightning's own, of few workers and old functions
     for name in ("ddp", "fsdp2"):
         torch.distributed.destroy_process_group()
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        next_port()
         found[f"lightning, {name}"] = _lightning_losses(name, own)
     return found
 
@@ -308,9 +310,7 @@ def sft_losses(plan: budgetfit.Plan) -> list[float]:
             processing_class=word_tokenizer(),
             callbacks=[plan.trainer_callback()],
         )
-        trainer.train()
-    history = trainer.state.log_history
-    return [row["loss"] for row in history if "loss" in row]
+        return losses_of(trainer)
 
 
 def _lightning_losses(name: str, own: list[dict[str, torch.Tensor]]) -> list[float]:

@@ -21,6 +21,7 @@ from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.source_code.plain_torch import torch_script
 from budgetfit.integrations.source_code.plain_torch_loop import loss_parts
 from budgetfit.integrations.source_code.plain_torch_templates import Part
+from tests.integrations.tiny_training import PRODUCTS, defined_by
 from tests.processes import python
 from tests.reporting.sample_plans import (
     sample_estimate,
@@ -110,9 +111,7 @@ def plan_of(text: str | None, **values: Any) -> Plan:
 
 def opened(plan: Plan) -> SimpleNamespace:
     """The script's functions, in a module of their own."""
-    names: dict[str, Any] = {"__name__": "train"}
-    exec(compile(torch_script(plan), "train.py", "exec"), names)  # noqa: S102
-    return SimpleNamespace(**names)
+    return SimpleNamespace(**defined_by(torch_script(plan)))
 
 
 def plain_losses(script: SimpleNamespace, autocast: torch.dtype | None) -> list[float]:
@@ -139,28 +138,6 @@ def plain_losses(script: SimpleNamespace, autocast: torch.dtype | None) -> list[
 
 
 RUN = ("--steps", "2", "--device", "cpu")
-
-
-@pytest.mark.parametrize("config", [GPT2, LLAMA, T5], ids=lambda c: c["model_type"])
-@pytest.mark.parametrize(
-    "groups",
-    [(), ((0,), (3,)), ((0, 1), (2, 3)), ((0, 1), (3,))],
-    ids=["kept", "single", "long", "mixed"],
-)
-def test_the_script_trains_exactly_as_a_plain_loop(
-    config: dict[str, Any], groups: tuple[tuple[int, ...], ...], tmp_path: Path
-) -> None:
-    script = opened(tiny_plan(config, tmp_path, *groups))
-    assert script.main(RUN) == pytest.approx(plain_losses(script, None), rel=1e-6)
-
-
-@pytest.mark.parametrize("groups", [((0,), (1,)), ((0, 1, 2),)], ids=["single", "long"])
-def test_bf16_autocast_is_restored_in_the_recomputation(
-    groups: tuple[tuple[int, ...], ...], tmp_path: Path
-) -> None:
-    script = opened(tiny_plan(GPT2, tmp_path, *groups, precision="bf16-mixed"))
-    expected = plain_losses(script, torch.bfloat16)
-    assert script.main(RUN) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -192,9 +169,6 @@ def test_a_compiled_model_has_the_planned_blocks_in_its_graph(
     assert len(tags) == 2
 
 
-PRODUCTS = tuple(
-    f"aten.{op}.default:{call}" for op in ("mm", "addmm", "bmm") for call in range(12)
-)
 LAYERS = BLOCKS["llama"]
 COMPILED_SEGMENTS = {
     "kept": (),
@@ -249,7 +223,8 @@ def counted(script: SimpleNamespace, names: list[str]) -> dict[str, int]:
         for name in names:
             # A layer inside the block: hooks of the block itself stay outside of
             # transformers' own checkpoint.
-            inner = next(iter(model.get_submodule(name).children()))
+            inside = model.get_submodule(name).modules()
+            inner = next(each for each in inside if not list(each.children()))
 
             def count(*_: object, name: str = name) -> None:
                 counts[name] += 1
@@ -262,46 +237,45 @@ def counted(script: SimpleNamespace, names: list[str]) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=lambda c: c["model_type"])
-@pytest.mark.parametrize("groups", [((0,), (1,)), ((0, 1),)], ids=["single", "long"])
-def test_exactly_the_planned_blocks_run_twice(
-    config: dict[str, Any], groups: tuple[tuple[int, ...], ...], tmp_path: Path
-) -> None:
-    script = opened(tiny_plan(config, tmp_path, *groups))
-    counts = counted(script, BLOCKS[config["model_type"]])
-    # 2 micro-batches; blocks 0 and 1 are recomputed
-    assert list(counts.values()) == [4, 4, 2, 2]
-
-
-def mixed_segments(config: dict[str, Any]) -> tuple[Segment, ...]:
-    """Return a nested segment of two blocks, and two blocks that save products."""
+def segments_of(config: dict[str, Any], kind: str) -> tuple[Segment, ...]:
+    """Return what is done with the four blocks of a model."""
     first, second, third, fourth = BLOCKS[config["model_type"]]
-    return (
-        Segment((first, second), nested=True),
-        Segment((third,), mode="selective", saved_ops=PRODUCTS),
-        Segment((fourth,), mode="selective", saved_ops=PRODUCTS[:1]),
-    )
+    return {
+        "kept": (),
+        "single": (Segment((first,)), Segment((second,))),
+        "long": (Segment((first, second)), Segment((third, fourth))),
+        "long and single": (Segment((first, second)), Segment((fourth,))),
+        "nested and selective": (
+            Segment((first, second), nested=True),
+            Segment((third,), mode="selective", saved_ops=PRODUCTS),
+            Segment((fourth,), mode="selective", saved_ops=PRODUCTS[:1]),
+        ),
+    }[kind]
+
+
+# How often blocks run in a micro-batch. The last block of a nested segment runs twice,
+# not three times.
+RUNS = {
+    "kept": [1, 1, 1, 1],
+    "single": [2, 2, 1, 1],
+    "long": [2, 2, 2, 2],
+    "long and single": [2, 2, 1, 2],
+    "nested and selective": [3, 2, 2, 2],
+}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 @pytest.mark.parametrize("config", [GPT2, LLAMA, T5], ids=lambda c: c["model_type"])
-def test_nested_and_selective_segments_train_exactly_as_a_plain_loop(
-    config: dict[str, Any], precision: str, tmp_path: Path
+@pytest.mark.parametrize("kind", RUNS)
+def test_the_script_trains_exactly_as_a_plain_loop_and_recomputes_as_planned(
+    config: dict[str, Any], kind: str, precision: str, tmp_path: Path
 ) -> None:
-    segments = mixed_segments(config)
+    segments = segments_of(config, kind)
     script = opened(tiny_plan(config, tmp_path, segments=segments, precision=precision))
     expected = plain_losses(script, None if precision == "fp32" else torch.bfloat16)
     assert script.main(RUN) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=lambda c: c["model_type"])
-def test_nested_and_selective_blocks_run_as_often_as_planned(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
-    script = opened(tiny_plan(config, tmp_path, segments=mixed_segments(config)))
     counts = counted(script, BLOCKS[config["model_type"]])
-    # 2 micro-batches; the last block of the nested segment runs twice, not three times.
-    assert list(counts.values()) == [6, 4, 4, 4]
+    assert list(counts.values()) == [2 * each for each in RUNS[kind]]  # micro-batches
 
 
 class Products(TorchDispatchMode):
@@ -551,14 +525,6 @@ def test_a_callable_optimizer_is_imported_by_its_name(tmp_path: Path) -> None:
     assert type(made) is torch.optim.Adam
 
 
-def test_an_optimizer_that_cannot_be_imported_is_left_to_fill_in(
-    tmp_path: Path,
-) -> None:
-    script = opened(tiny_plan(GPT2, tmp_path, optimizer="__main__.<lambda>"))
-    with pytest.raises(SystemExit, match=r"Fill in make_optimizer.*<lambda>"):
-        script.main(RUN)
-
-
 def test_a_live_transformers_model_is_built_from_its_config(tmp_path: Path) -> None:
     config = transformers.GPT2Config(**GPT2, attn_implementation="eager")
     live = transformers.GPT2LMHeadModel(config)
@@ -616,18 +582,35 @@ def test_weights_of_a_hub_id_are_loaded_only_on_request() -> None:
     compile(source, "train.py", "exec")
 
 
-@pytest.mark.parametrize("class_name", ["", "diffusers.UNet2DConditionModel"])
-def test_a_hub_id_of_another_library_is_left_to_fill_in(class_name: str) -> None:
-    plan = plan_of("org/model-1.0")
-    model = replace(plan.model, class_name=class_name)
-    script = opened(replace(plan, model=model))
-    with pytest.raises(SystemExit, match="Fill in build_model"):
-        script.main(RUN)
+FILL_IN: dict[str, tuple[Callable[[Path], Plan], str]] = {
+    "optimizer": (
+        lambda folder: tiny_plan(GPT2, folder, optimizer="__main__.<lambda>"),
+        r"Fill in make_optimizer.*<lambda>",
+    ),
+    "hub id of no known class": (
+        lambda _: plan_of("org/model-1.0", model=sample_model(class_name="")),
+        "Fill in build_model",
+    ),
+    "hub id of another library": (
+        lambda _: plan_of(
+            "org/model-1.0",
+            model=sample_model(class_name="diffusers.UNet2DConditionModel"),
+        ),
+        "Fill in build_model",
+    ),
+    "model from memory": (
+        lambda _: plan_of(None),
+        r"Fill in build_model.*1711376384 param",
+    ),
+}
 
 
-def test_a_model_from_memory_is_left_to_fill_in() -> None:
-    script = opened(plan_of(None))
-    with pytest.raises(SystemExit, match=r"Fill in build_model.*1711376384 param"):
+@pytest.mark.parametrize(("make", "said"), FILL_IN.values(), ids=FILL_IN)
+def test_what_a_script_cannot_know_is_left_to_fill_in(
+    make: Callable[[Path], Plan], said: str, tmp_path: Path
+) -> None:
+    script = opened(make(tmp_path))
+    with pytest.raises(SystemExit, match=said):
         script.main(RUN)
 
 

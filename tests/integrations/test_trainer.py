@@ -38,6 +38,9 @@ from tests.integrations.tiny_training import (  # noqa: E402
     Samples,
     blocks_of,
     count_block_runs,
+    defined_by,
+    losses_of,
+    make_quiet,
     mixed_segments,
     plan_for,
     runs,
@@ -73,9 +76,7 @@ def trained(
         callbacks=list(callbacks),
         **options,
     )
-    trainer.remove_callback(transformers.PrinterCallback)
-    trainer.train()
-    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return losses_of(trainer)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -449,9 +450,7 @@ def test_micro_batches_have_the_gradient_of_the_large_batch(
         precision="fp32",
         optimizer="adamw_torch",
     )
-    names: dict[str, Any] = {"__name__": "settings"}
-    text = trainer_module.export_text(plan, "plan.json")
-    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    names = defined_by(trainer_module.export_text(plan, "plan.json"))
     samples = [{name: value[n] for name, value in batch.items()} for n in range(4)]
     model.train()(**batch).loss.backward()
     gradients = (parameter.grad for parameter in model.parameters())
@@ -521,15 +520,11 @@ def test_the_exported_text_makes_a_trainer_that_trains(tmp_path: Path) -> None:
     text = trainer_module.export_text(
         Plan.load(tmp_path / "plan.json"), str(tmp_path / "plan.json")
     )
-    names: dict[str, Any] = {"__name__": "settings"}
-    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    names = defined_by(text)
     counts = count_block_runs(model)
 
     built = names["make_trainer"](model, Samples())
-    for name, value in QUIET.items():
-        if name != "use_cpu":
-            setattr(built.args, name, value)
-    built.remove_callback(transformers.PrinterCallback)
+    make_quiet(built, QUIET)
     built.train()
 
     assert runs(counts) == [3, 2, 2, 1]
@@ -573,8 +568,7 @@ def test_the_exported_text_hands_in_an_optimizer_that_the_plan_builds(
     plan = plan_for(model, gradient_accumulation_steps=1, optimizer_in_backward=True)
     plan.save(tmp_path / "plan.json")
     text = trainer_module.export_text(plan, str(tmp_path / "plan.json"))
-    names: dict[str, Any] = {"__name__": "settings"}
-    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    names = defined_by(text)
     built = names["make_trainer"](model, Samples())
     assert type(built.optimizer).__name__ == "OptimizerInBackward"
     assert built.optimizer.param_groups[0]["lr"] == built.args.learning_rate

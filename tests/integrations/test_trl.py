@@ -26,6 +26,9 @@ from tests.integrations.tiny_training import (
     STEPS,
     blocks_of,
     count_block_runs,
+    defined_by,
+    losses_of,
+    make_quiet,
     mixed_segments,
     plan_for,
     runs,
@@ -68,9 +71,7 @@ def trained(model: nn.Module, args: Any, *callbacks: Any) -> list[float]:
         processing_class=word_tokenizer(),
         callbacks=list(callbacks),
     )
-    trainer.remove_callback(transformers.PrinterCallback)
-    trainer.train()
-    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    return losses_of(trainer)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
@@ -121,15 +122,11 @@ def test_the_exported_text_makes_an_sft_trainer_that_trains(tmp_path: Path) -> N
     plan = plan_for(model, (Segment(tuple(blocks_of(model)[1:3])),))
     plan.save(tmp_path / "plan.json")
     text = trl_module.export_text(plan, str(tmp_path / "plan.json"))
-    names: dict[str, Any] = {"__name__": "settings"}
-    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    names = defined_by(text)
     counts = count_block_runs(model)
 
     built = names["make_trainer"](model, sft_texts(), word_tokenizer())
-    for name, value in QUIET.items():
-        if name != "use_cpu":
-            setattr(built.args, name, value)
-    built.remove_callback(transformers.PrinterCallback)
+    make_quiet(built, QUIET)
     built.train()
 
     assert runs(counts) == [1, 2, 2, 1]
@@ -164,16 +161,12 @@ def test_the_exported_text_makes_a_dpo_trainer_that_trains(
     plan.save(tmp_path / "plan.json")
     plan = dataclasses.replace(plan, source=SimpleNamespace(model=model))
     text = trl_module.dpo_text(plan, str(tmp_path / "plan.json"))
-    made: dict[str, Any] = {"__name__": "settings"}
-    exec(compile(text, "settings.py", "exec"), made)  # noqa: S102
+    made = defined_by(text)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Training with")
         built = made["make_trainer"](model, preferences(), word_tokenizer())
-        for name, value in QUIET.items():
-            if name != "use_cpu":
-                setattr(built.args, name, value)
-        built.remove_callback(transformers.PrinterCallback)
+        make_quiet(built, QUIET)
         counts = count_block_runs(model)  # what was said before training is known
         built.train()
 

@@ -23,7 +23,7 @@ from budgetfit.integrations.exports import lightning as lightning_export
 from budgetfit.integrations.exports.trainer_arguments import settings
 from tests.gloo_ranks import on_ranks
 from tests.integrations.test_ranks_exports import one_process, samples
-from tests.integrations.tiny_training import plan_for, tiny_model
+from tests.integrations.tiny_training import defined_by, plan_for, tiny_model
 from tests.zero_ranks import deepspeed_of_its_own
 
 RANKS = 2
@@ -45,8 +45,7 @@ def _scripts(folder: str) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     own = samples(2 * RANKS * 2)[int(os.environ["RANK"]) :: RANKS]
     for stage in STAGES:
-        script: dict[str, Any] = {"__name__": "script"}
-        exec(plan_of(stage).to_torch_script(), script)  # noqa: S102 - our own
+        script = defined_by(plan_of(stage).to_torch_script())
         script["build_model"] = lambda: tiny_model("llama")
         words = ["--lr", "1e-2", "--max-grad-norm", "0.5", "--device", "cpu"]
         place = f"{folder}/{stage}"

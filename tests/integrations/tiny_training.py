@@ -130,6 +130,28 @@ def word_tokenizer() -> Any:
     )
 
 
+def defined_by(source: str) -> dict[str, Any]:
+    """Run an exported program's source as a module; return what it defines."""
+    names: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(source, "exported.py", "exec"), names)  # noqa: S102 - our own
+    return names
+
+
+def make_quiet(trainer: transformers.Trainer, settings: dict[str, Any]) -> None:
+    """Change arguments of a trainer that was made already, and print nothing."""
+    for name, value in settings.items():
+        if name != "use_cpu":
+            setattr(trainer.args, name, value)
+    trainer.remove_callback(transformers.PrinterCallback)
+
+
+def losses_of(trainer: transformers.Trainer) -> list[float]:
+    """Train, and return the logged losses."""
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
 def count_block_runs(model: nn.Module) -> Counter[str]:
     """Count how often each block's forward runs, recomputation included."""
     counts: Counter[str] = Counter()

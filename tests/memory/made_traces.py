@@ -34,7 +34,7 @@ class TraceMaker:
         self._phases: list[Phase] = []
         self._passes: list[BlockPass] = []
 
-    def born(
+    def malloc(
         self,
         name: str,
         fixed_bytes: int = 0,
@@ -50,10 +50,10 @@ class TraceMaker:
 
     def scratch(self, name: str, rule: str, *arguments: Affine, part: int = 0) -> None:
         """Allocate a storage that a kernel rule sizes."""
-        self.born(name, category="temporaries")
+        self.malloc(name, category="temporaries")
         self._scratch[self._index[name]] = KernelScratch(rule, arguments, part)
 
-    def die(self, *names: str) -> None:
+    def free(self, *names: str) -> None:
         """Free storages, in this order."""
         self._events += [-(self._index[name] + 1) for name in names]
 

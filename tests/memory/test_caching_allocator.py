@@ -206,43 +206,24 @@ def test_all_events_at_once_are_as_one_by_one(
         assert getattr(done, name) == highest
 
 
-def begun(
+@given(requests, requests)
+def test_a_copy_and_a_restored_state_go_on_as_the_original_does(
     first: list[int | float], second: list[int | float]
-) -> tuple[CachingAllocator, list[int], list[int]]:
-    """Return an allocator after the first requests, the events to come, and sizes."""
+) -> None:
     events, asked = program([*first, *second])
     rounded = [round_bytes(each) for each in asked]
     cut = len(program(first)[0])
     quick = CachingAllocator(300 * MIB)
     quick.run(events[:cut], rounded)
-    return quick, events[cut:], rounded
-
-
-@given(requests, requests)
-def test_a_copy_goes_on_as_the_original_does(
-    first: list[int | float], second: list[int | float]
-) -> None:
-    quick, later, rounded = begun(first, second)
-    if quick.failed_event is None:
-        copy = quick.copy()
-        once = quick.run(later, rounded), quick.retries, quick.failed_event
-        again = copy.run(later, rounded), copy.retries, copy.failed_event
-        assert repr(once) == repr(again)
-
-
-@given(requests, requests)
-def test_a_restored_state_goes_on_as_it_did(
-    first: list[int | float], second: list[int | float]
-) -> None:
-    quick, later, rounded = begun(first, second)
-    if quick.failed_event is None:
-        before = quick.state()
-        runs = []
-        for _ in range(3):
-            runs.append((repr(quick.run(later, rounded)), quick.state()))
-            quick.restore(before)
-            assert quick.state() == before
-        assert runs[0] == runs[1] == runs[2]
+    if quick.failed_event is not None:
+        return
+    before, copy = quick.state(), quick.copy()
+    runs = [(repr(copy.run(events[cut:], rounded)), copy.state())]
+    for _ in range(3):
+        assert quick.state() == before
+        runs.append((repr(quick.run(events[cut:], rounded)), quick.state()))
+        quick.restore(before)
+    assert runs == runs[:1] * 4
 
 
 @pytest.mark.parametrize("wait", [[1, 2], [2, 1, 0], [1, 2, 3, -3], [2, 1, -1]])

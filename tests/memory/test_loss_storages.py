@@ -14,16 +14,16 @@ LAYERS = ("", "blocks.0", "head", "side", "blocks")
 def step(*, loss_layer: int, head_layer: int = 2) -> TraceMaker:
     made = TraceMaker("blocks.0", layers=LAYERS)
     with made.phase("forward", 0):
-        made.born("mask", 2 * MIB, layer=0)
+        made.malloc("mask", 2 * MIB, layer=0)
         with made.block(0, "forward", 0, gives="x"):
-            made.born("x", 4 * MIB, layer=1)
-        made.born("logits", 8 * MIB, layer=head_layer)
-        made.born("loss", per_sample=LARGE, layer=loss_layer)
+            made.malloc("x", 4 * MIB, layer=1)
+        made.malloc("logits", 8 * MIB, layer=head_layer)
+        made.malloc("loss", per_sample=LARGE, layer=loss_layer)
     with made.phase("backward", 0):
-        made.born("gloss", per_sample=LARGE, layer=loss_layer)
+        made.malloc("gloss", per_sample=LARGE, layer=loss_layer)
         with made.block(0, "backward", 0):
-            made.born("gx", 2 * MIB, layer=0)
-        made.die("x", "logits", "loss", "gloss", "gx", "mask")
+            made.malloc("gx", 2 * MIB, layer=0)
+        made.free("x", "logits", "loss", "gloss", "gx", "mask")
     return made
 
 
@@ -54,7 +54,7 @@ def test_a_module_that_holds_a_block_makes_logits_and_loss_too() -> None:
 def test_without_blocks_nothing_is_known_to_be_a_loss() -> None:
     made = TraceMaker(layers=LAYERS)
     with made.phase("forward", 0):
-        made.born("x", 4 * MIB, layer=0)
+        made.malloc("x", 4 * MIB, layer=0)
     with made.phase("backward", 0):
-        made.die("x")
+        made.free("x")
     assert not np.any(loss_storages(made.trace()))

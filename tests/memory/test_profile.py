@@ -45,41 +45,41 @@ def chain_trace(
     made = TraceMaker("a", "b", "c")
     inside = {block: tuple(part) for part in segments for block in part}
     with made.phase("setup", -1):
-        made.born("w", 3 * WEIGHT * MIB, category="parameters")
+        made.malloc("w", 3 * WEIGHT * MIB, category="parameters")
     with made.phase("forward"):
-        made.born("batch", 2 * MIB, category="batch")
-        made.born("x0", per_sample=HIDDEN[0] * MIB)
+        made.malloc("batch", 2 * MIB, category="batch")
+        made.malloc("x0", per_sample=HIDDEN[0] * MIB)
         for block in range(3):
             with made.block(block, "forward", takes=f"x{block}", gives=f"x{block + 1}"):
                 _forward(made, block, f"x{block + 1}", f"s{block}")
                 if block in inside:
-                    made.die(f"s{block}")
+                    made.free(f"s{block}")
                     if block != inside[block][0]:
-                        made.die(f"x{block}")
-        made.born("logits", per_sample=2 * MIB)
-        made.die("x3")
+                        made.free(f"x{block}")
+        made.malloc("logits", per_sample=2 * MIB)
+        made.free("x3")
     with made.phase("backward"):
-        made.born("g3", per_sample=HIDDEN[3] * MIB)
-        made.die("logits")
+        made.malloc("g3", per_sample=HIDDEN[3] * MIB)
+        made.free("logits")
         for block in (2, 1, 0):
             with made.block(block, "backward"):
                 part = inside.get(block, ())
                 if part and block == part[-1]:
                     _recompute(made, part)
                 _backward(made, block, weights=weights)
-        made.die("g0")
+        made.free("g0")
     with made.phase("optimizer"):
-        made.born("m", 3 * WEIGHT * MIB, category="optimizer_state")
-        made.die("batch", *(f"gw{block}" for block in range(3) if weights))
+        made.malloc("m", 3 * WEIGHT * MIB, category="optimizer_state")
+        made.free("batch", *(f"gw{block}" for block in range(3) if weights))
     return made.trace()
 
 
 def _forward(made: TraceMaker, block: int, output: str, saved: str) -> None:
-    made.born(f"t {saved}", per_sample=6 * MIB)
-    made.born(saved, per_sample=SAVED[block] * MIB)
-    made.die(f"t {saved}")
+    made.malloc(f"t {saved}", per_sample=6 * MIB)
+    made.malloc(saved, per_sample=SAVED[block] * MIB)
+    made.free(f"t {saved}")
     if output:
-        made.born(output, per_sample=HIDDEN[block + 1] * MIB)
+        made.malloc(output, per_sample=HIDDEN[block + 1] * MIB)
 
 
 def _recompute(made: TraceMaker, part: tuple[int, ...]) -> None:
@@ -89,12 +89,12 @@ def _recompute(made: TraceMaker, part: tuple[int, ...]) -> None:
 
 
 def _backward(made: TraceMaker, block: int, *, weights: bool) -> None:
-    made.born(f"gt{block}", per_sample=8 * MIB)
-    made.die(f"s{block}")
+    made.malloc(f"gt{block}", per_sample=8 * MIB)
+    made.free(f"s{block}")
     if weights:
-        made.born(f"gw{block}", WEIGHT * MIB, category="gradients")
-    made.born(f"g{block}", per_sample=HIDDEN[block] * MIB)
-    made.die(f"gt{block}", f"g{block + 1}", f"x{block}")
+        made.malloc(f"gw{block}", WEIGHT * MIB, category="gradients")
+    made.malloc(f"g{block}", per_sample=HIDDEN[block] * MIB)
+    made.free(f"gt{block}", f"g{block + 1}", f"x{block}")
 
 
 EVERY = ((0,), (1,), (2,))
@@ -224,20 +224,20 @@ def between(*, frees_only: bool) -> StepTrace:
     """Two blocks; between them something dies, or something is made as well."""
     made = TraceMaker("a", "b")
     with made.phase("forward"):
-        made.born("x0", 2 * MIB)
+        made.malloc("x0", 2 * MIB)
         with made.block(0, "forward", takes="x0", gives="x1"):
-            made.born("x1", 2 * MIB)
-        made.die("x0")
+            made.malloc("x1", 2 * MIB)
+        made.free("x0")
         if not frees_only:
-            made.born("mask", 4 * MIB)
+            made.malloc("mask", 4 * MIB)
         with made.block(1, "forward", takes="x1", gives="x2"):
-            made.born("x2", 2 * MIB)
+            made.malloc("x2", 2 * MIB)
     with made.phase("backward"):
         with made.block(1, "backward"):
-            made.born("g1", 2 * MIB)
-            made.die("x2")
+            made.malloc("g1", 2 * MIB)
+            made.free("x2")
         with made.block(0, "backward"):
-            made.die("x1", "g1")
+            made.free("x1", "g1")
     return made.trace()
 
 
@@ -258,13 +258,13 @@ def test_what_recomputing_changes_elsewhere_counts_for_every_plan() -> None:
     def with_extra(mib: int) -> StepTrace:
         made = TraceMaker("a")
         with made.phase("setup", -1):
-            made.born("w", (4 + mib) * MIB)
+            made.malloc("w", (4 + mib) * MIB)
         with made.phase("forward"):
-            made.born("x", (2 + mib) * MIB)
+            made.malloc("x", (2 + mib) * MIB)
             with made.block(0, "forward", takes="x", gives="y"):
-                made.born("y", 2 * MIB)
+                made.malloc("y", 2 * MIB)
         with made.phase("backward"), made.block(0, "backward"):
-            made.die("x", "y")
+            made.free("x", "y")
         return made.trace()
 
     profile = chain_profile(
@@ -288,13 +288,13 @@ def test_copies_that_live_to_the_end_of_the_forward_are_cached_and_not_saved() -
     with made.phase("forward"):
         for block in range(2):
             with made.block(block, "forward"):
-                made.born(f"copy {block}", 6 * MIB)
-                made.born(f"s{block}", 2 * MIB)
-        made.die("copy 0", "copy 1")
+                made.malloc(f"copy {block}", 6 * MIB)
+                made.malloc(f"s{block}", 2 * MIB)
+        made.free("copy 0", "copy 1")
     with made.phase("backward"):
         for block in (1, 0):
             with made.block(block, "backward"):
-                made.die(f"s{block}")
+                made.free(f"s{block}")
     profile = chain_profile(made.trace(), None, measured_at(1))
     kept = [block.keep for block in profile.blocks[:2]]
     assert [option.cached_bytes // MIB for option in kept] == [6, 6]
@@ -310,9 +310,9 @@ def test_only_the_last_micro_step_counts() -> None:
         key = f"{step}{micro_step}"
         now = step, micro_step
         with made.phase("forward", *now), made.block(0, "forward", *now):
-            made.born(f"s{key}", size * MIB)
+            made.malloc(f"s{key}", size * MIB)
         with made.phase("backward", *now), made.block(0, "backward", *now):
-            made.die(f"s{key}")
+            made.free(f"s{key}")
     trace = made.trace()
     assert steady_micro_step(trace) == (1, 1)
     profile = chain_profile(trace, None, measured_at(1))

@@ -100,33 +100,11 @@ def allocate(
 @pytest.mark.parametrize("options", SETTINGS, ids=lambda each: each.text)
 @settings(deadline=None)
 @given(todo=operations)
-def test_allocated_is_the_sum_of_live_blocks_and_never_above_reserved(
+def test_live_blocks_add_up_never_overlap_repeat_and_leave_nothing(
     options: AllocatorSettings, todo: list[Any]
 ) -> None:
-    run(ReferenceAllocator(DEVICE_BYTES, options), todo)
-
-
-@pytest.mark.parametrize("options", SETTINGS, ids=lambda each: each.text)
-@settings(deadline=None)
-@given(todo=operations)
-def test_after_everything_is_freed_and_the_cache_emptied_nothing_is_reserved(
-    options: AllocatorSettings, todo: list[Any]
-) -> None:
-    allocator = ReferenceAllocator(DEVICE_BYTES, options)
-    for block in run(allocator, todo):
-        allocator.free(block)
-    assert allocator.allocated_bytes == 0
-    allocator.empty_cache()
-    assert allocator.reserved_bytes == 0
-
-
-@pytest.mark.parametrize("options", SETTINGS, ids=lambda each: each.text)
-@settings(deadline=None)
-@given(todo=operations)
-def test_live_blocks_of_a_pool_never_overlap(
-    options: AllocatorSettings, todo: list[Any]
-) -> None:
-    live = run(ReferenceAllocator(DEVICE_BYTES, options), todo)
+    allocator, other = (ReferenceAllocator(DEVICE_BYTES, options) for _ in range(2))
+    live, again = run(allocator, todo), run(other, todo)
     for pool in {block.pool for block in live}:
         spans = sorted(
             (block.address, block.address + block.size_bytes)
@@ -134,20 +112,14 @@ def test_live_blocks_of_a_pool_never_overlap(
             if block.pool is pool
         )
         assert all(below_end <= start for (_, below_end), (start, _) in pairwise(spans))
-
-
-@pytest.mark.parametrize("options", SETTINGS, ids=lambda each: each.text)
-@settings(deadline=None)
-@given(todo=operations)
-def test_the_same_operations_give_the_same_bytes(
-    options: AllocatorSettings, todo: list[Any]
-) -> None:
-    results = []
-    for _ in range(2):
-        allocator = ReferenceAllocator(DEVICE_BYTES, options)
-        sizes_bytes = [block.size_bytes for block in run(allocator, todo)]
-        results.append((sizes_bytes, allocator.reserved_bytes, allocator.retries))
-    assert results[0] == results[1]
+    assert [each.size_bytes for each in live] == [each.size_bytes for each in again]
+    assert allocator.reserved_bytes == other.reserved_bytes
+    assert allocator.retries == other.retries
+    for block in live:
+        allocator.free(block)
+    assert allocator.allocated_bytes == 0
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 0
 
 
 @pytest.mark.parametrize("options", SETTINGS[:-1], ids=lambda each: each.text)

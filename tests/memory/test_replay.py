@@ -30,25 +30,25 @@ def two_blocks(steps: int = 1) -> StepTrace:
     """Weights 40 MiB, an activation of 20 MiB a sample for each of two blocks."""
     made = TraceMaker("a", "b", layers=("a", "b"))
     with made.phase("setup", -1):
-        made.born("w", 40 * MIB, category="parameters", layer=0)
+        made.malloc("w", 40 * MIB, category="parameters", layer=0)
     for step in range(steps):
         with made.phase("forward", step):
-            made.born("batch", LARGE, category="batch")
+            made.malloc("batch", LARGE, category="batch")
             with made.block(0, "forward", step, takes="batch", gives="x"):
-                made.born("x", per_sample=LARGE, layer=0)
+                made.malloc("x", per_sample=LARGE, layer=0)
             with made.block(1, "forward", step, takes="x", gives="y"):
-                made.born("y", per_sample=LARGE, layer=1)
+                made.malloc("y", per_sample=LARGE, layer=1)
         with made.phase("backward", step):
             with made.block(1, "backward", step):
-                made.born("gy", per_sample=LARGE, category="temporaries", layer=1)
-                made.die("y")
+                made.malloc("gy", per_sample=LARGE, category="temporaries", layer=1)
+                made.free("y")
             with made.block(0, "backward", step):
-                made.born("gw", 40 * MIB, category="gradients", layer=0)
-                made.die("x", "gy")
+                made.malloc("gw", 40 * MIB, category="gradients", layer=0)
+                made.free("x", "gy")
         with made.phase("optimizer", step):
             if step == 0:
-                made.born("m", 40 * MIB, category="optimizer_state", layer=0)
-            made.die("gw", "batch")
+                made.malloc("m", 40 * MIB, category="optimizer_state", layer=0)
+            made.free("gw", "batch")
     return made.trace()
 
 
@@ -124,7 +124,7 @@ def test_a_last_step_that_leaves_something_is_not_played_again() -> None:
     made = TraceMaker()
     for step in (0, 1):
         with made.phase("forward", step):
-            made.born(f"kept {step}", LARGE)
+            made.malloc(f"kept {step}", LARGE)
     assert {point.step for point in replay(made.trace(), 1, ADA).points} == {0, 1}
 
 
@@ -149,9 +149,9 @@ def fragmented() -> StepTrace:
     """30 MiB come and go, then 40 MiB are wanted."""
     made = TraceMaker()
     with made.phase("forward"):
-        made.born("first", 30 * MIB)
-        made.die("first")
-        made.born("second", 40 * MIB)
+        made.malloc("first", 30 * MIB)
+        made.free("first")
+        made.malloc("second", 40 * MIB)
     return made.trace()
 
 
@@ -208,7 +208,7 @@ def test_a_kernels_scratch_is_the_cards_to_size() -> None:
     with made.phase("forward"):
         made.scratch("workspace", "cublas_workspace", Affine(2, 0), Affine(13, 0))
         made.scratch("temporary", "buffer", Affine(MIB, LARGE))
-        made.die("temporary")
+        made.free("temporary")
     trace = made.trace()
 
     def sizes(gpu: str, batch_size: int) -> list[int]:
@@ -222,7 +222,7 @@ def test_a_kernels_scratch_is_the_cards_to_size() -> None:
 def test_a_trace_of_one_batch_size_is_not_stretched_to_another() -> None:
     made = TraceMaker()
     with made.phase("forward"):
-        made.born("x", MIB)
+        made.malloc("x", MIB)
     trace = made.trace(batch_sizes=(4,))
     assert replay(trace, 4, ADA).failed_bytes is None
     with pytest.raises(ValueError, match="holds for batch size 4 only, not for 5"):
@@ -232,9 +232,9 @@ def test_a_trace_of_one_batch_size_is_not_stretched_to_another() -> None:
 def test_blocks_are_requests_rounded_up_with_tails_too_small_to_split() -> None:
     made = TraceMaker()
     with made.phase("forward"):
-        made.born("one byte", 1)
-        made.born("nothing", 0)
-        made.born("almost", 20 * MIB - 512)  # a segment of 20 MiB: 512 stay with it
+        made.malloc("one byte", 1)
+        made.malloc("nothing", 0)
+        made.malloc("almost", 20 * MIB - 512)  # a segment of 20 MiB: 512 stay with it
     sizes = block_bytes(made.trace(), 1, device_properties(ADA))
     assert sizes.tolist() == [512, 0, 20 * MIB]
     with pytest.raises(ValueError, match="read-only"):  # others get the same array
@@ -287,9 +287,9 @@ def random_trace(storages: list[Storage], unit: int = 1) -> StepTrace:
             ):
                 row = storages[index]
                 sizes = row.fixed_bytes // unit * unit, row.per_sample // unit * unit
-                made.born(str(index), *sizes, row.category, row.layer)
+                made.malloc(str(index), *sizes, row.category, row.layer)
                 dying = (k for k in range(index + 1) if k + storages[k].life == index)
-                made.die(*map(str, dying))
+                made.free(*map(str, dying))
     return made.trace()
 
 

@@ -24,11 +24,11 @@ ADA = find_gpu("rtx-4090")
 def test_nothing_is_a_phase_too() -> None:
     made = TraceMaker()
     with made.phase("forward"):
-        made.born("x", MIB)
+        made.malloc("x", MIB)
     with made.phase("backward"):
         pass
     with made.phase("optimizer"):
-        made.die("x")
+        made.free("x")
     assert [row.phase for row in event_ranges(made.trace())] == [
         "forward",
         "backward",
@@ -40,20 +40,20 @@ def two_micro_steps(steps: int = 2) -> StepTrace:
     """An activation of 20 MiB a sample; the last batch outlives its micro-step."""
     made = TraceMaker()
     with made.phase("setup", -1):
-        made.born("w", 40 * MIB, category="parameters")
+        made.malloc("w", 40 * MIB, category="parameters")
     for step in range(steps):
         for micro_step in (0, 1):
             with made.phase("forward", step, micro_step):
-                made.born(f"batch {micro_step}", per_sample=2 * MIB, category="batch")
-                made.born("x", per_sample=20 * MIB)
+                made.malloc(f"batch {micro_step}", per_sample=2 * MIB, category="batch")
+                made.malloc("x", per_sample=20 * MIB)
             with made.phase("backward", step, micro_step):
                 if micro_step == 0:
-                    made.born("gw", 40 * MIB, category="gradients")
-                made.die("x")
+                    made.malloc("gw", 40 * MIB, category="gradients")
+                made.free("x")
                 if micro_step == 0:
-                    made.die("batch 0")
+                    made.free("batch 0")
         with made.phase("optimizer", step, 1):
-            made.die("gw", "batch 1")
+            made.free("gw", "batch 1")
     return made.trace()
 
 
@@ -128,31 +128,31 @@ def test_what_is_not_run_again_would_have_done_the_same(
     """Storages live for so many others; the last batch outlives its micro-step."""
     made = TraceMaker()
     with made.phase("setup", -1):
-        made.born("w", 3 * MIB)
+        made.malloc("w", 3 * MIB)
     for step in (0, 1):
         for micro_step in (0, 1):
             with made.phase("forward", step, micro_step):
-                made.born(f"batch {micro_step}", per_sample=MIB)
+                made.malloc(f"batch {micro_step}", per_sample=MIB)
                 for index, (size, _) in enumerate(storages):
-                    made.born(str(index), size, per_sample=512)
+                    made.malloc(str(index), size, per_sample=512)
                     done = (n for n in range(index) if n + storages[n][1] == index)
-                    made.die(*map(str, done))
+                    made.free(*map(str, done))
             with made.phase("backward", step, micro_step):
                 last = len(storages)
                 for n in range(last - 1, -1, -1):
                     if micro_step == 0:
-                        made.born(f"gradient {n}", storages[n][0])
+                        made.malloc(f"gradient {n}", storages[n][0])
                     if n + storages[n][1] >= last:
-                        made.die(str(n))
+                        made.free(str(n))
                 if micro_step == 0:
-                    made.die("batch 0")
+                    made.free("batch 0")
         with made.phase("optimizer", step, 1):
             for n, (size, _) in enumerate(storages):
                 if step == 0:
-                    made.born(f"state {n}", size)
-                made.born(f"update {n}", size)
-                made.die(f"update {n}", f"gradient {n}")
-            made.die("batch 1")
+                    made.malloc(f"state {n}", size)
+                made.malloc(f"update {n}", size)
+                made.free(f"update {n}", f"gradient {n}")
+            made.free("batch 1")
     trace = made.trace()
     points = replay(trace, 2, ADA, limit_bytes=UNLIMITED_BYTES, micro_steps=5).points
     assert [(each.allocated_bytes, each.reserved_bytes) for each in points] == [
@@ -164,7 +164,7 @@ def test_what_is_not_run_again_would_have_done_the_same(
 def test_a_trace_of_one_micro_step_is_played_as_it_is() -> None:
     made = TraceMaker()
     with made.phase("forward"):
-        made.born("x", MIB)
+        made.malloc("x", MIB)
     trace = made.trace()
     assert with_micro_steps(trace, 8) == (list(event_ranges(trace)), [1])
 
@@ -186,7 +186,7 @@ def test_a_last_step_that_leaves_something_has_no_step_of_another_size_after_it(
     made = TraceMaker()
     for step in (0, 1):
         with made.phase("forward", step):
-            made.born(f"kept {step}", MIB)
+            made.malloc(f"kept {step}", MIB)
     with pytest.raises(ValueError, match="cannot be repeated"):
         replay(made.trace(), 1, ADA, then_batch_sizes=(1,))
 
@@ -198,17 +198,17 @@ def holding_outputs(steps: int = 2, *, leak: bool = False) -> StepTrace:
     """Outputs of 30 MiB a sample live until the next forward has made new ones."""
     made = TraceMaker()
     with made.phase("setup", -1):
-        made.born("w", 40 * MIB, category="parameters")
+        made.malloc("w", 40 * MIB, category="parameters")
     for step in range(steps):
         with made.phase("forward", step):
-            made.born("x", per_sample=20 * MIB)
-            made.born(f"outputs {step}", per_sample=30 * MIB)
+            made.malloc("x", per_sample=20 * MIB)
+            made.malloc(f"outputs {step}", per_sample=30 * MIB)
             if leak:
-                made.born(f"lost {step}", MIB)
+                made.malloc(f"lost {step}", MIB)
             if step:
-                made.die(f"outputs {step - 1}")
+                made.free(f"outputs {step - 1}")
         with made.phase("backward", step):
-            made.die("x")
+            made.free("x")
         with made.phase("optimizer", step):
             pass
     return made.trace()

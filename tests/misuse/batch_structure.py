@@ -15,19 +15,19 @@ from tests.misuse.training import (
     accumulating,
     applied,
     assert_same_weights,
+    assert_steps_as_plain,
     assert_trains_as_plain,
     batches,
     faster,
     options_of,
     plain_losses,
+    step_unharmed,
 )
 from tests.models import still, text
 
 
 def _step(batch: Any, run: Run | None = None) -> None:  # noqa: ANN401
-    run = applied() if run is None else run
-    with unharmed(run.model):
-        run.step(batch)
+    step_unharmed(applied() if run is None else run, batch)
 
 
 def _stack_batch(**changes: Any) -> dict[str, Any]:
@@ -67,10 +67,7 @@ def longer_samples_than_planned() -> None:
 @right()
 def fewer_samples_than_planned() -> None:
     """A last batch of one sample."""
-    run = applied()
-    data = [*batches(1), *batches(1, samples=1)]
-    losses = [run.step(batch).item() for batch in data]
-    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+    assert_steps_as_plain(applied(), [*batches(1), *batches(1, samples=1)])
 
 
 @right()
@@ -299,8 +296,7 @@ def a_state_with_its_graph() -> None:
     weight = torch.ones(16, requires_grad=True)
     carried = {**batch, "x": (batch["x"] * weight).exp()}
     run.step(carried)
-    with unharmed(run.model):
-        run.step(carried)
+    step_unharmed(run, carried)
 
 
 @right()
@@ -314,25 +310,19 @@ def another_order_of_keys() -> None:
 @right()
 def a_batch_that_the_model_writes_to() -> None:
     """The same batch object in every step."""
-    run, (batch,) = applied(), batches(1)
-    losses = [run.step(batch).item() for _ in range(3)]
-    assert_trains_as_plain(losses, run.model, [[batch]] * 3)
+    assert_steps_as_plain(applied(), batches(1) * 3)
 
 
 @refused("must weigh something in the mean, got weight=0", InputError)
 def no_weight() -> None:
     """run.step(batch, weight=0), of a batch in which everything is padding."""
-    run = applied()
-    with unharmed(run.model):
-        run.step(batches(1)[0], weight=0)
+    step_unharmed(applied(), weight=0)
 
 
 @refused("num_items_in_batch", InputError)
 def no_items() -> None:
     """run.step(batch, num_items_in_batch=0): the loss would be infinite."""
-    run = applied("llama")
-    with unharmed(run.model):
-        run.step(text(4), num_items_in_batch=0)
+    step_unharmed(applied("llama"), text(4), num_items_in_batch=0)
 
 
 @refused("num_items_in_batch must be given for all micro-batches", InputError)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import budgetfit
-from budgetfit import InputError, Segment
+from budgetfit import InputError, Run, Segment
 from tests.applying.small_models import CHAIN, make
 from tests.hazards.kinds import KINDS, Block
 from tests.hazards.run import TECHNIQUES, plain_losses, planned_losses
@@ -18,10 +18,12 @@ from tests.misuse.case import refused, right, warned
 from tests.misuse.training import (
     applied,
     assert_same_weights,
+    assert_steps_as_plain,
     assert_trains_as_plain,
     batches,
     faster,
     plan_of,
+    trains_as_plain,
 )
 
 
@@ -110,47 +112,33 @@ def saved_with_the_library() -> None:
 @right()
 def data_parallel() -> None:
     """run.model = nn.DataParallel(run.model) where there is no card."""
-    run, (batch,) = applied(), batches(1)
-    model = run.model
-    run.model = nn.DataParallel(model)
-    assert_trains_as_plain([run.step(batch).item()], model, [[batch]])
+    run = applied()
+    run.model = nn.DataParallel(run.model)
+    assert_steps_as_plain(run, batches(1))
 
 
 @warned("run.model is the model without torch.compile")
 def a_compiled_model() -> None:
     """apply(plan, torch.compile(model))."""
     compiled: Any = torch.compile(make("stack"), backend="eager")
-    run, (batch,) = faster(budgetfit.apply(plan_of(), compiled)), batches(1)
-    assert_trains_as_plain([run.step(batch).item()], run.model, [[batch]])
+    assert_steps_as_plain(faster(budgetfit.apply(plan_of(), compiled)), batches(1))
 
 
-@right()
-def called_between_steps() -> None:
+@trains_as_plain()
+def called_between_steps(run: Run, batch: Any) -> None:  # noqa: ANN401
     """The model called directly between two steps, for samples of its output."""
-    run, data = applied(), batches(2)
-    losses = []
-    for batch in data:
-        losses.append(run.step(batch).item())
-        run.model.eval()
-        with torch.inference_mode():
-            run.model(**batch)
-    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+    run.model.eval()
+    with torch.inference_mode():
+        run.model(**batch)
 
 
-@right()
-def a_cache_in_generation() -> None:
+@trains_as_plain("llama")
+def a_cache_in_generation(run: Run, batch: Any) -> None:  # noqa: ANN401
     """model.generate(...) between two steps."""
-    run, data = applied("llama"), batches(2, "llama")
-    losses = []
-    for batch in data:
-        losses.append(run.step(batch).item())
-        run.model.eval()
-        ids = batch["input_ids"][:1, :4]
-        made = run.model.generate(
-            ids, max_new_tokens=3, do_sample=False, pad_token_id=0
-        )
-        assert made.shape[1] > 4
-    assert_trains_as_plain(losses, run.model, [[each] for each in data], "llama")
+    run.model.eval()
+    ids = batch["input_ids"][:1, :4]
+    made = run.model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert made.shape[1] > 4
 
 
 def _hazard(kind: type[Block], steps: int = 3) -> None:
@@ -194,12 +182,12 @@ def a_hook_that_counts() -> None:
 @right()
 def hooks_after_apply() -> None:
     """Forward hooks registered after apply, to log activations."""
-    run, (batch,) = applied(), batches(1)
+    run = applied()
     seen: list[torch.Tensor] = []
     run.model.layers[1].register_forward_hook(
         lambda _module, _args, outputs: seen.append(outputs[0].detach())
     )
-    assert_trains_as_plain([run.step(batch).item()], run.model, [[batch]])
+    assert_steps_as_plain(run, batches(1))
     assert seen
 
 
@@ -207,7 +195,7 @@ def hooks_after_apply() -> None:
 def blocks_of_another_order() -> None:
     """A recipe whose blocks do not stand in the order of the forward."""
     first, second, *_ = CHAIN["stack"]
-    run, (batch,) = applied(), batches(1)
+    run = applied()
     segments = (Segment((second,)), Segment((first,)))
     run.adopt(budgetfit.Recipe(batch_size=4, optimizer="sgd", segments=segments))
-    assert_trains_as_plain([run.step(batch).item()], run.model, [[batch]])
+    assert_steps_as_plain(run, batches(1))

@@ -6,38 +6,33 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit import InputError, TraceError
+from budgetfit import InputError, Run, TraceError
 from tests.applying.small_models import make
 from tests.misuse.case import refused, right, unharmed
 from tests.misuse.training import (
     accumulating,
     applied,
+    apply_unharmed,
     assert_trains_as_plain,
     batches,
+    next_step_refused,
     options_of,
     plan_of,
+    step_unharmed,
+    trains_as_plain,
 )
 
 
-@right()
-def zero_grad_between_updates() -> None:
+@trains_as_plain()
+def zero_grad_between_updates(run: Run, _: object) -> None:
     """optimizer.zero_grad() after every update, left from a plain loop."""
-    run, data = applied(), batches(2)
-    losses = []
-    for batch in data:
-        run.optimizer.zero_grad()
-        losses.append(run.step(batch).item())
-        run.optimizer.zero_grad()
-    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+    run.optimizer.zero_grad()
 
 
-@refused("gradients", InputError)
-def zero_grad_in_a_group() -> None:
+@next_step_refused("gradients", accumulates=True)
+def zero_grad_in_a_group(run: Run) -> None:
     """optimizer.zero_grad() before every micro-batch of an update."""
-    run = accumulating()
-    for batch in batches(2):
-        run.optimizer.zero_grad()
-        run.step(batch)
+    run.optimizer.zero_grad()
 
 
 @refused("gradients", InputError)
@@ -58,92 +53,60 @@ def backward_of_the_returned_loss() -> None:
         loss.backward()
 
 
-@right()
-def own_optimizer_between_updates() -> None:
+def _step_of_the_users_optimizer(run: Run) -> None:
+    own = torch.optim.SGD(run.model.parameters(), lr=10.0)
+    own.step()
+    own.zero_grad()
+
+
+@trains_as_plain()
+def own_optimizer_between_updates(run: Run, _: object) -> None:
     """optimizer.step() of the user's own optimizer after each run.step."""
-    run, data = applied(), batches(2)
-    own = torch.optim.SGD(run.model.parameters(), lr=RATE_OF_THE_USER)
-    losses = []
-    for batch in data:
-        losses.append(run.step(batch).item())
-        own.step()
-        own.zero_grad()
-    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+    _step_of_the_users_optimizer(run)
 
 
-RATE_OF_THE_USER = 10.0
-
-
-@refused("gradients|weights|parameters", InputError)
-def own_optimizer_in_a_group() -> None:
+@next_step_refused("gradients|weights|parameters", accumulates=True)
+def own_optimizer_in_a_group(run: Run) -> None:
     """optimizer.step() of the user's own optimizer after each micro-batch."""
-    run = accumulating()
-    own = torch.optim.SGD(run.model.parameters(), lr=RATE_OF_THE_USER)
-    for batch in batches(2):
-        run.step(batch)
-        own.step()
+    _step_of_the_users_optimizer(run)
 
 
-@refused("gradients|weights|parameters", InputError)
-def the_runs_optimizer_in_a_group() -> None:
+@next_step_refused("gradients|weights|parameters", accumulates=True)
+def the_runs_optimizer_in_a_group(run: Run) -> None:
     """run.optimizer.step() after each micro-batch of an update."""
-    run = accumulating()
-    for batch in batches(2):
-        run.step(batch)
-        run.optimizer.step()
+    run.optimizer.step()
 
 
-@right()
-def the_runs_optimizer_between_updates() -> None:
+@trains_as_plain()
+def the_runs_optimizer_between_updates(run: Run, _: object) -> None:
     """run.optimizer.step() after each update: there are no gradients left."""
-    run, data = applied(), batches(2)
-    losses = []
-    for batch in data:
-        losses.append(run.step(batch).item())
-        run.optimizer.step()
-    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+    run.optimizer.step()
 
 
-@right()
-def stray_backward_between_updates() -> None:
+@trains_as_plain()
+def stray_backward_between_updates(run: Run, batch: Any) -> None:  # noqa: ANN401
     """A generator's backward pass through the model between two updates."""
-    run, data = applied(), batches(2)
-    losses = []
-    for batch in data:
-        losses.append(run.step(batch).item())
-        with torch.random.fork_rng():
-            run.model(**batch).backward()
-    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
-
-
-@refused("gradients", InputError)
-def stray_backward_in_a_group() -> None:
-    """A generator's backward pass through the model between two micro-batches."""
-    run = accumulating()
-    for batch in batches(2):
-        run.step(batch)
+    with torch.random.fork_rng():
         run.model(**batch).backward()
 
 
-@refused("gradients", InputError)
-def clipping_by_hand_in_a_group() -> None:
+@next_step_refused("gradients", accumulates=True)
+def stray_backward_in_a_group(run: Run) -> None:
+    """A generator's backward pass through the model between two micro-batches."""
+    run.model(**batches(1)[0]).backward()
+
+
+@next_step_refused("gradients", accumulates=True)
+def clipping_by_hand_in_a_group(run: Run) -> None:
     """clip_grad_norm_ by hand after each micro-batch, left from a plain loop."""
-    run = accumulating()
-    for batch in batches(2):
-        run.step(batch)
-        nn.utils.clip_grad_norm_(run.model.parameters(), 1e-3)
+    nn.utils.clip_grad_norm_(run.model.parameters(), 1e-3)
 
 
-@right()
-def gradients_read_in_a_group() -> None:
+@trains_as_plain(accumulates=True)
+def gradients_read_in_a_group(run: Run, _: object) -> None:
     """The norm of gradients logged between two micro-batches."""
-    run, data = accumulating(), batches(4)
-    losses = []
-    for batch in data:
-        losses.append(run.step(batch).item())
-        for weight in run.model.parameters():
-            _ = 0.0 if weight.grad is None else weight.grad.norm().item()
-    assert_trains_as_plain(losses, run.model, [data[:2], data[2:]])
+    for weight in run.model.parameters():
+        _ = 0.0 if weight.grad is None else weight.grad.norm().item()
 
 
 @right()
@@ -158,25 +121,19 @@ def gradients_before_apply() -> None:
 @refused("max_grad_norm", InputError)
 def clipped_to_nothing() -> None:
     """max_grad_norm=0, which switches clipping off in transformers."""
-    run = applied()
-    with unharmed(run.model):
-        run.step(batches(1)[0], max_grad_norm=0)
+    step_unharmed(applied(), max_grad_norm=0)
 
 
 @refused("max_grad_norm", InputError)
 def clipped_to_a_negative_norm() -> None:
     """max_grad_norm=-1: every weight would move uphill."""
-    run = applied()
-    with unharmed(run.model):
-        run.step(batches(1)[0], max_grad_norm=-1.0)
+    step_unharmed(applied(), max_grad_norm=-1.0)
 
 
 @refused("cannot be clipped", InputError)
 def clipped_in_backward() -> None:
     """max_grad_norm with an optimizer that steps in the backward pass."""
-    run = applied(optimizer_in_backward=True)
-    with unharmed(run.model):
-        run.step(batches(1)[0], max_grad_norm=1.0)
+    step_unharmed(applied(optimizer_in_backward=True), max_grad_norm=1.0)
 
 
 @refused("accumulat", InputError)
@@ -247,8 +204,7 @@ def sparse_gradients_of_a_short_group() -> None:
 def sparse_gradients_clipped() -> None:
     """nn.Embedding(sparse=True) with max_grad_norm."""
     run = budgetfit.apply(_words_plan(_plain_sgd))
-    with unharmed(run.model):
-        run.step(WORDS, max_grad_norm=1.0)
+    step_unharmed(run, WORDS, max_grad_norm=1.0)
 
 
 @refused("LBFGS needs a closure", InputError)
@@ -260,9 +216,7 @@ def an_optimizer_with_a_closure() -> None:
 @refused("made for the optimizer 'sgd'", InputError)
 def another_optimizer_handed_in() -> None:
     """apply(plan, model, optimizer=torch.optim.AdamW) for a plan with SGD."""
-    model = make("stack")
-    with unharmed(model):
-        budgetfit.apply(plan_of(), model, optimizer=torch.optim.AdamW)
+    apply_unharmed(plan_of(), optimizer=torch.optim.AdamW)
 
 
 @refused("function of the parameters", InputError)
@@ -271,8 +225,7 @@ def an_optimizer_instance() -> None:
     model = make("stack")
     plan = plan_of(optimizer=torch.optim.AdamW)
     made = torch.optim.AdamW(model.parameters())
-    with unharmed(model):
-        budgetfit.apply(plan, model, optimizer=made)  # type: ignore[arg-type]
+    apply_unharmed(plan, model, optimizer=made)
 
 
 @refused("function of the parameters", InputError)
@@ -292,30 +245,21 @@ def _of_another_model(_: Any) -> torch.optim.Optimizer:  # noqa: ANN401
 def an_optimizer_of_another_model() -> None:
     """An optimizer function that closes over the parameters of another model."""
     plan = plan_of(optimizer=_of_another_model)
-    model = make("stack")
-    with unharmed(model):
-        budgetfit.apply(plan, model, optimizer=_of_another_model)
+    apply_unharmed(plan, optimizer=_of_another_model)
 
 
-@refused("run.optimizer was replaced", InputError)
-def the_runs_optimizer_replaced() -> None:
+@next_step_refused("run.optimizer was replaced")
+def the_runs_optimizer_replaced(run: Run) -> None:
     """run.optimizer = AdamW(run.model.parameters())."""
-    run = applied()
     run.optimizer = torch.optim.AdamW(run.model.parameters())
-    with unharmed(run.model):
-        run.step(batches(1)[0])
 
 
-@refused("given other parameters", InputError)
-def parameters_added_to_the_optimizer() -> None:
+@next_step_refused("given other parameters")
+def parameters_added_to_the_optimizer(run: Run) -> None:
     """run.optimizer.add_param_group(...) for layers that are unfrozen later."""
-    model = make("stack")
-    run = applied(model=model)
     late = nn.Parameter(torch.zeros(4))
-    model.register_parameter("late", late)
+    run.model.register_parameter("late", late)
     run.optimizer.add_param_group({"params": [late]})
-    with unharmed(model):
-        run.step(batches(1)[0])
 
 
 @right()

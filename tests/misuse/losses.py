@@ -9,8 +9,8 @@ from torch import nn
 
 import budgetfit
 from budgetfit import InputError, TraceError
-from tests.misuse.case import refused, right, unharmed, warned
-from tests.misuse.training import options_of
+from tests.misuse.case import refused, right, warned
+from tests.misuse.training import apply_unharmed, options_of, step_unharmed
 
 BATCH = {"input": torch.ones(4, 8)}
 
@@ -30,8 +30,7 @@ def _later(loss: Callable[[torch.Tensor], object]) -> None:
     trains = False
     run = budgetfit.apply(_plan(changing))
     trains = True
-    with unharmed(run.model):
-        run.step(BATCH)
+    step_unharmed(run, BATCH)
 
 
 @refused("must be a scalar tensor, got a tensor of shape", InputError)
@@ -121,8 +120,7 @@ def nan_later() -> None:
 def no_loss() -> None:
     """A model without a loss, planned by the mean of its outputs, then trained."""
     run = budgetfit.apply(_plan(None))
-    with unharmed(run.model):
-        run.step(BATCH)
+    step_unharmed(run, BATCH)
 
 
 @refused("There is no loss to train on", InputError)
@@ -136,8 +134,7 @@ def forgotten_on_loading() -> None:
     """A loaded plan with a loss, applied without one."""
     plan = _plan(lambda outputs, _: outputs.mean())
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
-    with unharmed(model):
-        budgetfit.apply(plan.changed(source=None), model)
+    apply_unharmed(plan.changed(source=None), model)
 
 
 def _of_squares(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401

@@ -1,22 +1,27 @@
 """Training modes, gradient modes and threads around a step."""
 
 import threading
+from typing import Any
 
 import torch
 from torch import nn
 
 import budgetfit
-from budgetfit import InputError
+from budgetfit import InputError, Run
 from tests.applying.small_models import make
 from tests.misuse.case import refused, right, unharmed, warned
 from tests.misuse.training import (
-    accumulating,
     applied,
+    apply_unharmed,
+    assert_steps_as_plain,
     assert_trains_as_plain,
     batches,
     block_runs,
     faster,
+    next_step_refused,
     plan_of,
+    step_unharmed,
+    trains_as_plain,
 )
 
 
@@ -25,35 +30,27 @@ def a_model_in_evaluation_mode() -> None:
     """A model as from_pretrained leaves it, in evaluation mode."""
     model = make("gpt2").eval()
     run = applied("gpt2", model)
-    data = batches(2, "gpt2")
-    losses = [run.step(batch).item() for batch in data]
-    assert_trains_as_plain(losses, model, [[batch] for batch in data], "gpt2")
+    assert_steps_as_plain(run, batches(2, "gpt2"), "gpt2")
     run.undo()
     assert not model.training
 
 
-@right()
-def eval_and_no_train() -> None:
+def _evaluate(run: Run, batch: Any) -> None:  # noqa: ANN401
+    run.model.eval()
+    with torch.no_grad():
+        run.model(**batch)
+
+
+@trains_as_plain()
+def eval_and_no_train(run: Run, batch: Any) -> None:  # noqa: ANN401
     """run.model.eval() for an evaluation, and train() forgotten."""
-    run, data = applied(), batches(2)
-    losses = [run.step(data[0]).item()]
-    run.model.eval()
-    with torch.no_grad():
-        run.model(**data[0])
-    losses.append(run.step(data[1]).item())
-    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+    _evaluate(run, batch)
 
 
-@right()
-def eval_in_the_middle_of_a_group() -> None:
+@trains_as_plain(accumulates=True)
+def eval_in_the_middle_of_a_group(run: Run, batch: Any) -> None:  # noqa: ANN401
     """An evaluation between two micro-batches of an update."""
-    run, data = accumulating(), batches(2)
-    losses = [run.step(data[0]).item()]
-    run.model.eval()
-    with torch.no_grad():
-        run.model(**data[0])
-    losses.append(run.step(data[1]).item())
-    assert_trains_as_plain(losses, run.model, [data])
+    _evaluate(run, batch)
 
 
 class WithNorm(nn.Module):
@@ -70,7 +67,7 @@ class WithNorm(nn.Module):
         return self.net(self.norm(x), labels)
 
 
-def _with_norm() -> budgetfit.Run:
+def _with_norm() -> Run:
     model = WithNorm()
     plan = budgetfit.plan(
         model, gpu="t4", batch=batches(1)[0], batch_size=4, precision="fp32"
@@ -100,9 +97,8 @@ def a_thawed_batch_norm() -> None:
 @refused("under torch.no_grad.. or torch.inference_mode", InputError)
 def under_no_grad() -> None:
     """run.step inside of torch.no_grad()."""
-    run = applied()
-    with unharmed(run.model), torch.no_grad():
-        run.step(batches(1)[0])
+    with torch.no_grad():
+        step_unharmed(applied())
 
 
 @refused("under torch.no_grad.. or torch.inference_mode", InputError)
@@ -118,8 +114,7 @@ def apply_under_inference_mode() -> None:
     """A model made inside of torch.inference_mode(), and a plan applied to it."""
     with torch.inference_mode():
         model = make("stack")
-    with unharmed(model):
-        budgetfit.apply(plan_of(), model)
+    apply_unharmed(plan_of(), model)
 
 
 @right()
@@ -134,11 +129,10 @@ def apply_under_no_grad() -> None:
 @refused("Inference tensors cannot be saved for backward", RuntimeError)
 def a_batch_from_inference_mode() -> None:
     """Latents that an encoder made inside of torch.inference_mode()."""
-    run, (batch,) = applied(), batches(1)
+    (batch,) = batches(1)
     with torch.inference_mode():
         batch = {**batch, "x": batch["x"] * 1}
-    with unharmed(run.model):
-        run.step(batch)
+    step_unharmed(applied(), batch)
 
 
 @right()
@@ -196,40 +190,35 @@ def under_a_default_device() -> None:
     assert_trains_as_plain([loss], run.model, [[batch]])
 
 
-@right()
-def caches_switched_on() -> None:
+@trains_as_plain("gpt2")
+def caches_switched_on(run: Run, _: object) -> None:
     """model.config.use_cache = True after apply, for samples of its output."""
-    run, data = applied("gpt2"), batches(2, "gpt2")
     run.model.config.use_cache = True
-    losses = [run.step(batch).item() for batch in data]
-    assert_trains_as_plain(losses, run.model, [[batch] for batch in data], "gpt2")
 
 
-@refused("attention was changed after apply: eager", InputError)
-def another_attention() -> None:
+@next_step_refused("attention was changed after apply: eager", "llama")
+def another_attention(run: Run) -> None:
     """model.set_attn_implementation("eager") after apply, for attention maps."""
-    run = applied("llama")
     run.model.set_attn_implementation("eager")
-    run.step(batches(1, "llama")[0])
+
+
+def _assert_a_block_runs_twice(run: Run) -> None:
+    runs = block_runs(run.model, "model.layers.1")
+    assert_steps_as_plain(run, batches(1, "llama"), "llama")
+    assert runs.total() == 2, f"the block ran {runs.total()} times"
 
 
 @right()
 def own_checkpointing_switched_on() -> None:
     """model.gradient_checkpointing_enable() after apply: blocks still run twice."""
-    run, (batch,) = applied("llama"), batches(1, "llama")
+    run = applied("llama")
     run.model.gradient_checkpointing_enable()
-    runs = block_runs(run.model, "model.layers.1")
-    loss = run.step(batch).item()
-    assert_trains_as_plain([loss], run.model, [[batch]], "llama")
-    assert runs.total() == 2, f"the block ran {runs.total()} times"
+    _assert_a_block_runs_twice(run)
 
 
 @right()
 def own_checkpointing_switched_off() -> None:
     """model.gradient_checkpointing_disable() after apply: blocks still run twice."""
-    run, (batch,) = applied("llama"), batches(1, "llama")
+    run = applied("llama")
     run.model.gradient_checkpointing_disable()
-    runs = block_runs(run.model, "model.layers.1")
-    loss = run.step(batch).item()
-    assert_trains_as_plain([loss], run.model, [[batch]], "llama")
-    assert runs.total() == 2, f"the block ran {runs.total()} times"
+    _assert_a_block_runs_twice(run)

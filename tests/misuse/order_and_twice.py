@@ -8,15 +8,18 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit import InputError
+from budgetfit import InputError, Run
 from tests.applying.small_models import make
 from tests.misuse.case import refused, right, unharmed
 from tests.misuse.training import (
     accumulating,
     applied,
+    apply_unharmed,
+    assert_steps_as_plain,
     assert_trains_as_plain,
     batches,
     faster,
+    next_step_refused,
     options_of,
     plain_losses,
     plan_of,
@@ -30,16 +33,14 @@ TWICE = r"Stack trains by a plan already.*undo\(\)"
 def apply_twice() -> None:
     """A plan applied twice to the same model."""
     run = applied()
-    with unharmed(run.model):
-        budgetfit.apply(plan_of(), run.model)
+    apply_unharmed(plan_of(), run.model)
 
 
 @refused(TWICE, InputError)
 def another_plan_to_the_same_model() -> None:
     """A second plan, with another optimizer, applied while the first one is."""
     run = applied()
-    with unharmed(run.model):
-        budgetfit.apply(plan_of(optimizer="adamw_torch"), run.model)
+    apply_unharmed(plan_of(optimizer="adamw_torch"), run.model)
 
 
 class Around(nn.Module):
@@ -89,8 +90,7 @@ def prepare_then_apply() -> None:
     """plan.prepare(model), then budgetfit.apply(plan, model)."""
     model = make("stack")
     kept = plan_of().prepare(model)
-    with unharmed(model):
-        budgetfit.apply(plan_of(), model)
+    apply_unharmed(plan_of(), model)
     kept.undo()
 
 
@@ -107,10 +107,7 @@ def prepare_undo_apply() -> None:
     """Prepare, undo, and apply the same plan."""
     model = make("stack")
     plan_of().prepare(model).undo()
-    run = faster(budgetfit.apply(plan_of(), model))
-    data = batches(2)
-    losses = [run.step(batch).item() for batch in data]
-    assert_trains_as_plain(losses, model, [[batch] for batch in data])
+    assert_steps_as_plain(faster(budgetfit.apply(plan_of(), model)), batches(2))
 
 
 @refused("what undoes it is gone", InputError)
@@ -119,8 +116,7 @@ def a_run_that_was_thrown_away() -> None:
     model = make("stack")
     budgetfit.apply(plan_of(), model)
     gc.collect()
-    with unharmed(model):
-        budgetfit.apply(plan_of(), model)
+    apply_unharmed(plan_of(), model)
 
 
 @right()
@@ -133,8 +129,7 @@ def undo_twice() -> None:
     before = model_state(model)
     first.undo()
     assert_same(before, model_state(model))
-    (batch,) = batches(1)
-    assert_trains_as_plain([second.step(batch).item()], model, [[batch]])
+    assert_steps_as_plain(second, batches(1))
 
 
 @right()
@@ -149,21 +144,16 @@ def undo_in_another_order() -> None:
         assert_same(state, model_state(model))
 
 
-@refused("This run is undone", InputError)
-def step_after_undo() -> None:
+@next_step_refused("This run is undone")
+def step_after_undo(run: Run) -> None:
     """A step after undo()."""
-    run = applied()
     run.undo()
-    with unharmed(run.model):
-        run.step(batches(1)[0])
 
 
-@refused("This run is undone", InputError)
-def step_after_with() -> None:
+@next_step_refused("This run is undone")
+def step_after_with(run: Run) -> None:
     """A step behind the with block."""
-    with applied() as run:
-        run.step(batches(1)[0])
-    with unharmed(run.model):
+    with run:
         run.step(batches(1)[0])
 
 

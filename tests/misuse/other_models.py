@@ -10,13 +10,17 @@ import budgetfit
 from budgetfit import InputError
 from tests.applying.small_models import Block, Stack, batch_for, make
 from tests.misuse.case import refused, right, unharmed
-from tests.misuse.training import applied, options_of, plan_of, variant
+from tests.misuse.training import (
+    applied,
+    apply_unharmed,
+    options_of,
+    plan_of,
+    variant,
+)
 
 
 def _refused_for(model: nn.Module, kind: str = "llama", **options: Any) -> None:
-    plan = plan_of(kind, **options)
-    with unharmed(model):
-        budgetfit.apply(plan, model)
+    apply_unharmed(plan_of(kind, **options), model)
 
 
 @refused("attention sdpa, 2 heads.*not sdpa, 4 heads", InputError)
@@ -128,8 +132,7 @@ def _with_lora(model: nn.Module, rank: int = 4) -> nn.Module:
 @refused("this model has|has no block", InputError)
 def full_plan_for_adapters() -> None:
     """A plan of the whole model applied to that model with LoRA on it."""
-    model = _with_lora(make("llama"))
-    _refused_for(model)
+    _refused_for(_with_lora(make("llama")))
 
 
 @refused("has no block|trains", InputError)
@@ -137,9 +140,7 @@ def adapters_plan_for_the_full_model() -> None:
     """A plan of a live model with adapters applied to its base."""
     adapted = _with_lora(make("llama"))
     plan = budgetfit.plan(adapted, **options_of("llama")).changed(source=None)
-    model = make("llama")
-    with unharmed(model):
-        budgetfit.apply(plan, model)
+    apply_unharmed(plan, make("llama"))
 
 
 @refused("parameters, not", InputError)
@@ -216,17 +217,13 @@ def arguments_swapped() -> None:
 @refused("A Plan is expected, not a Recipe", InputError)
 def a_recipe_for_a_plan() -> None:
     """apply(plan.recipe, model)."""
-    model = make("stack")
-    with unharmed(model):
-        budgetfit.apply(plan_of().recipe, model)  # type: ignore[arg-type]
+    apply_unharmed(plan_of().recipe)  # type: ignore[arg-type]
 
 
 @refused("A Plan is expected, not a Estimate", InputError)
 def an_estimate_for_a_plan() -> None:
     """apply(estimate, model)."""
-    model = make("stack")
-    with unharmed(model):
-        budgetfit.apply(plan_of().estimate, model)  # type: ignore[arg-type]
+    apply_unharmed(plan_of().estimate)  # type: ignore[arg-type]
 
 
 @refused("must be a torch.nn.Module, not a type", InputError)

@@ -11,88 +11,72 @@ from torch.nn.utils import parametrizations, prune
 
 from budgetfit import InputError, Run
 from tests.applying.small_models import Block, make
-from tests.misuse.case import refused, right, unharmed
-from tests.misuse.training import applied, assert_trains_as_plain, batches
+from tests.misuse.case import refused, right
+from tests.misuse.training import (
+    applied,
+    assert_steps_as_plain,
+    batches,
+    next_step_refused,
+    trains_as_plain,
+)
 
 NEW = "not in the run's optimizer and would never change"
 GONE = "no longer the model's"
 
 
-def _next_step(run: Run, kind: str = "stack") -> None:
-    with unharmed(run.model):
-        run.step(batches(1, kind)[0])
-
-
-@refused(NEW, InputError)
-def adapters_after_apply() -> None:
+@next_step_refused(NEW, "llama")
+def adapters_after_apply(run: Run) -> None:
     """get_peft_model(run.model) after apply."""
     import peft  # noqa: PLC0415 - slow
 
-    run = applied("llama")
     peft.get_peft_model(
         run.model, peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
     )
-    _next_step(run, "llama")
 
 
-@refused(r"is float32 \[80, 32\] now.*resize_token_embeddings", InputError)
-def resized_embeddings() -> None:
+@next_step_refused(r"is float32 \[80, 32\] now.*resize_token_embeddings", "llama")
+def resized_embeddings(run: Run) -> None:
     """model.resize_token_embeddings(...) after apply."""
-    run = applied("llama")
     run.model.resize_token_embeddings(80, mean_resizing=False)
-    _next_step(run, "llama")
 
 
-@refused(f"{NEW}|{GONE}", InputError)
-def tied_weights() -> None:
+@next_step_refused(f"{NEW}|{GONE}", "llama")
+def tied_weights(run: Run) -> None:
     """The head tied to the embeddings after apply."""
-    run = applied("llama")
     run.model.config.tie_word_embeddings = True
     run.model.lm_head.weight = run.model.get_input_embeddings().weight
-    _next_step(run, "llama")
 
 
-@refused(NEW, InputError)
-def a_new_head() -> None:
+@next_step_refused(NEW)
+def a_new_head(run: Run) -> None:
     """model.head replaced after apply."""
-    run = applied()
     run.model.head = nn.Linear(16, 4)
-    _next_step(run)
 
 
-@refused(NEW, InputError)
-def a_new_block() -> None:
+@next_step_refused(NEW)
+def a_new_block(run: Run) -> None:
     """A planned block replaced after apply."""
-    run = applied()
     run.model.layers[2] = Block(16)
-    _next_step(run)
 
 
-@refused(GONE, InputError)
-def a_block_taken_out() -> None:
+@next_step_refused(GONE)
+def a_block_taken_out(run: Run) -> None:
     """The last layers cut off after apply."""
-    run = applied()
     run.model.layers = run.model.layers[:4]
-    _next_step(run)
 
 
-@refused(GONE, InputError)
-def a_block_without_weights() -> None:
+@next_step_refused(GONE, "sequential")
+def a_block_without_weights(run: Run) -> None:
     """A planned block replaced by nn.Identity after apply."""
-    run = applied("sequential")
     run.model[2] = nn.Identity()
-    _next_step(run, "sequential")
 
 
-@refused(NEW, InputError)
-def unfrozen() -> None:
+@next_step_refused(NEW)
+def unfrozen(run: Run) -> None:
     """Layers unfrozen after apply, as for gradual unfreezing."""
-    model = make("stack")
-    run = applied(model=model)
     weight = nn.Parameter(torch.zeros(4), requires_grad=False)
-    model.register_parameter("late", weight)
+    run.model.register_parameter("late", weight)
     weight.requires_grad_()
-    _next_step(run)
 
 
 @right()
@@ -107,31 +91,23 @@ def frozen_after_apply() -> None:
     assert not run.model.head.weight.equal(head)
 
 
-@refused("does not depend on any trainable parameter", InputError)
-def all_frozen() -> None:
+@next_step_refused("does not depend on any trainable parameter")
+def all_frozen(run: Run) -> None:
     """model.requires_grad_(False) after apply, for an evaluation."""
-    run = applied()
     run.model.requires_grad_(requires_grad=False)
-    _next_step(run)
 
 
-@right()
-def frozen_and_unfrozen() -> None:
+@trains_as_plain()
+def frozen_and_unfrozen(run: Run, _: object) -> None:
     """model.requires_grad_(False) for an evaluation, and back."""
-    run, data = applied(), batches(2)
-    losses = [run.step(data[0]).item()]
     run.model.requires_grad_(requires_grad=False)
     run.model.requires_grad_()
-    losses.append(run.step(data[1]).item())
-    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
 
 
-@refused(f"{NEW}|{GONE}", InputError)
-def weight_norm() -> None:
+@next_step_refused(f"{NEW}|{GONE}")
+def weight_norm(run: Run) -> None:
     """torch.nn.utils.parametrizations.weight_norm after apply."""
-    run = applied()
     parametrizations.weight_norm(run.model.head)
-    _next_step(run)
 
 
 @right()
@@ -169,46 +145,35 @@ def sharded_after_apply() -> None:
 def wrapped_in_ddp() -> None:
     """run.model = DistributedDataParallel(run.model), as the docs say."""
     for _ in _process_group():
-        run, data = applied(), batches(2)
-        model = run.model
-        run.model = nn.parallel.DistributedDataParallel(model)
-        losses = [run.step(batch).item() for batch in data]
-    assert_trains_as_plain(losses, model, [[batch] for batch in data])
+        run = applied()
+        run.model = nn.parallel.DistributedDataParallel(run.model)
+        assert_steps_as_plain(run, batches(2))
 
 
 @right()
 def ddp_beside_the_run() -> None:
     """A DistributedDataParallel of the run's model that run.step does not call."""
     for _ in _process_group():
-        run, data = applied(), batches(2)
+        run = applied()
         nn.parallel.DistributedDataParallel(run.model)
-        losses = [run.step(batch).item() for batch in data]
-    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
+        assert_steps_as_plain(run, batches(2))
 
 
-@refused("optimizer", InputError)
-def another_model_put_in() -> None:
+@next_step_refused("optimizer")
+def another_model_put_in(run: Run) -> None:
     """run.model = another model of the same class."""
-    run = applied()
     run.model = make("stack")
-    _next_step(run)
 
 
-@right()
-def values_replaced() -> None:
+@trains_as_plain()
+def values_replaced(run: Run, _: object) -> None:
     """parameter.data replaced by a copy, as by an EMA that swaps weights."""
-    run, data = applied(), batches(2)
-    losses = [run.step(data[0]).item()]
     for weight in run.model.parameters():
         weight.data = weight.data.clone()
-    losses.append(run.step(data[1]).item())
-    assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
 
 
-@refused(r"float32 \[8, 16\] now and was float32 \[4, 16\]", InputError)
-def shapes_replaced() -> None:
+@next_step_refused(r"float32 \[8, 16\] now and was float32 \[4, 16\]")
+def shapes_replaced(run: Run) -> None:
     """parameter.data replaced by a larger tensor after apply."""
-    run = applied()
     run.model.head.weight.data = torch.zeros(8, 16)
     run.model.head.bias.data = torch.zeros(8)
-    _next_step(run)

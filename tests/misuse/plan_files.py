@@ -12,8 +12,14 @@ import torch
 import budgetfit
 from budgetfit import InputError, Plan
 from tests.applying.small_models import make
-from tests.misuse.case import refused, right, unharmed
-from tests.misuse.training import assert_trains_as_plain, batches, faster, plan_of
+from tests.misuse.case import refused, right
+from tests.misuse.training import (
+    apply_unharmed,
+    assert_steps_as_plain,
+    batches,
+    faster,
+    plan_of,
+)
 
 
 @functools.cache
@@ -64,26 +70,20 @@ def text_for_a_number() -> None:
 @refused("precision", InputError)
 def an_unknown_precision() -> None:
     """A precision that does not exist typed into a plan file."""
-    model = make("stack")
-    with unharmed(model):
-        budgetfit.apply(_recipe(precision="fp8"), model)
+    apply_unharmed(_recipe(precision="fp8"))
 
 
 @refused("damaged|has no block|optimizer", InputError)
 def an_unknown_optimizer() -> None:
     """An optimizer that does not exist typed into a plan file."""
-    model = make("stack")
-    with unharmed(model):
-        budgetfit.apply(_recipe(optimizer="adamz"), model)
+    apply_unharmed(_recipe(optimizer="adamz"))
 
 
 @refused("damaged|segments|blocks", InputError)
 def blocks_twice() -> None:
     """A block named in two segments."""
-    model = make("stack")
     segment = json.loads(_text())["recipe"]["segments"][0]
-    with unharmed(model):
-        budgetfit.apply(_recipe(segments=[segment, segment]), model)
+    apply_unharmed(_recipe(segments=[segment, segment]))
 
 
 @refused("colour", InputError)
@@ -132,9 +132,7 @@ def saved_and_loaded() -> None:
         path = Path(folder) / "plan.json"
         plan_of().save(path)
         plan = Plan.load(path)
-    (batch,) = batches(1)
-    run = faster(budgetfit.apply(plan, make("stack")))
-    assert_trains_as_plain([run.step(batch).item()], run.model, [[batch]])
+    assert_steps_as_plain(faster(budgetfit.apply(plan, make("stack"))), batches(1))
 
 
 @refused("not a plan|plan", InputError)

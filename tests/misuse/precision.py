@@ -3,43 +3,38 @@
 import torch
 
 import budgetfit
-from budgetfit import InputError
+from budgetfit import InputError, Run
 from tests.applying.small_models import make
-from tests.misuse.case import refused, right, unharmed
+from tests.misuse.case import refused, right
 from tests.misuse.training import (
     applied,
+    apply_unharmed,
     assert_trains_as_plain,
     batches,
     faster,
+    next_step_refused,
     plan_of,
+    step_unharmed,
+    trains_as_plain,
 )
 
 
-@refused("is float16 .* and was float32", InputError)
-def half_after_apply() -> None:
+@next_step_refused("is float16 .* and was float32")
+def half_after_apply(run: Run) -> None:
     """model.half() after apply."""
-    run = applied()
     run.model.half()
-    with unharmed(run.model):
-        run.step(batches(1)[0])
 
 
-@refused("is bfloat16 .* and was float32", InputError)
-def bfloat16_after_apply() -> None:
+@next_step_refused("is bfloat16 .* and was float32", precision="bf16-mixed")
+def bfloat16_after_apply(run: Run) -> None:
     """model.to(torch.bfloat16) after apply, of a plan with fp32 weights."""
-    run = applied(precision="bf16-mixed")
     run.model.to(torch.bfloat16)
-    with unharmed(run.model):
-        run.step(batches(1)[0])
 
 
-@refused("is float32 .* and was bfloat16", InputError)
-def float_after_apply() -> None:
+@next_step_refused("is float32 .* and was bfloat16", precision="bf16")
+def float_after_apply(run: Run) -> None:
     """model.float() after apply of a plan with bf16 weights."""
-    run = applied(precision="bf16")
     run.model.float()
-    with unharmed(run.model):
-        run.step(batches(1)[0])
 
 
 @refused("not in the run's optimizer|no longer the model's", InputError)
@@ -50,45 +45,38 @@ def meta_after_apply() -> None:
     run.step(batches(1)[0])
 
 
-@right()
-def moved_where_it_is() -> None:
+@trains_as_plain()
+def moved_where_it_is(run: Run, _: object) -> None:
     """model.to("cpu") after apply, where the model is already."""
-    run, (batch,) = applied(), batches(1)
     run.model.to("cpu")
-    assert_trains_as_plain([run.step(batch).item()], run.model, [[batch]])
 
 
 @refused("inside of torch.autocast", InputError)
 def autocast_around_a_step() -> None:
     """with torch.autocast(...) around run.step of a plan in fp32."""
-    run = applied()
-    with unharmed(run.model), torch.autocast("cpu", torch.bfloat16):
-        run.step(batches(1)[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        step_unharmed(applied())
 
 
 @refused("inside of torch.autocast", InputError)
 def autocast_twice() -> None:
     """with run.autocast() around run.step: old 16-bit weights would stay in use."""
     run = applied(precision="bf16-mixed")
-    with unharmed(run.model), run.autocast():
-        run.step(batches(1)[0])
+    with run.autocast():
+        step_unharmed(run)
 
 
 @refused("inside of torch.autocast", InputError)
 def autocast_switched_off() -> None:
     """with torch.autocast(..., enabled=False) around run.step: the same."""
-    run = applied(precision="bf16-mixed")
-    with unharmed(run.model), torch.autocast("cpu", enabled=False):
-        run.step(batches(1)[0])
+    with torch.autocast("cpu", enabled=False):
+        step_unharmed(applied(precision="bf16-mixed"))
 
 
 @refused("Parameter 'layers.0.up.weight' is fp16", InputError)
 def half_weights_under_a_scaler() -> None:
     """A model loaded in fp16, a plan for fp16-mixed."""
-    model = make("stack").half()
-    plan = plan_of(gpu="t4", precision="fp16-mixed")
-    with unharmed(model):
-        budgetfit.apply(plan, model)
+    apply_unharmed(plan_of(gpu="t4", precision="fp16-mixed"), make("stack").half())
 
 
 @right()

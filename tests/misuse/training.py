@@ -3,15 +3,17 @@
 import copy
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 import budgetfit
+from budgetfit import InputError
 from tests.api.planned import CARD
 from tests.applying.small_models import batch_for, make
+from tests.misuse.case import refused, right, unharmed
 from tests.models import alone, counting_hook
 
 RATE = 0.1
@@ -46,9 +48,75 @@ def applied(
     return faster(budgetfit.apply(plan_of(kind, **options), model))
 
 
-def accumulating(kind: str = "stack", micro_batches: int = 2) -> budgetfit.Run:
-    """Return a run that updates its weights with several micro-batches."""
-    return applied(kind, effective_batch_size=micro_batches * SAMPLES)
+def accumulating(kind: str = "stack") -> budgetfit.Run:
+    """Return a run that updates its weights with two micro-batches."""
+    return applied(kind, effective_batch_size=2 * SAMPLES)
+
+
+def step_unharmed(run: budgetfit.Run, *batch: Any, **options: Any) -> None:
+    """Train on a batch, by default a right one of a stack."""
+    with unharmed(run.model):
+        run.step(*(batch or batches(1)), **options)
+
+
+def apply_unharmed(
+    plan: budgetfit.Plan, model: nn.Module | None = None, **options: Any
+) -> None:
+    """Apply a plan to a model, by default a new stack."""
+    model = make("stack") if model is None else model
+    with unharmed(model):
+        budgetfit.apply(plan, model, **options)
+
+
+def next_step_refused(
+    words: str, kind: str = "stack", *, accumulates: bool = False, **options: Any
+) -> Callable[[Callable[[budgetfit.Run], object]], None]:
+    """Declare that a step is refused after what the function does to a run.
+
+    ``accumulates``: it does so between two micro-batches of an update.
+    """
+
+    def declare(change: Callable[[budgetfit.Run], object]) -> None:
+        @refused(words, InputError)
+        @functools.wraps(change)
+        def do() -> None:
+            first, second = batches(2, kind)
+            if accumulates:  # the micro-batches of the update are dropped
+                run = accumulating(kind)
+                run.step(first)
+                change(run)
+                run.step(second)
+            else:
+                run = applied(kind, **options)
+                change(run)
+                step_unharmed(run, first)
+
+    return declare
+
+
+def trains_as_plain(
+    kind: str = "stack", *, accumulates: bool = False
+) -> Callable[[Callable[[budgetfit.Run, Any], object]], None]:
+    """Declare that a run trains as a plain loop whatever the function does.
+
+    It is called before the first step and after each, with the next batch or the last.
+    """
+
+    def declare(around: Callable[[budgetfit.Run, Any], object]) -> None:
+        @right()
+        @functools.wraps(around)
+        def do() -> None:
+            run = accumulating(kind) if accumulates else applied(kind)
+            model, data, losses = run.model, batches(4, kind), []
+            around(run, data[0])
+            for batch in data:
+                losses.append(run.step(batch).item())
+                around(run, batch)
+            size = 2 if accumulates else 1
+            groups = [data[at : at + size] for at in range(0, len(data), size)]
+            assert_trains_as_plain(losses, model, groups, kind)
+
+    return declare
 
 
 def faster(run: budgetfit.Run) -> budgetfit.Run:
@@ -88,6 +156,15 @@ def plain_losses(model: nn.Module, groups: Iterable[Sequence[Any]]) -> list[floa
         optimizer.step()
         optimizer.zero_grad()
     return losses
+
+
+def assert_steps_as_plain(
+    run: budgetfit.Run, data: Sequence[Any], kind: str = "stack"
+) -> None:
+    """Train an update on each batch, and assert that a plain loop does the same."""
+    losses = [run.step(batch).item() for batch in data]
+    model = getattr(run.model, "module", run.model)  # of a wrapper
+    assert_trains_as_plain(losses, model, [[batch] for batch in data], kind)
 
 
 def assert_trains_as_plain(

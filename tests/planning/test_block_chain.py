@@ -121,7 +121,7 @@ def test_a_chain_by_hand() -> None:
     assert [block.keep.saved_bytes // MIB for block in blocks] == [4 + 4] * 3
 
 
-def test_every_station_of_a_step_has_a_point() -> None:
+def test_every_phase_of_a_block_has_a_point() -> None:
     chain = chains("gpt2", *PAIRS["gpt2"]).profile_at(BATCH)
     labels = [point.label for point in chain_points(chain, ())]
     assert labels[0] == "forward <prologue>"

@@ -20,7 +20,7 @@ from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
-from budgetfit.planning.alternatives.compiled_row import (
+from budgetfit.planning.alternatives.alternatives import (
     compiled_row,
     with_compiled_blocks,
 )

@@ -15,7 +15,6 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.memory.replay_schedule import append_next_step
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
-from budgetfit.planning.search.evaluations_between import at_samples
 from budgetfit.solvers.batch_size_grid import largest_fitting
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
@@ -104,7 +103,7 @@ def fits_between_steps(
 ) -> bool:
     """Whether settled training, then evaluations of so many samples, fits."""
     training = session.exact(recipe)
-    evaluation = at_samples(session.evaluation(recipe.precision), samples)
+    evaluation = session.evaluation(recipe.precision).at_samples(samples)
     held = batch_tensor_bytes(training, recipe.batch_size)
     trace = append_next_step(training, training.phases[-1].step, 1)
     for _ in range(2):

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 import budgetfit
 from budgetfit.tracing.recording.inplace_inputs import blocks_mutating_inputs
+from tests.models import Chain
 
 
 class Adds(nn.Module):
@@ -20,16 +21,12 @@ class Adds(nn.Module):
         return x
 
 
-class Tower(nn.Module):
+class Tower(Chain):
     def __init__(self, *kinds: type[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(kind() for kind in kinds)
+        super().__init__(*(kind() for kind in kinds))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x * 1
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return super().forward(x * 1)
 
 
 class Plain(Adds):

@@ -53,15 +53,15 @@ def splitting(spare_mib: int = 0) -> StepTrace:
     made = TraceMaker()
     for step in (0, 1):
         with made.phase("forward", step):
-            made.born("x", per_sample=60 * MIB)
-            made.born("weights", 100 * MIB)
+            made.malloc("x", per_sample=60 * MIB)
+            made.malloc("weights", 100 * MIB)
             if spare_mib:
-                made.born("spare", spare_mib * MIB)
-                made.die("spare")
-            made.die("x")
-            made.born("one", 90 * MIB)
-            made.born("two", 90 * MIB)
-            made.die("weights", "one", "two")
+                made.malloc("spare", spare_mib * MIB)
+                made.free("spare")
+            made.free("x")
+            made.malloc("one", 90 * MIB)
+            made.malloc("two", 90 * MIB)
+            made.free("weights", "one", "two")
     return made.trace()
 
 

@@ -4,7 +4,7 @@ from torch import nn
 
 import budgetfit
 from budgetfit.core.recipe import Recipe
-from budgetfit.planning.reports.rounding_warnings import rounding_warnings
+from budgetfit.planning.reports.recipe_warnings import rounding_warnings
 from tests.models import Mebi, mean
 
 

@@ -9,23 +9,17 @@ from torch import Tensor, nn
 import budgetfit
 from budgetfit import DoesNotFitError, Plan, TraceError
 from budgetfit.api.compare import compare
+from tests.models import Chain
 
 LENGTH, WIDTH = 2048, 256  # a sample has 2 MiB
 
 
-class Blocks(nn.Module):
+class Blocks(Chain):
     """Some blocks, for a batch of any size."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(3)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
+        blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(3))
+        super().__init__(*blocks)
 
 
 class Several(Blocks):

@@ -18,7 +18,7 @@ from budgetfit.tracing.depth_extrapolation.owned_trace import first_difference
 from budgetfit.tracing.values.assumptions import FULL_MASK
 from budgetfit.tracing.values.concrete_execution import REAL_VALUES
 from budgetfit.workload.workload import Workload
-from tests.models import EXAMPLES
+from tests.models import EXAMPLES, Chain
 
 ADA = find_gpu("rtx-4090")
 
@@ -256,21 +256,17 @@ def test_errors_of_ours_come_through_as_they_are() -> None:
         )
 
 
-class _Square(nn.Module):
+class _Square(Chain):
     """Has scores of every sample against every other."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
+        x = super().forward(x)
         return (x @ x.T).tanh()
 
 
 def test_what_is_on_no_line_with_everything_kept_is_tried_at_two_sizes_once() -> None:
-    workload = Workload(model=_Square(), batch=torch.zeros(2, 8), gpu=ADA)
+    square = _Square(*(nn.Linear(8, 8) for _ in range(3)))
+    workload = Workload(model=square, batch=torch.zeros(2, 8), gpu=ADA)
     traces = TraceSession(workload.with_found_blocks())
     kept = Recipe(batch_size=2)
     assert not traces.is_affine(kept)

@@ -18,12 +18,12 @@ def trace() -> StepTrace:
     """Two storages of one op that never meet, and scratch of another."""
     made = TraceMaker()
     with made.phase("forward"):
-        made.born("a", 6 * MIB, MIB)  # 8 MiB for two samples
-        made.die("a")
-        made.born("b", 4 * MIB)
+        made.malloc("a", 6 * MIB, MIB)  # 8 MiB for two samples
+        made.free("a")
+        made.malloc("b", 4 * MIB)
         made.scratch("c", "buffer", Affine(0, MIB))
-        made.die("c")
-        made.born("d", 100)
+        made.free("c")
+        made.malloc("d", 100)
     return replace(
         made.trace(),
         unverified_ops=(

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from budgetfit.core.block_profile import ChainProfile
-from budgetfit.errors import InputError
 from budgetfit.planning.search.solver_choice import fastest_plan_bounds
 from budgetfit.solvers.batch_size import (
     BatchCandidate,
@@ -266,19 +265,3 @@ def test_what_is_not_below_a_time_is_not_solved(share: Fraction) -> None:
         assert not any(
             found.lower_ns[size] > below_ns for size in solved if size in found.lower_ns
         )
-
-
-@pytest.mark.parametrize(
-    ("others", "message"),
-    [
-        ({"effective_batch_size": 0}, "effective_batch_size must be at least 1"),
-        ({"batch_sizes": [0]}, "batch_size must be at least 1, for example 8; got 0"),
-        (
-            {"effective_batch_size": 64, "batch_sizes": [6]},
-            "does not divide effective_batch_size 64. The next smaller one .* is 4.",
-        ),
-    ],
-)
-def test_impossible_sizes_are_refused(others: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        choose(10**6, **others)

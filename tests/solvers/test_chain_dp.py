@@ -117,19 +117,12 @@ def test_where_the_optimizer_step_is_the_peak_nothing_is_wrapped_to_lower_it() -
     assert chain_dp(Problem(chain=chain, limit_bytes=600)).segments == ()
 
 
-def test_of_equally_fast_plans_the_one_of_lower_peak_is_taken() -> None:
+def test_of_equally_fast_plans_that_of_lower_peak_that_wraps_less_is_taken() -> None:
     free = option("recompute", saved=1, forward=16, backward=23, extra=0)
     chain = chain_of(*equal_blocks(2, KEEP, free))
     assert chain_peak_bytes(chain, ()) == 44  # S 20 + f 24
     assert chain_peak_bytes(chain, single(0)) == 25  # S 1 + f 24; S 1 + x 1 + b 23
     assert chain_peak_bytes(chain, single(0, 1)) == 25
-    found = chain_dp(Problem(chain=chain, limit_bytes=1000))
-    assert chain_peak_bytes(chain, found.segments) == 25
-
-
-def test_of_plans_equal_in_time_and_peak_the_one_that_wraps_less_is_taken() -> None:
-    free = option("recompute", saved=1, forward=16, backward=23, extra=0)
-    chain = chain_of(*equal_blocks(2, KEEP, free))
     found = chain_dp(Problem(chain=chain, limit_bytes=1000))
     assert found.segments == single(0)
 

@@ -320,32 +320,39 @@ def test_the_last_argument_is_cast_first() -> None:
     assert casts.shapes == [(3,), (3, 4), (2, 4)]
 
 
-def test_a_weight_is_cast_once_in_a_region() -> None:
-    def twice(layer: nn.Linear, x: torch.Tensor) -> None:
+def one_region(layer: nn.Linear, x: torch.Tensor) -> None:
+    with lower():
+        layer(x)
+        layer(x)
+
+
+def two_regions(layer: nn.Linear, x: torch.Tensor) -> None:
+    for _ in range(2):
         with lower():
             layer(x)
-            layer(x)
-
-    assert len(casts_of(twice).made) == 1
 
 
-def test_a_new_region_casts_anew() -> None:
-    def two_regions(layer: nn.Linear, x: torch.Tensor) -> None:
-        for _ in range(2):
-            with lower():
-                layer(x)
-
-    assert len(casts_of(two_regions).made) == 2
-
-
-def test_a_nested_region_shares_the_casts_of_the_outer_one() -> None:
-    def nested(layer: nn.Linear, x: torch.Tensor) -> None:
+def nested_regions(layer: nn.Linear, x: torch.Tensor) -> None:
+    with lower():
         with lower():
-            with lower():
-                layer(x)
             layer(x)
+        layer(x)
 
-    assert len(casts_of(nested).made) == 1
+
+def no_cache(layer: nn.Linear, x: torch.Tensor) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        layer(x)
+        layer(x)
+
+
+@pytest.mark.parametrize(
+    ("run", "casts"),
+    [(one_region, 1), (two_regions, 2), (nested_regions, 1), (no_cache, 2)],
+)
+def test_a_weight_is_cast_once_in_the_outermost_region(
+    run: Callable[[nn.Linear, torch.Tensor], None], casts: int
+) -> None:
+    assert len(casts_of(run).made) == casts
 
 
 def test_an_island_without_autocast_runs_wide_and_forgets_no_casts() -> None:
@@ -373,15 +380,6 @@ def test_what_is_no_fp32_leaf_that_needs_a_gradient_is_cast_each_time() -> None:
     assert of(floats(4, 4)) == 2  # frozen
     assert of(leaf * 2) == 2  # no leaf
     assert of(floats(4, 4, dtype=torch.float16).requires_grad_()) == 2  # not fp32
-
-
-def test_no_cast_is_kept_where_the_cache_is_off() -> None:
-    def without_cache(layer: nn.Linear, x: torch.Tensor) -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-            layer(x)
-            layer(x)
-
-    assert len(casts_of(without_cache).made) == 2
 
 
 def test_a_cast_of_a_forward_without_gradients_has_one_for_the_next() -> None:

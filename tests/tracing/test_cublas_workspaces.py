@@ -22,7 +22,7 @@ def target(version: tuple[int, int], *, cudnn: bool = True) -> CudaTarget:
 
 
 def history(to: CudaTarget, run: Callable[[], object]) -> list[str]:
-    """Return ``+rule`` and ``-rule`` of each workspace, ``+`` of every other birth."""
+    """Return ``+rule`` and ``-rule`` of each workspace, ``+`` of every other malloc."""
     with fake_mode(), StorageLog(CudaOpSemantics(to)) as log:
         kept = run()
         events = list(log.events)

@@ -28,15 +28,15 @@ def traced(
 ) -> list[int]:
     """Return the sizes of what a forward and backward make, the first sum apart."""
     with fake_mode() as mode:
-        twin = fake_copy(module, mode)
+        copied = fake_copy(module, mode)
         semantics, imitation = imitate_cuda(TARGET)
         log = StorageLog(semantics, KnownValues().run)
         with imitation, log:
             x = torch.empty(4, 100, WIDTH, dtype=dtype, requires_grad=True)
-            for parameter in twin.parameters():
+            for parameter in copied.parameters():
                 log.log_storage(parameter)
             first = len(log.sizes)
-            differentiate(twin(x), x)
+            differentiate(copied(x), x)
     return [size for size in log.sizes[first:] if size]
 
 

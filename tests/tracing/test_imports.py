@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from budgetfit.core.recipe import Recipe
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.session import TraceSession
-from budgetfit.tracing.isolation.imports import imports_outside_modes
+from budgetfit.tracing.isolation.python_state import imports_outside_modes
 from budgetfit.workload.workload import Workload
 
 LIBRARY = "library_with_a_table"

@@ -46,9 +46,9 @@ def stand_in(values: KnownValues) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a fake tensor whose values are those of a real one."""
 
     def fake(real: torch.Tensor) -> torch.Tensor:
-        twin = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
-        values.record(twin, real)
-        return twin
+        copied = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+        values.record(copied, real)
+        return copied
 
     return fake
 
@@ -85,8 +85,8 @@ def test_a_question_is_answered_as_the_real_tensor_would(
     stand_in: Callable[[torch.Tensor], torch.Tensor], question: str
 ) -> None:
     ask = QUESTIONS[question]
-    twin = stand_in(MASK)
-    got = ask(twin)
+    copied = stand_in(MASK)
+    got = ask(copied)
     with torch.utils._python_dispatch._disable_current_modes():
         assert got == ask(MASK.clone())
 
@@ -176,9 +176,9 @@ def test_what_depends_on_weights_or_chance_is_assumed_by_a_rule_that_is_noted(
     question: str, values: KnownValues
 ) -> None:
     ask, answer, note = ASSUMED[question]
-    twin = torch.empty(2, 4, dtype=torch.long)
-    values.record(twin, MASK)
-    assert ask(twin) == answer
+    copied = torch.empty(2, 4, dtype=torch.long)
+    values.record(copied, MASK)
+    assert ask(copied) == answer
     assert list(values.notes) == ([note] if note else [])
 
 
@@ -242,9 +242,9 @@ UNKNOWN: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_whole_numbers_that_nothing_says_are_not_guessed(
     stand_in: Callable[[torch.Tensor], torch.Tensor], question: str
 ) -> None:
-    twin = stand_in(MASK)
+    copied = stand_in(MASK)
     with pytest.raises(UnknownValueError, match="it needs values that are not known"):
-        UNKNOWN[question](twin)
+        UNKNOWN[question](copied)
 
 
 def test_of_an_optimizer_nothing_is_assumed(values: KnownValues) -> None:
@@ -346,8 +346,8 @@ def test_packed_sequences_are_as_long_as_the_lengths_say(batch_first: bool) -> N
     )
     values = KnownValues()
     with fake_mode(), cuda_composite_ops(TARGET), StorageLog(None, values.run):
-        twin = torch.empty(x.shape)
-        fake = pack(twin, lengths, batch_first=batch_first)
+        copied = torch.empty(x.shape)
+        fake = pack(copied, lengths, batch_first=batch_first)
         again, found = pad(fake, batch_first=batch_first, total_length=4)
     assert fake.data.shape == real.data.shape
     assert torch.equal(fake.batch_sizes, real.batch_sizes)
@@ -378,9 +378,9 @@ def test_ctc_has_a_table_as_wide_as_the_longest_target(targets: torch.Tensor) ->
 def test_numpy_gets_values_of_a_fake() -> None:
     values = KnownValues()
     with fake_mode(), patch_libraries(values), StorageLog(None, values.run):
-        twin = torch.empty(2, 4, dtype=torch.long)
-        values.record(twin, MASK)
-        assert np.array_equal(twin.numpy(), MASK.tolist())
+        copied = torch.empty(2, 4, dtype=torch.long)
+        values.record(copied, MASK)
+        assert np.array_equal(copied.numpy(), MASK.tolist())
         cost = torch.empty(3, 2)
         rows, columns = linear_sum_assignment(cost.detach().cpu())
         assert len(rows) == len(columns) == 2
@@ -424,9 +424,9 @@ def test_following_values_leaves_no_mark_in_the_log() -> None:
 
     values = KnownValues()
     with fake_mode(), StorageLog(None, values.run) as log:
-        twin = torch.empty(2, 4, dtype=torch.long)
-        values.record(twin, MASK)
-        ask(twin)
+        copied = torch.empty(2, 4, dtype=torch.long)
+        values.record(copied, MASK)
+        ask(copied)
         with_values = list(log.sizes)
     with StorageLog() as log:
         ask(MASK.clone())

@@ -29,7 +29,7 @@ from budgetfit.tracing.cuda.dispatch.thread_kernels import unregister_unused
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.step_tracer import trace_step
 from budgetfit.workload.workload import Workload
-from tests.models import EXAMPLES, without_loss
+from tests.models import EXAMPLES, Chain, without_loss
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 HOOKS = (
@@ -235,14 +235,14 @@ def test_an_error_later_in_the_step_leaves_nothing_behind_either(phase: str) -> 
     model = example.model()
     before = model_state(model), process_state()
 
-    def program(twin: nn.Module, on_phase: Callable[[str], None]) -> Run:
+    def program(copied: nn.Module, on_phase: Callable[[str], None]) -> Run:
         def stop(name: str) -> None:
             on_phase(name)
             if name == phase:
                 raise KeyboardInterrupt
 
         recipe = Recipe(batch_size=2, precision="bf16-mixed")
-        return Run(twin, recipe, on_phase=stop, on_missing_loss=without_loss)
+        return Run(copied, recipe, on_phase=stop, on_missing_loss=without_loss)
 
     with pytest.raises(KeyboardInterrupt):
         trace_step(
@@ -259,8 +259,8 @@ def test_two_threads_may_plan_at_the_same_time() -> None:
     def plan() -> None:
         raw = trace_step(
             models.pop(),
-            lambda twin, on_phase: Run(
-                twin,
+            lambda copied, on_phase: Run(
+                copied,
                 Recipe(batch_size=2, precision="bf16-mixed"),
                 on_phase=on_phase,
                 on_missing_loss=without_loss,
@@ -299,21 +299,17 @@ class Keeping(nn.Module):
         return y
 
 
-class SumOfKept(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Keeping() for _ in range(3))
-
+class SumOfKept(Chain):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         KEPT.clear()
-        for block in self.blocks:
-            x = block(x)
+        super().forward(x)
         return torch.stack(KEPT).sum()
 
 
 @pytest.mark.filterwarnings("error")  # torch's, of .grad of a tensor with a graph
 def test_a_global_list_of_tensors_with_a_graph_is_put_back() -> None:
-    model, batch = SumOfKept(), torch.ones(2, 4)
+    model = SumOfKept(*(Keeping() for _ in range(3)))
+    batch = torch.ones(2, 4)
     model(batch)
     before = list(KEPT)
     budgetfit.plan(model, gpu="rtx-4090", batch=batch, batch_size=2)

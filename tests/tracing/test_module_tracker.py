@@ -7,14 +7,12 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import BlockPass
 from budgetfit.tracing.recording.module_tracker import first_tensor
 from budgetfit.tracing.recording.raw_trace import RawTrace
-from budgetfit.tracing.recording.step_tracer import trace_step
-from tests.models import EXAMPLES, MIB, without_loss
-from tests.traced import raw_trace, session
+from tests.models import EXAMPLES, MIB
+from tests.traced import raw_trace, session, trace_module
 
 SGD = Recipe(batch_size=4, optimizer="sgd")
 MEBI = tuple(f"blocks.{index}" for index in range(3))
@@ -23,17 +21,7 @@ MEBI = tuple(f"blocks.{index}" for index in range(3))
 def trace(
     model: nn.Module, batch: torch.Tensor, blocks: tuple[str, ...], recipe: Recipe = SGD
 ) -> RawTrace:
-    return trace_step(
-        model,
-        lambda twin, on_phase: Run(
-            twin, recipe, on_phase=on_phase, on_missing_loss=without_loss
-        ),
-        batch,
-        batch_size=recipe.batch_size,
-        blocks=blocks,
-        target=None,
-        micro_steps=recipe.gradient_accumulation_steps,
-    )
+    return trace_module(model, batch, recipe, blocks=blocks, target=None)
 
 
 def passes(raw: RawTrace, direction: str, micro_step: int = 0) -> list[BlockPass]:
@@ -122,8 +110,8 @@ def test_every_gradient_is_born_in_its_own_layers_backward() -> None:
 def test_a_blocks_backward_holds_the_gradients_of_its_weights() -> None:
     raw = raw_trace("mebi", SGD, target=None)
     for row in passes(raw, "backward"):
-        births = [e - 1 for e in raw.log.events[row.start : row.end] if e > 0]
-        weights = [k for k in births if raw.log.sizes[k] == MIB]
+        mallocs = [e - 1 for e in raw.log.events[row.start : row.end] if e > 0]
+        weights = [k for k in mallocs if raw.log.sizes[k] == MIB]
         assert len(weights) == 1
         assert raw.layers[raw.log.layers[weights[0]]] == f"blocks.{row.block}.inner"
 
@@ -143,9 +131,9 @@ def test_the_layers_of_a_recomputation_are_those_of_its_forward() -> None:
     recipe = Recipe(batch_size=4, optimizer="sgd", segments=(Segment(("blocks.1",)),))
     raw = raw_trace("mebi", recipe, target=None)
     row = next(p for p in passes(raw, "backward") if p.block == 1)
-    births = [e - 1 for e in raw.log.events[row.start : row.end] if e > 0]
-    assert raw.layers[raw.log.layers[births[0]]] == "blocks.1.inner"  # x W, again
-    assert raw.layers[raw.log.layers[births[1]]] == "blocks.1"  # its tanh
+    mallocs = [e - 1 for e in raw.log.events[row.start : row.end] if e > 0]
+    assert raw.layers[raw.log.layers[mallocs[0]]] == "blocks.1.inner"  # x W, again
+    assert raw.layers[raw.log.layers[mallocs[1]]] == "blocks.1"  # its tanh
 
 
 def test_a_frozen_block_in_front_has_a_forward_and_no_backward() -> None:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._device import _device_constructors
 
 import budgetfit
-from budgetfit.tracing.cuda.triton.kernels_on_fakes import triton_is_loaded
+from budgetfit.tracing.cuda.triton.launches import triton_is_loaded
 from tests.tracing.patches_page import patches_page
 from tests.tracing.test_other_threads import Net, in_another_thread, plan_net
 

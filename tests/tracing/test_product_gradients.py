@@ -57,8 +57,8 @@ def peaks(function: Function) -> dict[str, float]:
     recipe = Recipe(batch_size=SAMPLES, optimizer="sgd")
     raw = trace_step(
         Then(function),
-        lambda twin, on_phase: Run(
-            twin, recipe, on_phase=on_phase, on_missing_loss=without_loss
+        lambda copied, on_phase: Run(
+            copied, recipe, on_phase=on_phase, on_missing_loss=without_loss
         ),
         torch.empty(SAMPLES, LENGTH, WIDTH),
         batch_size=SAMPLES,

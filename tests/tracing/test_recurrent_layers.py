@@ -49,15 +49,15 @@ def traced(layer: nn.Module, *shape: int) -> tuple[tuple[int, ...], list[int]]:
     """Return the shape of the output and what a step asks of the allocator."""
     shape = shape or (4, 3, 64)
     with fake_mode() as mode:
-        twin = fake_copy(layer, mode)
+        copied = fake_copy(layer, mode)
         semantics, imitation = imitate_cuda(TARGET)
         log = StorageLog(semantics, KnownValues().run)
         with imitation, log:
             x = torch.empty(shape, requires_grad=True)
-            for parameter in twin.parameters():
+            for parameter in copied.parameters():
                 log.log_storage(parameter)
             first = len(log.sizes)
-            out = twin(x)
+            out = copied(x)
             out = out[0] if isinstance(out, tuple) else out
             last = len(log.sizes)
             out.sum().backward()
@@ -110,11 +110,11 @@ def test_a_single_cell_is_a_step_of_a_layer(bias: bool) -> None:
 )
 def test_only_layers_run_in_cudnn(layer: nn.Module, in_cudnn: bool) -> None:
     with fake_mode() as mode:
-        twin = fake_copy(layer, mode)
+        copied = fake_copy(layer, mode)
         semantics, imitation = imitate_cuda(replace(TARGET, cudnn=True))
         assert semantics is not None
         with imitation, StorageLog(semantics, KnownValues().run):
-            twin(torch.empty(4, 8))
+            copied(torch.empty(4, 8))
     assert [note for note in semantics.notes if "recurrent layers" in note] == [
         CUDNN_NOTE
     ] * in_cudnn

@@ -30,7 +30,7 @@ def periods(model: nn.Module, count: int, *segments: Segment) -> list[tuple[int,
 def test_equal_blocks_are_one_run() -> None:
     assert periods(Mebi(8), 8) == [(8, 1)]
     assert periods(Mebi(5), 5) == [(5, 1)]
-    assert periods(Mebi(4), 4) == []  # as many as a twin keeps
+    assert periods(Mebi(4), 4) == []  # as many as a shortened model keeps
 
 
 @pytest.mark.parametrize(

@@ -240,8 +240,8 @@ def test_a_compiled_model_is_traced_as_it_is() -> None:
             model = torch.compile(model, backend="eager")  # type: ignore[assignment]
         raw = trace_step(
             model,
-            lambda twin, on_phase: Run(
-                twin,
+            lambda copied, on_phase: Run(
+                copied,
                 Recipe(batch_size=2, optimizer="sgd"),
                 loss=lambda output, _: output.sum(),
                 on_phase=on_phase,

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.second_micro_batch import append_micro_batch
-from tests.traced import raw_trace
+from tests.traced import raw_trace, storage_events
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 
@@ -26,22 +25,8 @@ def both(name: str, recipe: Recipe) -> tuple[RawTrace, RawTrace]:
 
 
 def rows_of(raw: RawTrace) -> list[tuple[Any, ...]]:
-    """Return all events with what is known of their storages."""
-    log = raw.log
-    return [
-        (
-            phase.name,
-            phase.step,
-            phase.micro_step,
-            "birth" if event > 0 else "death",
-            abs(event),
-            log.sizes[abs(event) - 1],
-            CATEGORIES[log.categories[abs(event) - 1]],
-            log.scratch.get(abs(event) - 1),
-        )
-        for phase in raw.phases
-        for event in log.events[phase.start : phase.end]
-    ]
+    """Return all events with what is known of their storages, and which they are."""
+    return storage_events(raw, lambda number: number)
 
 
 RECIPES: dict[str, tuple[str, Recipe]] = {

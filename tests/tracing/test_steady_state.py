@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.trace_program import trace_recipe
 from budgetfit.tracing.cuda.target import CudaTarget
@@ -18,7 +17,7 @@ from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.steady_state import append_steady_step
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
-from tests.traced import raw_trace
+from tests.traced import raw_trace, storage_events
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 Optimizer = torch.optim.Optimizer
@@ -44,21 +43,7 @@ def both(
 
 def rows_of(raw: RawTrace) -> list[tuple[Any, ...]]:
     """Return all events with all that is known of their storages, phase by phase."""
-    log = raw.log
-    return [
-        (
-            phase.name,
-            phase.step,
-            phase.micro_step,
-            "birth" if event > 0 else "death",
-            log.sizes[abs(event) - 1],
-            CATEGORIES[log.categories[abs(event) - 1]],
-            log.layers[abs(event) - 1],
-            log.scratch.get(abs(event) - 1),
-        )
-        for phase in raw.phases
-        for event in log.events[phase.start : phase.end]
-    ]
+    return storage_events(raw, raw.log.layers.__getitem__)
 
 
 RECIPES: dict[str, tuple[str, Recipe, Callable[..., Optimizer] | None]] = {
@@ -121,16 +106,16 @@ def test_adafactor_replaces_one_number_of_each_weight_and_nothing_else() -> None
 
     assert without_numbers(repeated) == without_numbers(real)
     missing = len(real.log.events) - len(repeated.log.events)
-    assert missing == 2 * 3  # a birth and a death for each weight
+    assert missing == 2 * 3  # a malloc and a free for each weight
 
 
 def test_a_steady_step_frees_exactly_what_it_allocates() -> None:
     repeated, _ = both(*RECIPES["scaled foreach"])
     start = next(row.start for row in repeated.phases if row.step == 1)
     step = repeated.log.events[start:]
-    births = {event for event in step if event > 0}
-    assert births == {-event for event in step if event < 0}
-    assert len(births) == len(step) / 2
+    mallocs = {event for event in step if event > 0}
+    assert mallocs == {-event for event in step if event < 0}
+    assert len(mallocs) == len(step) / 2
 
 
 def test_the_first_step_stays_as_it_was() -> None:

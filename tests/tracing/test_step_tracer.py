@@ -11,15 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import TraceError
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.raw_trace import RawTrace
-from budgetfit.tracing.recording.step_tracer import trace_step
-from tests.models import EXAMPLES, MIB, without_loss
-from tests.traced import raw_trace
+from tests.models import EXAMPLES, MIB
+from tests.traced import raw_trace, trace_module
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 SGD = Recipe(batch_size=4, optimizer="sgd")
@@ -30,27 +28,11 @@ def trace(
     batch: Any,  # noqa: ANN401 - any pytree of tensors
     recipe: Recipe = SGD,
     *,
-    loss: Callable[..., torch.Tensor] | None = None,
     target: CudaTarget | None = ADA,
     **options: Any,
 ) -> RawTrace:
     """Trace one step of any model, without blocks."""
-    return trace_step(
-        model,
-        lambda twin, on_phase: Run(
-            twin,
-            recipe,
-            loss=loss,
-            on_phase=on_phase,
-            on_missing_loss=without_loss,
-            **options,
-        ),
-        batch,
-        batch_size=recipe.batch_size,
-        blocks=(),
-        target=target,
-        micro_steps=recipe.gradient_accumulation_steps,
-    )
+    return trace_module(model, batch, recipe, target=target, **options)
 
 
 def bytes_of(raw: RawTrace, category: str) -> int:
@@ -61,7 +43,7 @@ def bytes_of(raw: RawTrace, category: str) -> int:
 
 
 def large(raw: RawTrace, phase: str) -> list[tuple[int, str]]:
-    """Return births and deaths of whole MiB in a phase: (MiB, layer)."""
+    """Return mallocs and frees of whole MiB in a phase: (MiB, layer)."""
     found = next(row for row in raw.phases if row.name == phase)
     rows = []
     for event in raw.log.events[found.start : found.end]:
@@ -323,8 +305,8 @@ def test_a_hook_runs_after_a_gradient_is_accumulated(
     model = nn.Sequential(nn.Linear(512, 512, bias=False))
     model[0].weight.register_post_accumulate_grad_hook(hook)
     raw = trace(model, torch.zeros(1, 512), replace(SGD, batch_size=1))
-    born = [mib for mib, _ in large(raw, "backward")]
-    assert born == [1, *([-1] if not left else [])]
+    allocated = [mib for mib, _ in large(raw, "backward")]
+    assert allocated == [1, *([-1] if not left else [])]
     assert raw.gradients is not None
     assert not raw.gradients.complete
     assert model[0].weight.grad is None

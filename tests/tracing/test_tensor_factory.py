@@ -63,11 +63,11 @@ def test_a_copy_keeps_ties_and_has_every_tensor_once() -> None:
 
     model = Tied()
     with fake_mode() as mode:
-        twin = fake_copy(model, mode)
-    assert twin.one.weight is twin.other.weight
-    assert twin.listed[0] is twin.one.weight
-    assert twin.plain is twin.table
-    assert isinstance(twin.one.weight, nn.Parameter)
-    assert twin.one.weight.requires_grad
-    assert not isinstance(twin.table, nn.Parameter)
-    assert len(list(twin.parameters())) == 3
+        copied = fake_copy(model, mode)
+    assert copied.one.weight is copied.other.weight
+    assert copied.listed[0] is copied.one.weight
+    assert copied.plain is copied.table
+    assert isinstance(copied.one.weight, nn.Parameter)
+    assert copied.one.weight.requires_grad
+    assert not isinstance(copied.table, nn.Parameter)
+    assert len(list(copied.parameters())) == 3

@@ -6,7 +6,10 @@ from typing import Final
 
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
-from budgetfit.integrations.source_code.plain_torch_templates import Part
+from budgetfit.integrations.source_code.plain_torch_templates import (
+    Part,
+    exported_part,
+)
 from budgetfit.integrations.source_code.python_source import to_source
 
 
@@ -29,7 +32,8 @@ def recompute_parts(recipe: Recipe) -> list[Part]:
         selective=SELECTIVE_CALLS if selective else "",
     )
     parts = [REGION] * bool(long) + [SELECTIVE] * bool(selective)
-    return [*parts, Part(code, _REPEATED)]
+    code += RECOMPUTE_BLOCK.code
+    return [*parts, Part(code, RECOMPUTE_BLOCK.imports)]
 
 
 def segment_constants(recipe: Recipe) -> list[str]:
@@ -96,11 +100,6 @@ _CHECKPOINT: Final = (
     "import functools",
     "from torch.utils.checkpoint import checkpoint",
 )
-_REPEATED: Final = (
-    *_CHECKPOINT,
-    "import random",
-    "from torch.nn.modules.batchnorm import _NormBase",
-)
 
 RECOMPUTE: Final = Template('''\
 def recompute(model):
@@ -113,82 +112,8 @@ def recompute(model):
 $region        recompute_block(blocks[0])
 $selective
 
-def recompute_block(block, **options):
-    again = functools.partial(checkpoint, use_reentrant=False, **options)
-    block.forward = functools.partial(by_position, block, again, block.forward)
-
-
-def by_position(block, again, forward, *args, **kwargs):
-    """Checkpoint keeps the generators of devices of tensors without keywords only."""
-    if not torch.is_grad_enabled():
-        return forward(*args, **kwargs)
-    if not getattr(block, "_can_checkpoint_with_cache", True):  # a transformers layer
-        # It would write to the cache again when it runs again.
-        kwargs.update(dict.fromkeys(kwargs.keys() & {"past_key_values", "layer_past"}))
-    names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
-    tensors = [kwargs.pop(name) for name in names]
-
-    def call(*values):
-        named = dict(zip(names, values[len(args) :]))
-        return forward(*values[: len(args)], **named, **kwargs)
-
-    return again(RepeatedForward(block, call), *args, *tensors)
-
-
-class RepeatedForward:
-    """A block's forward for one pass: it runs once, and again in backward.
-
-    When it runs again it draws Python's random numbers again, and batch norms leave
-    their statistics alone.
-    """
-
-    def __init__(self, block, forward):
-        self.block, self.forward, self.random_state = block, forward, None
-
-    def __call__(self, *args, **kwargs):
-        if self.random_state is not None:
-            return self.run_again(*args, **kwargs)
-        random_state, before = random.getstate(), self.buffers()
-        out = self.forward(*args, **kwargs)
-        for name, (buffer, version) in self.buffers().items():
-            old, old_version = before.get(name, (None, 0))
-            # A table that has grown is the same again when its block runs again.
-            replaced = old is not buffer and getattr(old, "shape", None) == buffer.shape
-            if replaced or (old is buffer and old_version != version):
-                raise RuntimeError(
-                    f"{name} of a {type(self.block).__name__} changes in its forward, "
-                    "which is to run twice. Take such blocks out of SEGMENTS and "
-                    "SELECTIVE, or train by the plan itself, which puts it back."
-                )
-        self.random_state = random_state
-        return out
-
-    def run_again(self, *args, **kwargs):
-        random_state = random.getstate()
-        norms = [item for item in self.block.modules() if isinstance(item, _NormBase)]
-        own = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-        try:
-            random.setstate(self.random_state)
-            for norm, (_, count) in zip(norms, own):
-                norm.momentum = 0.0
-                norm.num_batches_tracked = None if count is None else SPARE_COUNT
-            return self.forward(*args, **kwargs)
-        finally:
-            random.setstate(random_state)
-            for norm, (momentum, count) in zip(norms, own):
-                norm.momentum, norm.num_batches_tracked = momentum, count
-
-    def buffers(self):
-        return {
-            f"{path}.{name}".strip("."): (buffer, buffer._version)
-            for path, module in self.block.named_modules()
-            if not isinstance(module, _NormBase)
-            for name, buffer in module.named_buffers(recurse=False)
-        }
-
-
-SPARE_COUNT = torch.zeros((), dtype=torch.long)  # of batches, when a block runs again
 ''')
+RECOMPUTE_BLOCK: Final = exported_part("recompute.py.txt")
 
 RECOMPUTE_IN_GRAPH: Final = '''\
 def recompute(model):
@@ -215,178 +140,6 @@ SELECTIVE_CALLS: Final = """\
             recompute_block(model.get_submodule(name), context_fn=contexts)
 """
 
-SELECTIVE: Final = Part(
-    '''\
-def selective_contexts(calls):
-    """The contexts of one forward and of its recomputation, which skips ``calls``."""
-    policy = SavedCalls(calls)
-    saving, reusing = create_selective_checkpoint_contexts(policy)
-    return counted(policy, saving), counted(policy, reusing)
+SELECTIVE: Final = exported_part("selective.py.txt")
 
-
-@contextlib.contextmanager
-def counted(policy, mode):
-    policy.start()
-    # Weights that autocast cast before, elsewhere, would be missing from the count.
-    torch.clear_autocast_cache()
-    with mode:
-        yield
-
-
-class SavedCalls:
-    """Says which calls are saved: by the op, and which of its calls in the block."""
-
-    def __init__(self, calls):
-        self.calls = calls
-
-    def start(self):
-        self.count = collections.Counter()
-        self.drew = False  # whether a call that is saved drew random numbers
-
-    def __call__(self, context, op, *args, **kwargs):
-        save = f"{op}:{self.count[op]}" in self.calls
-        self.count[op] += 1
-        if (save or self.drew) and draws_numbers(op, args, kwargs):
-            # The generator lags behind what is skipped, so all later draws are saved.
-            if op._schema.is_mutable:
-                raise RuntimeError(f"{op} draws in place, after a draw that is saved.")
-            save = self.drew = True
-        if save:
-            return CheckpointPolicy.MUST_SAVE
-        return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def draws_numbers(op, args, kwargs):
-    if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
-        return False
-    names = [argument.name for argument in op._schema.arguments]
-    if "dropout_p" not in names:
-        return True
-    given = dict(zip(names, args)) | kwargs  # attention: 0.0 where it is not given
-    return given.get("dropout_p", 0.0) > 0.0
-''',
-    (
-        "import collections",
-        "import contextlib",
-        "from torch.utils.checkpoint import CheckpointPolicy",
-        "from torch.utils.checkpoint import create_selective_checkpoint_contexts",
-    ),
-)
-
-REGION: Final = Part(
-    '''\
-class Region:
-    """One checkpoint over neighbouring blocks: only the first one's input is kept.
-
-    The parent module calls the blocks as always. Autograd gets empty holders for what
-    they save; the first holder that backward opens runs all of them again, in order.
-    Each block's input must be the output of the one before. Nested, each block that
-    runs again saves its input only, and runs once more.
-    """
-
-    def __init__(self, blocks, nested):
-        self.blocks, self.nested = blocks, nested
-        self.forwards = [block.forward for block in blocks]
-        self.current = None
-        for position, block in enumerate(blocks):
-            block.forward = functools.partial(self.call, position)
-
-    def call(self, position, *args, **kwargs):
-        if not torch.is_grad_enabled():
-            return self.forwards[position](*args, **kwargs)
-        x, *args = args if args else [kwargs.pop(next(iter(kwargs)))]
-        if position == 0:
-            self.current = RegionPass(x)
-        elif self.current is None or self.current.output() is not x:
-            raise RuntimeError("A block's input is not the output of the one before.")
-        forward = RepeatedForward(self.blocks[position], self.forwards[position])
-        if self.nested:
-            forward = functools.partial(checkpoint, forward, use_reentrant=False)
-        out = self.current.run(forward, x, args, kwargs)
-        if position == len(self.forwards) - 1:
-            self.current = None  # autograd's holders keep it from here on
-        return out
-
-
-class RegionPass:
-    """One pass through the blocks of a Region, and its recomputation."""
-
-    def __init__(self, x):
-        self.x = x
-        self.calls = []  # forward, args, kwargs, states of the random generators
-        self.holders = []  # weak references, in the order in which tensors were saved
-        self.device = x.device.type
-        self.autocast = torch.is_autocast_enabled(self.device)
-        self.dtype = torch.get_autocast_dtype(self.device)
-
-    def run(self, forward, x, args, kwargs):
-        self.calls.append((forward, args, kwargs, random_states(self.device)))
-        with saved_tensors_hooks(self.hold, self.open):
-            out = forward(x, *args, **kwargs)
-        self.output = weakref.ref(first(out))
-        return out
-
-    def hold(self, tensor):
-        holder = Holder()
-        self.holders.append(weakref.ref(holder))
-        return holder
-
-    def open(self, holder):
-        if holder.tensor is None:
-            self.recompute()
-        tensor, holder.tensor = holder.tensor, None
-        return tensor
-
-    def recompute(self):
-        waiting = collections.deque(self.holders)
-
-        def refill(tensor):
-            holder = waiting.popleft()()
-            if holder is not None:
-                holder.tensor = tensor.detach()
-            if not waiting:
-                raise AllRefilled  # nothing behind this is needed
-            return tensor.detach()
-
-        x = self.x.detach().requires_grad_(self.x.requires_grad)
-        devices = [self.x.device] if self.device == "cuda" else []
-        with (
-            contextlib.suppress(AllRefilled),
-            torch.random.fork_rng(devices),
-            torch.autocast(self.device, dtype=self.dtype, enabled=self.autocast),
-            torch.enable_grad(),
-            saved_tensors_hooks(refill, lambda tensor: tensor),
-        ):
-            for forward, args, kwargs, states in self.calls:
-                torch.set_rng_state(states[0])
-                if self.device == "cuda":
-                    torch.cuda.set_rng_state(states[1], self.x.device)
-                x = first(forward(x, *args, **kwargs))
-
-
-class AllRefilled(Exception):
-    """Ends a recomputation early."""
-
-
-class Holder:
-    """Stands for a saved tensor until backward asks for it."""
-
-    tensor = None
-
-
-def random_states(device):
-    cuda = torch.cuda.get_rng_state() if device == "cuda" else None
-    return torch.get_rng_state(), cuda
-
-
-def first(out):
-    return out[0] if isinstance(out, (tuple, list)) else out
-''',
-    (
-        "import collections",
-        "import contextlib",
-        "import functools",
-        "import weakref",
-        "from torch.autograd.graph import saved_tensors_hooks",
-    ),
-)
+REGION: Final = exported_part("region.py.txt")

@@ -1,10 +1,11 @@
 """Templates of the exported training script, as source text.
 
 Plain PyTorch without budgetfit. ``torch_script`` selects the ones that a recipe needs;
-tests run the scripts.
+tests run the scripts. What is longer than a few lines is in ``exported/``.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from string import Template
 from typing import Final
 
@@ -18,6 +19,15 @@ class Part:
 
     code: str
     imports: tuple[str, ...] = ()
+
+
+_FOLDER: Final = Path(__file__).with_name("exported")
+
+
+def exported_part(file: str) -> Part:
+    """Read source text from ``exported/``: the imports, two empty lines, the code."""
+    imports, _, code = (_FOLDER / file).read_text("utf-8").partition("\n\n\n")
+    return Part(code, tuple(imports.splitlines()))
 
 
 MODEL_FROM_CONFIG: Final = Template('''\
@@ -226,48 +236,4 @@ EMPTY_CACHE: Final = """\
             torch.cuda.reset_peak_memory_stats()
 """
 
-MAIN: Final = Template("""\
-def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=10, help="optimizer steps")
-    parser.add_argument("--lr", type=float, default=5e-5)
-    parser.add_argument("--max-grad-norm", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", help="default: cuda where there is one")
-    parser.add_argument("--save", help="write model, optimizer and scaler here")
-    parser.add_argument("--resume", help="continue from what --save wrote")
-$pretrained_option    options = parser.parse_args(words)
-
-    torch.manual_seed(options.seed)
-    name = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-$device    model = build_model($pretrained).train()
-$weights$place    # Generation caches are of no use in training.
-    for module in model.modules():
-        if getattr(getattr(module, "config", None), "use_cache", False) is True:
-            module.config.use_cache = False
-$compile_blocks$recompute$wrap$compile_model    optimizer = make_optimizer(
-        [item for item in model.parameters() if item.requires_grad], options.lr
-    )
-$engine$scaler    if options.resume:
-$resume
-    data = batches(model)
-    losses = []
-    for step in range(1, options.steps + 1):
-        step_loss = 0.0
-        for $part in range(GRADIENT_ACCUMULATION_STEPS):
-$sync            batch = {key: value.to(device) for key, value in next(data).items()}
-$forward            step_loss += loss.detach()
-            $backward
-            del loss, batch
-$update$mean$empty_cache        losses.append(float(step_loss))
-${show}print(f"step {step}  loss {losses[-1]:.6f}", flush=True)
-    if device.type == "cuda":
-        allocated = torch.cuda.max_memory_allocated() / 2**30
-        reserved = torch.cuda.max_memory_reserved() / 2**30
-        print(f"peak allocated {allocated:.2f} GiB, reserved {reserved:.2f} GiB")
-$save$end    return losses
-
-
-if __name__ == "__main__":
-    main()
-""")
+MAIN: Final = Template((_FOLDER / "main.py.txt").read_text("utf-8"))

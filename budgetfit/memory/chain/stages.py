@@ -159,16 +159,22 @@ def _cut(trace: StepTrace) -> _Cut:
     step = _SteadyStep.of(trace)
     forward, backward = step.forward, step.backward
     chain, life = tuple(step.stages()), lifetimes(trace)
-    born, freed = life.alloc_event, life.free_event
+    allocated_at, freed = life.alloc_event, life.free_event
     return _Cut(
         chain,
         forward.start,
-        StorageEvents.of(trace, (born >= forward.start) & (freed < backward.start)),
-        StorageEvents.of(trace, (born >= backward.start) & (freed >= backward.end)),
+        StorageEvents.of(
+            trace, (allocated_at >= forward.start) & (freed < backward.start)
+        ),
+        StorageEvents.of(
+            trace, (allocated_at >= backward.start) & (freed >= backward.end)
+        ),
         tuple(
             bool(
                 stage.output_storage >= 0
-                and forward.start <= born[stage.output_storage] < stage.forward[1]
+                and forward.start
+                <= allocated_at[stage.output_storage]
+                < stage.forward[1]
                 and stage.forward[1] <= freed[stage.output_storage] < backward.start
             )
             for stage in chain

@@ -13,8 +13,8 @@ from typing import Final
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.pytree import map_tensors
 from budgetfit.core.plan import Alternative, Estimate, LazyAlternatives
-from budgetfit.errors import TraceError
-from budgetfit.planning.alternatives.compiled_row import compiled_row
+from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.errors import InputError, TraceError
 from budgetfit.planning.alternatives.training_changes import training_change_rows
 from budgetfit.planning.search.baselines import (
     BASELINES,
@@ -38,6 +38,12 @@ from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.garbage_collection import freeze_gc
 from budgetfit.workload.workload import Workload
 
+COMPILED: Final = "with torch.compile (blocks)"
+_COMPILED_NOTE: Final = (
+    'compile="blocks" (--compile blocks): here with the batch and recomputed blocks of '
+    "this plan, planned with it maybe with others; the first step compiles, which "
+    "takes a minute or so"
+)
 OBJECTIVES: Final[tuple[tuple[str, Objective], ...]] = (
     ("fastest", "throughput"),
     ("largest batch", "batch_size"),
@@ -188,3 +194,35 @@ def _other_objectives(
         if found is not None:
             rows.append(Alternative(label=label, estimate=found, fits=True))
     return rows
+
+
+def compiled_row(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:
+    """Return the plan's recipe with compiled blocks, judged; none where it cannot be.
+
+    Its batch size and segments are not searched for: that is a plan of its own.
+    """
+    recipe = plan.recipe
+    if recipe.compile != "none" or not session.workload.blocks:
+        return ()
+    try:
+        found = session.judge(with_compiled_blocks(recipe))
+    except (InputError, TraceError) as error:
+        session.traces.log.append(f"{COMPILED} is not shown: {error}")
+        return ()
+    return (
+        Alternative(
+            label=COMPILED, estimate=found, fits=bool(found.fits), note=_COMPILED_NOTE
+        ),
+    )
+
+
+def with_compiled_blocks(recipe: Recipe) -> Recipe:
+    """Return a recipe with compiled blocks.
+
+    Those under selective checkpointing would run eagerly, and are recomputed instead.
+    """
+    segments = tuple(
+        Segment(each.blocks) if each.mode == "selective" else each
+        for each in recipe.segments
+    )
+    return replace(recipe, segments=segments, compile="blocks")

@@ -13,7 +13,7 @@ import numpy as np
 
 from budgetfit.core.loop import Loop
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.step_trace import CATEGORIES, Affine, Phase, StepTrace
+from budgetfit.core.step_trace import CATEGORIES, Phase, StepTrace
 from budgetfit.memory.replay_schedule import append_next_step
 from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
 
@@ -37,7 +37,7 @@ def with_evaluations(
     samples = loop.evaluation_batch_size
     if not samples:
         return None
-    evaluation = at_samples(traces.evaluation(recipe.precision, loop), samples)
+    evaluation = traces.evaluation(recipe.precision, loop).at_samples(samples)
     held: tuple[int, ...] = ()
     if loop.kind == "run":  # the loop of the user holds its batches, a Run does not
         held = (
@@ -75,19 +75,4 @@ def _freeing(trace: StepTrace, storages: list[int]) -> StepTrace:
         trace,
         events=np.concatenate([trace.events, added]),
         phases=(*trace.phases, freed),
-    )
-
-
-def at_samples(trace: StepTrace, samples: int) -> StepTrace:
-    """Return a trace whose sizes are those at ``samples``, whatever is asked."""
-    return replace(
-        trace,
-        fixed_bytes=trace.fixed_bytes + trace.bytes_per_sample * samples,
-        bytes_per_sample=trace.bytes_per_sample * 0,
-        scratch=tuple(
-            row._replace(
-                arguments=tuple(Affine(a.at(samples), 0) for a in row.arguments)
-            )
-            for row in trace.scratch
-        ),
     )

@@ -1,7 +1,9 @@
-"""Tables beside the figures: each number with its exact value."""
+"""Sections of the report: a figure with its legend, and the table of its numbers."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from markupsafe import Markup
 
 from budgetfit.reporting.formatting import time_text
 from budgetfit.utils.format_bytes import format_bytes
@@ -45,3 +47,24 @@ def duration(milliseconds: float) -> Number:
 def count(number: int) -> Number:
     """Return a cell of a whole number."""
     return Number(f"{number:,}", number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A figure and its table.
+
+    Attributes:
+        title: What the figure shows.
+        text: What to see in it.
+        figure: Inline SVG, from ``svg.draw``.
+        legend: Names and colours (of ``colors.COLORS``), in the order of the figure.
+        table: Its numbers.
+        note: Where the numbers are from, if that is not the replay.
+    """
+
+    title: str
+    text: str
+    figure: Markup
+    table: Table
+    legend: tuple[tuple[str, str], ...] = ()
+    note: str = ""

@@ -183,7 +183,7 @@ def _with_copied_storages(
     copy = np.repeat(np.arange(1, extra + 1), width)
     origin = np.concatenate([np.arange(len(trace.layer)), match.table[-1][slot]])
     if not np.array_equal(np.sort(order), np.arange(len(origin))):
-        raise NotRepeatedError("its storages are not born once each")
+        raise NotRepeatedError("its storages are not allocated once each")
     origin = origin[order]
     layer, owner = (
         np.concatenate([column, _layers(layout, extra, reference, slot, copy)])[order]

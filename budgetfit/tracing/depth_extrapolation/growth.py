@@ -50,10 +50,10 @@ def find_growth(
         two.ops.event
     ):
         return None
-    born = np.zeros(len(one.fixed_bytes), np.int64)
+    allocated_at = np.zeros(len(one.fixed_bytes), np.int64)
     mallocs = np.flatnonzero(one.events > 0)
-    born[one.events[mallocs] - 1] = mallocs
-    may_grow = _in_optimizer(one, born) & _once(longer.origin)
+    allocated_at[one.events[mallocs] - 1] = mallocs
+    may_grow = _in_optimizer(one, allocated_at) & _once(longer.origin)
     periods = min(_kept_periods(layout) for layout in layouts)
     more = _more(one.fixed_bytes, two.fixed_bytes, may_grow, periods)
     moved = _more(

@@ -15,7 +15,7 @@ from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.tracing.cuda.op_semantics import imitate_cuda
 from budgetfit.tracing.cuda.target import CudaTarget
-from budgetfit.tracing.cuda.triton.kernels_on_fakes import (
+from budgetfit.tracing.cuda.triton.launches import (
     kernels_on_fakes,
     triton_is_loaded,
 )

@@ -24,6 +24,8 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     Unverified,
     kernel_memory,
 )
+from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.cuda.triton.device_answers import answers_for_kernels
 
 # Kept alive: deleting it would unregister the op. All its tensors may be written to.
 _LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
@@ -137,3 +139,21 @@ def _time(kernel_call: Callable[[], Any], quantiles: Any = None) -> list[float]:
     kernel_call()
     del buffer
     return [1.0, 1.0, 1.0]
+
+
+def triton_is_loaded() -> bool:
+    """Whether a module of this process may have Triton kernels."""
+    return "triton.runtime.autotuner" in sys.modules
+
+
+@contextlib.contextmanager
+def kernels_on_fakes(target: CudaTarget | None) -> Iterator[None]:
+    """Let kernels be launched on fake tensors, and their code see the target's GPU.
+
+    Does nothing where Triton is not loaded, or without a target.
+    """
+    if target is None or not triton_is_loaded():
+        yield
+        return
+    with answers_for_kernels(target), launches_on_fakes():
+        yield

@@ -1,12 +1,15 @@
-"""Warn where micro-batches, or those of several ranks, are not one large batch."""
+"""Warn of what a recipe changes: one large batch into several, weights into bf16."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import torch
+from torch import nn
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
+from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import TraceError
 
@@ -55,3 +58,22 @@ def accumulation_warnings(traces: TraceSession, recipe: Recipe) -> tuple[str, ..
             f"{recipe.effective_batch_size} samples. Use {more} if that matters"
         )
     return tuple(found)
+
+
+def rounding_warnings(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
+    """Return the warning, if it holds.
+
+    bf16 has 8 significant bits: the next number is 2^-8 to 2^-7 of a weight away, and
+    half of that is rounded off.
+    """
+    dtypes = {each.dtype for each in model.parameters() if each.requires_grad}
+    weights = find_precision(recipe.precision).weights
+    in_bf16 = torch.bfloat16 in dtypes if weights == "as-is" else weights == "bf16"
+    if not in_bf16:
+        return ()
+    return (
+        (
+            "weights are trained in bf16: an update of less than 0.2 % of a weight is "
+            "lost to rounding; bf16-mixed keeps them in fp32"
+        ),
+    )
