@@ -9,8 +9,9 @@ CUDA device it is planned for the card that --gpu names and trains on the CPU.
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import torch
@@ -60,7 +61,7 @@ def main() -> None:
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     print(f"loss {float(losses[0]):.3f} -> {float(losses[-1]):.3f}")
     once = options.steps * plan.recipe.gradient_accumulation_steps
-    again = [name for name, count in counts.items() if count > once]
+    again = [name for name, count in counts.items() if next(count) > once]
     print(f"blocks that ran twice per step: {len(again)}, as planned: ", end="")
     print(sorted(again) == sorted(plan.recipe.wrapped_blocks))
 
@@ -94,22 +95,20 @@ class Pieces(torch.utils.data.Dataset):
         return {"input_ids": piece, "labels": piece}
 
 
-def count_forwards(model: torch.nn.Module, blocks: list[str]) -> Counter[str]:
-    """Return counts, kept up to date, of how often each block's insides ran."""
-    counts: Counter[str] = Counter()
+def count_forwards(
+    model: torch.nn.Module, blocks: list[str]
+) -> dict[str, itertools.count[int]]:
+    """Return what counts how often each block's insides ran; ``next`` reads it."""
+    counts = {name: itertools.count() for name in blocks}
 
-    def counter(name: str) -> object:
-        # On a part of the block: a checkpoint runs the block's parts again, not the
-        # hooks of the block itself. A recomputation puts back what a hook changes, but
-        # not what functions change that it calls.
-        def add() -> None:
-            counts.update([name])
-
-        return lambda *_: add()
+    def count(name: str, *_: object) -> None:
+        next(counts[name])  # a recomputation puts back other changes, but no iterator
 
     for name in blocks:
+        # On a part of the block: a checkpoint runs the block's parts again, not the
+        # hooks of the block itself.
         part = next(model.get_submodule(name).children())
-        part.register_forward_pre_hook(counter(name))
+        part.register_forward_pre_hook(functools.partial(count, name))
     return counts
 
 

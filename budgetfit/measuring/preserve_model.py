@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from budgetfit.utils.mutable_state import HeldState, class_attributes, mutable_state
-from budgetfit.utils.mutated_globals import mutated_globals_of_all
+from budgetfit.utils.mutated_globals import mutated_outside
 from budgetfit.utils.rng_state import HostRngState
 
 # A forward may replace buffers, or create them with the first batch.
@@ -96,7 +96,9 @@ def snapshot_attributes(model: nn.Module) -> _Attributes:
         for item in values.items()
         if item[0] not in _OF_TORCH
     ]
-    for everything, name in mutated_globals_of_all(kinds):
+    outside = mutated_outside(kinds)
+    roots += [(each.__qualname__, each) for each in outside.functions]
+    for everything, name in outside.globals:
         if name in everything:
             places.append((everything, {name: everything[name]}, False))
             roots.append((name, everything[name]))

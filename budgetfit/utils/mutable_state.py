@@ -16,6 +16,7 @@ import itertools
 import operator
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
@@ -163,10 +164,13 @@ def hold_class(kind: type) -> HeldState:
     return HeldState(kind.__name__, kind, _CLASS.parts, (_read_class(kind),), 0)
 
 
-def leaves(value: Any) -> Iterator[Any]:  # noqa: ANN401
-    """Yield the objects that ``value`` leads to and that are not looked into."""
-    waiting, seen = [value], set()
-    while waiting:
+def leaves(value: Any, *, limit: int | None = None) -> Iterator[Any]:  # noqa: ANN401
+    """Yield the objects that ``value`` leads to and that are not looked into.
+
+    ``limit``: end after so many that are.
+    """
+    waiting, seen = [value], set[int]()
+    while waiting and (limit is None or len(seen) < limit):
         item = waiting.pop()
         kind = kind_of(item)
         if kind is None or kind.is_iterator:
@@ -224,7 +228,7 @@ def _stateless() -> tuple[type, ...]:
     torch = sys.modules.get("torch")
     return (
         *(str, bytes, bool, int, float, complex, type, types.ModuleType),
-        *(types.FunctionType, enum.Enum, io.IOBase),
+        *(enum.Enum, io.IOBase),
         *((torch.nn.Module, torch.Tensor) if torch is not None else ()),
     )
 
@@ -324,12 +328,26 @@ _GENERATOR: Final = _Part(
     _nothing,
     _no_size,
 )
+
+
+def _held_by_function(function: types.FunctionType) -> Iterable[Any]:
+    """Return what a user's function keeps: closure, defaults and attributes."""
+    if is_library(function.__module__ or ""):
+        return ()
+    defaults = (function.__kwdefaults__ or {}).values()
+    held = *(function.__closure__ or ()), *(function.__defaults__ or ()), *defaults
+    return (*held, function.__dict__) if function.__dict__ else held
+
+
 _PASSED: Final[dict[type, Callable[[Any], Iterable[Any]]]] = {
     functools.partial: lambda call: (call.func, *call.args, *call.keywords.values()),
     **dict.fromkeys(
-        (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType),
+        (types.BuiltinMethodType, types.MethodWrapperType),
         lambda method: (method.__self__,),
     ),
+    types.MethodType: lambda method: (method.__self__, method.__func__),
+    types.FunctionType: _held_by_function,
+    weakref.ReferenceType: lambda reference: (reference(),),
 }
 
 

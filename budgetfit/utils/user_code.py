@@ -66,6 +66,32 @@ def referenced_names(code: types.CodeType) -> Iterator[str]:
             yield from referenced_names(constant)
 
 
+@functools.cache
+def names_in(code: types.CodeType) -> frozenset[str]:
+    """Return ``referenced_names`` as a set."""
+    return frozenset(referenced_names(code))
+
+
+def namespaces(function: types.FunctionType) -> list[dict[str, Any]]:
+    """Return a function's globals, and those of the user's modules that it names.
+
+    Modules that it imports itself are among them.
+    """
+    own = function.__globals__
+    package = own.get("__package__")
+    modules = [
+        each
+        for name in names_in(function.__code__)
+        for each in (
+            own.get(name),
+            sys.modules.get(name),
+            sys.modules.get(f"{package}.{name}"),
+        )
+        if isinstance(each, types.ModuleType) and not is_library(each.__name__)
+    ]
+    return [own, *map(vars, modules)]
+
+
 def referenced_globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the globals that a function references, with their values."""
     for name in referenced_names(function.__code__):

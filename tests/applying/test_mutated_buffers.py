@@ -196,7 +196,7 @@ def test_what_is_first_written_to_in_a_later_forward_moves_on_once() -> None:
 def test_a_buffer_that_nobody_writes_to_is_copied_once_and_when_all_are() -> None:
     block = nn.Linear(2, 2)
     block.register_buffer("table", torch.zeros(2))
-    buffers = MutatedBuffers(block)
+    buffers = MutatedBuffers([block])
     assert buffers.find_mutated(buffers.snapshot()) == []
     assert copied(buffers.snapshot()) == []
     assert copied(buffers.snapshot(every=True)) == ["table"]
@@ -204,7 +204,7 @@ def test_a_buffer_that_nobody_writes_to_is_copied_once_and_when_all_are() -> Non
 
 def test_a_buffer_that_was_written_to_once_is_always_held() -> None:
     block = Centred(in_place=True)
-    buffers = MutatedBuffers(block)
+    buffers = MutatedBuffers([block])
     first = buffers.snapshot()
     block.average += 1
     assert [each.name for each in buffers.find_mutated(first)] == ["average"]
@@ -217,4 +217,4 @@ def test_a_buffer_that_was_written_to_once_is_always_held() -> None:
 def test_large_tables_are_never_copied() -> None:
     block = nn.Linear(2, 2)
     block.register_buffer("mask", torch.zeros(MAX_ELEMENTS + 1, dtype=torch.bool))
-    assert copied(MutatedBuffers(block).snapshot()) == []
+    assert copied(MutatedBuffers([block]).snapshot()) == []

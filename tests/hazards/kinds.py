@@ -26,6 +26,8 @@ WIDTH = 8
 
 log: list[float] = []  # a global that forwards append to
 calls = {"global": 0, "hook": 0}
+total = torch.zeros(())
+state = types.ModuleType("tests.hazards.state")
 
 
 class Block(nn.Module):
@@ -98,19 +100,16 @@ class OwnTorchGenerator(Block):
         return x * torch.rand(x.shape, generator=self.chance)
 
 
-def _drawing_from(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
-    return lambda x: x * torch.rand(x.shape, generator=generator)
-
-
 hidden_generator = torch.Generator().manual_seed(3)
-_draw_hidden = _drawing_from(hidden_generator)
+_hidden = functools.cache(lambda: hidden_generator)
+_hidden()
 
 
 class HiddenGenerator(Block):
-    """Draws from a generator that only a closure has."""
+    """Draws from a generator that only a cache of functools has."""
 
     def between(self, x: Tensor) -> Tensor:
-        return _draw_hidden(x)
+        return x * torch.rand(x.shape, generator=_hidden())
 
 
 def _every(period: int) -> Callable[[], bool]:
@@ -364,6 +363,34 @@ class GrowingList(Block):
         return x * (1 + 0.1 * len(log))
 
 
+class GlobalTensor(Block):
+    def between(self, x: Tensor) -> Tensor:
+        total.add_(1)
+        return x / (1 + total % 3)
+
+
+class PythonModule(Block):
+    """Counts in an attribute of a Python module."""
+
+    def between(self, x: Tensor) -> Tensor:
+        state.count += 1  # type: ignore[attr-defined]
+        return x / (1 + state.count % 3)
+
+
+def _block_of_a_function() -> Block:
+    """Return a block whose class closes over what it changes."""
+    runs: list[int] = []
+    mean = torch.zeros(WIDTH)
+
+    class OfAFunction(Block):
+        def between(self, x: Tensor) -> Tensor:
+            runs.append(len(runs))
+            mean.add_(x.detach().mean(0))
+            return x / (1 + len(runs) % 3) + 0.1 * mean
+
+    return OfAFunction()
+
+
 class FilledCache(Block):
     """Computes a mask once for each batch; the training loop empties the cache."""
 
@@ -500,6 +527,43 @@ def _in_tensors(held: list[Tensor]) -> float:
     return held[-1].item()
 
 
+def _closure() -> Callable[[], int]:
+    runs: list[int] = []
+
+    def count() -> int:
+        return _in_list(runs)
+
+    return count
+
+
+def _with_an_attribute() -> Callable[[], int]:
+    def count() -> int:
+        count.n += 1  # type: ignore[attr-defined]
+        return count.n  # type: ignore[attr-defined]
+
+    count.n = 0  # type: ignore[attr-defined]
+    return count
+
+
+def _with_a_default() -> Callable[[], int]:
+    def count(runs: list[int] = []) -> int:  # noqa: B006
+        return _in_list(runs)
+
+    return count
+
+
+def _outside() -> tuple[nn.Module]:
+    """Return a module that the block does not own: a tuple hides it."""
+    module = Owner()
+    module.register_buffer("n", torch.zeros(()))
+    return (module,)
+
+
+def _in_module(held: tuple[Any]) -> float:
+    held[0].count += 1
+    return held[0].count + held[0].n.add_(1).item()
+
+
 class ClassCount(Counting):
     """Counts in an attribute of its class."""
 
@@ -555,6 +619,10 @@ COUNTING = tuple(
         ("ListOfTensors", lambda: [torch.zeros(())], _in_tensors),
         ("TensorInDict", lambda: {"n": torch.zeros(())}, _in_a_tensor),
         ("TensorInObject", _simple_tensor, _in_a_small_tensor),
+        ("Closure", _closure, lambda held: held()),
+        ("FunctionAttribute", _with_an_attribute, lambda held: held()),
+        ("DefaultArgument", _with_a_default, lambda held: held()),
+        ("OutsideModule", _outside, _in_module),
     )
 )
 ITERATING = tuple(
@@ -594,7 +662,14 @@ KINDS: dict[str, tuple[Callable[[], Block], ...]] = {
         ModuleHook,
     ),
     "branch on a flag or a number": (Flag, RandomDepth),
-    "global list or cache": (GlobalCount, GrowingList, FilledCache),
+    "global list or cache": (
+        GlobalCount,
+        GrowingList,
+        GlobalTensor,
+        PythonModule,
+        _block_of_a_function,
+        FilledCache,
+    ),
     "container or object": (*COUNTING, ClassCount, SharedCount),
     "iterator": ITERATING,
 }
@@ -620,6 +695,8 @@ def start(kind: Callable[[], Block]) -> Tower:
     hidden_generator.manual_seed(3)
     log.clear()
     calls.update({"global": 0, "hook": 0})
+    total.zero_()
+    state.count = 0  # type: ignore[attr-defined]
     ClassCount.calls = 0
     ClassCount.log.clear()
     return Tower(kind)

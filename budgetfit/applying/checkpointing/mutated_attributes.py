@@ -8,7 +8,7 @@ import gc
 import itertools
 import operator
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, get_origin
@@ -27,8 +27,8 @@ from budgetfit.utils.mutable_state import (
     leaves,
     mutable_state,
 )
-from budgetfit.utils.mutated_globals import mutated_globals_of_all
-from budgetfit.utils.user_code import function_of, is_library, users_hooks
+from budgetfit.utils.mutated_globals import mutated_outside
+from budgetfit.utils.user_code import function_of, users_hooks
 
 _ABSENT: Any = object()
 _OTHER: Any = object()  # not kept: may hold the graph of an earlier step
@@ -39,11 +39,15 @@ _WITHOUT_GRAPH = (nn.Module, type, types.FunctionType, types.ModuleType, Enum)
 
 
 class AttributeChange(NamedTuple):
-    """An attribute or global that a forward has set, and its value before."""
+    """An attribute or global that a forward has set, and its value before.
+
+    ``copy``: of a tensor that it has written to.
+    """
 
     attributes: dict[str, Any]
     name: str
     before: Any
+    copy: torch.Tensor | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -100,7 +104,7 @@ class AttributesSnapshot(NamedTuple):
         attributes: Of each module.
         contents: What attributes, globals and hooks lead to.
         globals: Their values.
-        tensors: Those without gradients in ``contents``, by their ids.
+        tensors: Those without gradients in ``contents`` and ``globals``, by their ids.
     """
 
     attributes: list[dict[str, Any]]
@@ -119,9 +123,13 @@ class AttributesSnapshot(NamedTuple):
 class MutatedAttributes:
     """Detects which attributes of its modules a block's forward mutates.
 
-    Covers attributes that are set on modules and their classes or by ``global``
-    statements, and the contents of containers, arrays and user objects that they and
-    the user's forward hooks lead to; not objects of libraries.
+    Covers attributes that are set on modules, their classes and Python modules, or by
+    ``global`` statements, and the contents of containers, arrays, closures and user
+    objects that they and the user's forward hooks lead to; not objects of libraries.
+
+    Attributes:
+        outside: Modules outside of the block that its code, hooks or attributes lead
+            to, without the modules in these.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -130,32 +138,28 @@ class MutatedAttributes:
         self.find_modules()
 
     def find_modules(self) -> None:
-        """Find the modules and hooks; again where the block was changed."""
+        """Find what to look at; again where the block was changed."""
         self._is_first = True  # forward since then
-        self._inside = [item for item in self._block.modules() if _may_set(item)]
-        self._hooks = users_hooks(self._block.modules())
-        outside = dict.fromkeys(_modules_of_hooks(self._hooks))
-        self._modules = [*self._inside, *outside.keys() - set(self._inside)]
-        self._find_outside()
-
-    def _find_outside(self) -> None:
+        modules = [*self._block.modules()]
+        self._inside = [item for item in modules if _may_set(item)]
         kinds = list(dict.fromkeys(map(type, self._inside)))
-        held_by_hooks = itertools.chain(*map(_reached_by_hook, self._hooks))
+        self._hooks = users_hooks(modules)
+        held_by_hooks = list(_reached(map(_held_by_hook, self._hooks)))
         others = dict.fromkeys(each for each in held_by_hooks if isinstance(each, type))
-        functions = [function_of(hook) for hook in self._hooks]
-        self._globals = mutated_globals_of_all(kinds, functions)
+        functions = map(function_of, self._hooks)
+        self._globals, self._functions = mutated_outside(kinds, functions)
         self._classes = class_attributes(kinds)
         self._classes_of_hooks = class_attributes(others)
+        roots = itertools.chain((value for _, value in self._roots()), self._functions)
+        reached = *held_by_hooks, *_reached(roots)
+        found = [each for each in reached if isinstance(each, nn.Module)]
+        inside = set(modules)
+        self.outside = [each for each in dict.fromkeys(found) if each not in inside]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out globals: copies and pickles of a model do not include them."""
-        outside = ("_globals", "_classes", "_classes_of_hooks")
-        return {**vars(self), **dict.fromkeys(outside, ())}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the globals from the classes of the copied modules."""
-        vars(self).update(state)
-        self._find_outside()
+        """Leave out what was found: copies of a model find it for themselves."""
+        kept = ("_block", "_large_change", "_writes_to_tensors")
+        return {name: vars(self)[name] for name in kept}
 
     def snapshot(self, *, every: bool = False) -> AttributesSnapshot:
         """Return the state before a forward.
@@ -166,20 +170,23 @@ class MutatedAttributes:
         """
         limit = LARGEST if every or self._large_change else MAX_ITEMS
         contents = [*mutable_state(self._roots(), classes=self._classes, limit=limit)]
-        if self._hooks:  # an iterator that a hook's object holds may have other uses
-            held_by_hooks = mutable_state(
-                self._roots_of_hooks(), classes=self._classes_of_hooks, limit=limit
-            )
-            contents += [each for each in held_by_hooks if each.parts]
+        outside = mutable_state(
+            self._roots_outside(), classes=self._classes_of_hooks, limit=limit
+        )
+        # An iterator there may have other uses.
+        contents += [each for each in outside if each.parts]
+        set_outside = [
+            AttributeChange(places, name, places.get(name, _ABSENT))
+            for places, name in self._globals
+        ]
+        held = itertools.chain(*(each.items() for each in contents))
         return AttributesSnapshot(
-            [dict(module.__dict__) for module in self._modules],
+            [dict(module.__dict__) for module in (*self._inside, *self.outside)],
             contents,
-            [
-                AttributeChange(places, name, places.get(name, _ABSENT))
-                for places, name in self._globals
-            ],
+            set_outside,
             _held_tensors(
-                contents, copied=every or self._is_first or self._writes_to_tensors
+                itertools.chain(held, (each.before for each in set_outside)),
+                copied=every or self._is_first or self._writes_to_tensors,
             ),
         )
 
@@ -189,12 +196,14 @@ class MutatedAttributes:
         for places, name in self._globals:
             yield name, places.get(name)
 
-    def _roots_of_hooks(self) -> Iterator[tuple[str, Any]]:
-        for module in self._modules[len(self._inside) :]:
+    def _roots_outside(self) -> Iterator[tuple[str, Any]]:
+        for module in self.outside:
             yield from _attributes_with_state(module)
+        for function in self._functions:
+            yield function.__qualname__, function
         for hook in self._hooks:
             name = getattr(hook, "__qualname__", type(hook).__qualname__)
-            yield from ((name, each) for each in _held_by_hook(hook))
+            yield name, _held_by_hook(hook)
 
     def changes(self, held: AttributesSnapshot) -> list[Change]:
         """Return what a forward may have changed since ``held``."""
@@ -222,11 +231,15 @@ class MutatedAttributes:
             for each in contents
         ]
         found += [
-            each._replace(before=_keepable(each.before))
+            each._replace(
+                before=_keepable(each.before), copy=copies.get(id(each.before))
+            )
             for each in held.globals
             if each.attributes.get(each.name, _ABSENT) is not each.before
+            or id(each.before) in copies
         ]
-        for module, before in zip(self._modules, held.attributes, strict=True):
+        modules = *self._inside, *self.outside
+        for module, before in zip(modules, held.attributes, strict=True):
             now = module.__dict__
             same = map(operator.is_, now.values(), before.values())
             if len(now) == len(before) and all(same):
@@ -239,24 +252,12 @@ class MutatedAttributes:
         return found
 
 
-def _held_by_hook(hook: Any) -> Iterator[Any]:
-    function = function_of(hook)
-    yield hook  # an object or its method, or arguments that are bound
-    if isinstance(function, types.FunctionType):
-        yield from function.__closure__ or ()
-        yield from function.__defaults__ or ()
-        yield from (function.__kwdefaults__ or {}).values()
+def _held_by_hook(hook: Any) -> tuple[Any, ...]:
+    return hook, function_of(hook)  # an object, its method or bound arguments; closure
 
 
-def _modules_of_hooks(hooks: list[Any]) -> Iterator[nn.Module]:
-    """Yield modules of the user's classes that hooks close over or are methods of."""
-    for item in itertools.chain(*map(_reached_by_hook, hooks)):
-        if isinstance(item, nn.Module) and not is_library(type(item).__module__):
-            yield item
-
-
-def _reached_by_hook(hook: Any) -> Iterator[Any]:
-    return itertools.chain(*map(leaves, _held_by_hook(hook)))
+def _reached(roots: Iterable[Any]) -> Iterator[Any]:
+    return itertools.chain(*(leaves(each, limit=MAX_ITEMS) for each in roots))
 
 
 def _attributes_with_state(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -265,15 +266,14 @@ def _attributes_with_state(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _held_tensors(contents: list[HeldState], *, copied: bool) -> dict[int, _HeldTensor]:
+def _held_tensors(items: Iterable[Any], *, copied: bool) -> dict[int, _HeldTensor]:
     return {
         id(item): _HeldTensor(
             item,
             version(item),
             item.detach().clone() if copied and item.numel() <= MAX_ELEMENTS else None,
         )
-        for held in contents
-        for item in held.items()
+        for item in items
         if isinstance(item, torch.Tensor)
         and not item.requires_grad
         and item.layout is torch.strided
@@ -303,7 +303,7 @@ def restored_attributes(changes: list[Change]) -> Iterator[None]:
             if change.before is not None:
                 change.before.with_items(copies).restore()
         for each in attributes:
-            _set(each, each.before)
+            _set(each, each.before if each.copy is None else each.copy.clone())
         yield
     finally:
         for each, value in zip(attributes, now, strict=True):

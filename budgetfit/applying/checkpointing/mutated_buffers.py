@@ -9,7 +9,7 @@ attributes and frozen parameters are handled like buffers.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
@@ -94,23 +94,23 @@ class BufferSnapshot(NamedTuple):
 
 
 class MutatedBuffers:
-    """Detects which buffers of a block its forward mutates.
+    """Detects which buffers of modules a block's forward mutates.
 
     The first forward copies all small buffers, later ones only those that were ever
     mutated. What is written to without a copy keeps what was written, and is copied
     from then on.
     """
 
-    def __init__(self, block: nn.Module) -> None:
-        self._block = block
-        self.find_places()
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self.find_places(modules)
 
-    def find_places(self) -> None:
-        """Find the block's tensors; again where the block was changed."""
+    def find_places(self, modules: Iterable[nn.Module]) -> None:
+        """Find the tensors of modules; again where the block was changed."""
+        modules = [*modules]
         self._small: list[_Place] = []
         self._others: list[_Place] = []
         self._empty: set[_Place] = set()
-        for module in self._block.modules():
+        for module in modules:
             for table in _TABLES:
                 for name, tensor in getattr(module, table).items():
                     place = module, table, name
@@ -122,7 +122,7 @@ class MutatedBuffers:
                         copied = is_small and table != "_parameters"
                         (self._small if copied else self._others).append(place)
         self._places = self._small
-        self._known = [(each, len(each._buffers)) for each in self._block.modules()]
+        self._known = [(each, len(each._buffers)) for each in modules]
 
     def snapshot(self, *, every: bool = False) -> list[BufferSnapshot]:
         """Copy the buffers that the forward may mutate, and note the others' versions.

@@ -74,10 +74,14 @@ class RepeatableForwards:
         self.block = block
         self.name, self._check, self._run_to_end = name, check, run_to_end
         self.in_segment = in_segment
-        self.buffers = MutatedBuffers(block)
         self.attributes = MutatedAttributes(block)
+        self.buffers = MutatedBuffers((*block.modules(), *self.attributes.outside))
         self._parts = _parts(block)
         self._forwards = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Let copies of a model find anew what their forwards may change."""
+        return {**vars(self), "_parts": [], "buffers": MutatedBuffers(())}
 
     def forward(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``function`` for one forward and its recomputations."""
@@ -86,8 +90,8 @@ class RepeatableForwards:
         parts = _parts(self.block)
         if not _same(parts, self._parts):
             self._parts = parts
-            self.buffers.find_places()
             self.attributes.find_modules()
+            self.buffers.find_places((*self.block.modules(), *self.attributes.outside))
         self._forwards += 1
         values = (
             SavedTensorCheck(self.name, after_forward=self._run_to_end)

@@ -7,7 +7,6 @@ trace those are fakes, which a real forward would find.
 
 import contextlib
 import functools
-import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +24,7 @@ from budgetfit.utils.mutable_state import (
     kind_of,
     kind_of_class,
 )
-from budgetfit.utils.user_code import is_library, referenced_names
+from budgetfit.utils.user_code import is_library, names_in, namespaces
 
 MOST_OBJECTS: Final = 2**16  # to look at more takes longer than a small trace
 _ABSENT: Final = object()
@@ -127,19 +126,8 @@ class _Reached:
 
     def _globals(self, function: types.FunctionType) -> None:
         """Hold what a function names: globals, attributes of the modules it names."""
-        names, own = _names(function.__code__), function.__globals__
-        package = own.get("__package__")
-        modules = [
-            each
-            for name in names
-            for each in (
-                own.get(name),
-                sys.modules.get(name),  # imported in the function
-                sys.modules.get(f"{package}.{name}"),
-            )
-            if isinstance(each, types.ModuleType) and not is_library(each.__name__)
-        ]
-        for place in (own, *map(vars, modules)):
+        names = names_in(function.__code__)
+        for place in namespaces(function):
             for name in names:
                 if (id(place), name) not in self.names:
                     self.names.add((id(place), name))
@@ -202,8 +190,3 @@ def _held(value: Any) -> HeldState:
     size = max((part.size(value) for part in kind.parts), default=0)
     contents = tuple(part.read(value) for part in kind.parts)
     return HeldState("", value, kind.parts, contents, size)
-
-
-@functools.cache
-def _names(code: types.CodeType) -> frozenset[str]:
-    return frozenset(referenced_names(code))
