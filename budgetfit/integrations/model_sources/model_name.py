@@ -159,13 +159,13 @@ def read_fields(file: Path) -> dict[str, Any]:
     return fields
 
 
-def parse_fields(text: str) -> Any:  # noqa: ANN401 - what the JSON is
+def parse_fields(text: str) -> Any:
     """Return a config's JSON as values.
 
     transformers writes infinite numbers as ``{"__float__": "Infinity"}``.
     """
 
-    def value_of(fields: dict[str, Any]) -> Any:  # noqa: ANN401
+    def value_of(fields: dict[str, Any]) -> Any:
         is_number = fields.keys() == {"__float__"}
         return float(fields["__float__"]) if is_number else fields
 
