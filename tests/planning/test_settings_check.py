@@ -51,8 +51,8 @@ def test_layers_without_parameters_are_counted_by_what_they_say() -> None:
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        (tower(dropout=0.0), r"Dropout\(p=0\.0, inplace=False\) is 3, not 0"),
-        (tower(activation=nn.SiLU), r"GELU\(approximate='none'\) is 0, not 3"),
+        (tower(dropout=0.0), r"3 layers Dropout\(p=0\.0, inplace=False\), not 0"),
+        (tower(activation=nn.SiLU), r"0 layers GELU\(approximate='none'\), not 3"),
     ],
 )
 def test_other_layers_are_told_and_train(
