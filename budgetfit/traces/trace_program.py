@@ -32,6 +32,7 @@ from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.second_micro_batch import append_micro_batch
 from budgetfit.tracing.recording.steady_state import append_steady_step, keeps_tensors
 from budgetfit.tracing.recording.step_tracer import TraceOptions, trace_step
+from budgetfit.tracing.values.value_checks import ValueChecks
 from budgetfit.workload.training_setup import TrainingSetup
 from budgetfit.workload.workload import Workload
 
@@ -130,7 +131,9 @@ class _Training(NamedTuple):
         run = self._loop if self.loop.kind != "run" else self._run
         steps = steps or _steps(self.recipe)
         raw = _with_most_blocks(
-            lambda: run(micro_steps, steps, no_loss), len(self.options["blocks"])
+            lambda: run(micro_steps, steps, no_loss),
+            len(self.options["blocks"]),
+            self.options.get("checks") or ValueChecks(),
         )
         raw.notes.extend(dict.fromkeys(assumed))
         raw.notes.extend(_notes(self.recipe))
@@ -192,22 +195,37 @@ def _steps(recipe: Recipe) -> int:
     return TRACED_STEPS.get(recipe.engine, 1) + prefetches
 
 
-def _with_most_blocks(trace: Callable[[], RawTrace], count: int) -> RawTrace:
-    """Trace with the scalar draws (LayerDrop) under which most of the blocks run."""
+def _with_most_blocks(
+    trace: Callable[[], RawTrace], count: int, checks: ValueChecks
+) -> RawTrace:
+    """Trace with the assumed values under which most of the blocks run.
+
+    Values are scalar draws (LayerDrop), and answers to questions (early exits), which
+    stay as they are in later traces with these ``checks``.
+    """
     with scalar_draws_as(LARGEST_DRAW) as largest:
         raw = trace()
-    ran = len(set(raw.blocks))
-    if not largest.drawn or ran == count:
-        return raw
-    try:
+    if largest.drawn and len(set(raw.blocks)) < count:
         with scalar_draws_as(SMALLEST_DRAW):
-            other = trace()
-    except Exception:  # noqa: BLE001 - it ran with the usual numbers
+            other = _if_more_blocks(trace, raw)
+        if other is not raw:
+            raw = other
+            raw.notes.append(SMALLEST_DRAW_NOTE)
+    if checks.asked and not checks.says_no and len(set(raw.blocks)) < count:
+        checks.says_no = True
+        other = _if_more_blocks(trace, raw)
+        checks.says_no = other is not raw
+        raw = other
+    return raw
+
+
+def _if_more_blocks(trace: Callable[[], RawTrace], raw: RawTrace) -> RawTrace:
+    """Trace again; return the new trace if more blocks run in it, else ``raw``."""
+    try:
+        other = trace()
+    except Exception:  # noqa: BLE001 - it ran with the usual values
         return raw
-    if len(set(other.blocks)) <= ran:
-        return raw
-    other.notes.append(SMALLEST_DRAW_NOTE)
-    return other
+    return other if len(set(other.blocks)) > len(set(raw.blocks)) else raw
 
 
 def trace_evaluation(

@@ -92,7 +92,7 @@ def warn_changed_settings(plan: Plan, model: nn.Module) -> None:
         return
     found = model_settings(model)
     differences = [
-        f"{name} is {found.get(name, 0)}, not {planned.get(name, 0)}"
+        _difference(name, found.get(name, 0), planned.get(name, 0))
         for name in sorted({*planned, *found})
         if found.get(name, 0) != planned.get(name, 0)
         and (not name.startswith("config.") or (name in planned and name in found))
@@ -106,3 +106,9 @@ def warn_changed_settings(plan: Plan, model: nn.Module) -> None:
             + ". It may take more memory: plan again for this model.",
             stacklevel=4,
         )
+
+
+def _difference(name: str, found: Any, planned: Any) -> str:  # noqa: ANN401 - scalars
+    if name.startswith("config."):
+        return f"{name} is {found}, not {planned}"
+    return f"{found} layers {name}, not {planned}"

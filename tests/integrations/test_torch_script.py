@@ -1,6 +1,7 @@
 """Exported scripts are run: they train as a plain loop and recompute as planned."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -538,6 +539,15 @@ def test_a_live_transformers_model_is_built_from_its_config(tmp_path: Path) -> N
     assert type(made) is transformers.GPT2LMHeadModel
     assert made.config.n_embd == 32
     assert made.config._attn_implementation == "eager"  # noqa: SLF001
+
+
+def test_infinite_numbers_of_a_config_are_written_as_such() -> None:
+    config = transformers.Mamba2Config(
+        num_hidden_layers=1, hidden_size=32, num_heads=2, head_dim=32, vocab_size=64
+    )
+    live = transformers.Mamba2ForCausalLM(config)
+    made = opened(sample_plan(source=SimpleNamespace(model=live))).build_model()
+    assert tuple(made.config.time_step_limit) == (0.0, math.inf)
 
 
 def test_a_model_from_a_file_is_built_by_its_function(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import math
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,16 @@ def test_a_file_and_its_folder_give_the_same_model_on_meta(
         assert resolved.name == Path(file).parent.name
         assert resolved.source == "from config.json, no weights loaded"
         assert resolved.notes == ()
+
+
+def test_infinite_numbers_are_read_as_transformers_writes_them(tmp_path: Path) -> None:
+    config = transformers.Mamba2Config(
+        num_hidden_layers=1, hidden_size=32, num_heads=2, head_dim=32, vocab_size=64
+    )
+    config.save_pretrained(tmp_path)
+    assert "Infinity" in (tmp_path / "config.json").read_text("utf-8")
+    model: Any = load_model_on_meta(str(tmp_path)).model
+    assert tuple(model.config.time_step_limit) == (0.0, math.inf)
 
 
 def test_a_file_of_another_name_names_the_model(write: Callable[..., str]) -> None:

@@ -211,6 +211,23 @@ def test_the_copy_of_the_adapter_that_trl_makes_is_told_and_no_other_setting(
         plan.prepare(built.model).undo()
 
 
+@pytest.mark.parametrize("kind", [trl.DPOConfig, trl.RewardConfig])
+@pytest.mark.parametrize("pairs", [2, 4])
+def test_a_pair_counts_as_two_planned_samples(
+    kind: Any, pairs: int, tmp_path: Path
+) -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model, batch_size=4)
+    given = plan.to_training_arguments(per_device_train_batch_size=pairs)
+    callback = plan.trainer_callback()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        callback.on_train_begin(kind(str(tmp_path), use_cpu=True, **given), model=model)
+        callback.undo()
+    words = "=4, pairs of two sequences each (planned: 4 sequences)"
+    assert any(words in str(each.message) for each in said) is (pairs == 4)
+
+
 def test_pairs_need_an_even_number_of_planned_samples() -> None:
     plan = plan_for(tiny_model("llama"), batch_size=3)
     with pytest.raises(InputError, match="--batch-size 2"):

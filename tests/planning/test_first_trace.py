@@ -95,3 +95,24 @@ def test_a_forward_that_fails_tells_what_was_seen_until_then() -> None:
         Fails(Adds, Plain), torch.zeros(2, 8), ["blocks.0"], lambda m, x: m(x)
     )
     assert found == {"blocks.0"}
+
+
+def test_blocks_that_do_not_run_are_told_from_those_that_run_twice() -> None:
+    class Some(Tower):
+        def forward(self, x: Tensor) -> Tensor:
+            for number in (0, 1, 1):
+                x = self.blocks[number](x)
+            return x
+
+    plan = budgetfit.plan(
+        Some(Plain, Plain, Plain, Plain),
+        gpu="rtx-4090",
+        batch_size=2,
+        batch=torch.zeros(2, 8),
+    )
+    assert plan.model.blocks == ("blocks.0",)
+    assert (
+        "2 of 4 blocks do not run in this forward: what they would keep is not in the "
+        "prediction"
+    ) in plan.warnings
+    assert any("1 of 4 blocks do not run exactly" in each for each in plan.warnings)

@@ -51,8 +51,8 @@ def test_layers_without_parameters_are_counted_by_what_they_say() -> None:
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        (tower(dropout=0.0), r"Dropout\(p=0\.0, inplace=False\) is 3, not 0"),
-        (tower(activation=nn.SiLU), r"GELU\(approximate='none'\) is 0, not 3"),
+        (tower(dropout=0.0), r"3 layers Dropout\(p=0\.0, inplace=False\), not 0"),
+        (tower(activation=nn.SiLU), r"0 layers GELU\(approximate='none'\), not 3"),
     ],
 )
 def test_other_layers_are_told_and_train(
@@ -101,7 +101,7 @@ def test_where_a_tensor_is_that_a_layer_shows_is_no_setting(plan: Plan) -> None:
         warnings.simplefilter("error")
         for kind in ("FloatTensor", "cuda.HalfTensor"):
             warn_changed_settings(planned, with_dicts(kind))
-    with pytest.warns(UserWarning, match=r"containing: \[4x9\]\) is 1, not 0"):
+    with pytest.warns(UserWarning, match=r"1 layers Dicts.*: \[4x9\]\), not 0"):
         warn_changed_settings(planned, with_dicts("FloatTensor", "4x9"))
 
 

@@ -1,6 +1,7 @@
 """One session's traces: each program once, and what a model that cannot run is told."""
 
 import queue
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,11 @@ from budgetfit.traces import errors as module_of_errors
 from budgetfit.traces import tracer as module_of_tracer
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.depth_extrapolation.owned_trace import first_difference
-from budgetfit.tracing.values.assumptions import FULL_MASK
+from budgetfit.tracing.values.assumptions import (
+    ANSWERED_NO,
+    FULL_MASK,
+    READ_NUMBER,
+)
 from budgetfit.tracing.values.concrete_execution import REAL_VALUES
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, Chain
@@ -162,6 +167,44 @@ def test_a_question_about_unknown_values_is_answered_by_a_rule_that_is_noted(
     workload = Workload(model=Chooses(), batch=torch.zeros(2, 4), gpu=ADA)
     trace = TraceSession(workload).exact(Recipe(batch_size=batch_size))
     assert FULL_MASK in trace.notes
+
+
+class LeavesEarly(nn.Module):
+    """Leaves once a block is sure; no comparison of unknown values says when."""
+
+    def __init__(self, is_sure: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__()
+        self.is_sure = is_sure
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x).sigmoid()
+            if self.is_sure(x):
+                break
+        return x
+
+
+@pytest.mark.parametrize(
+    "is_sure",
+    [lambda x: x.mean() > 0.9, lambda x: x.mean().item() > 0.9, lambda _: False],
+    ids=["question", "number", "never"],
+)
+def test_a_model_that_may_leave_early_is_traced_with_all_of_its_blocks(
+    is_sure: Callable[[torch.Tensor], bool],
+) -> None:
+    model = LeavesEarly(is_sure)
+    blocks = tuple(f"blocks.{n}" for n in range(3))
+    batch = torch.zeros(2, 4)
+    session = TraceSession(Workload(model=model, batch=batch, blocks=blocks, gpu=ADA))
+    for size in (2, 8):  # the second goes on with what the first found
+        trace = session.exact(Recipe(batch_size=size))
+        assert trace.blocks == blocks
+        said = any(note.startswith(ANSWERED_NO) for note in trace.notes)
+        assert said is (is_sure(torch.ones(1)) is not False)
+        assert not any(
+            note.startswith((FULL_MASK, READ_NUMBER)) for note in trace.notes
+        )
 
 
 # A list that its code leads to would be as before the trace.

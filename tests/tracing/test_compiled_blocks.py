@@ -2,6 +2,7 @@
 """Blocks under torch.compile: inductor's code for a GPU on fake tensors."""
 
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -311,6 +312,30 @@ def test_torch_is_as_before_after_an_error() -> None:
         assert torch.cuda.is_available()
     after = [getattr(torch.cuda, name) for name in names], torch.version.cuda
     assert before == after
+
+
+class Cumulates(Pointwise):
+    """Has a scan that inductor's generator for CUDA has no code for (torch 2.13)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + super().forward(x).flatten().cumsum(0).view_as(x)
+
+
+@supported
+def test_inductor_logs_no_error_that_it_raises() -> None:
+    model = Tower()
+    model.blocks[1] = Cumulates()
+    said: list[str] = []
+    log = logging.getLogger("torch._inductor.scheduler")
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with pytest.raises(TraceError):
+            session(model).exact(recipe())
+    finally:
+        log.removeHandler(handler)
+    assert not said
 
 
 @supported

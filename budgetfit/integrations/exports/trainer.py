@@ -21,7 +21,7 @@ from budgetfit.integrations.exports.prepared_model import (
 )
 from budgetfit.integrations.exports.trainer_arguments import settings
 from budgetfit.integrations.exports.trainer_script import ScriptParts, program_text
-from budgetfit.integrations.exports.trl import has_fused_head, is_dpo
+from budgetfit.integrations.exports.trl import has_fused_head, has_pairs
 from budgetfit.workload.settings_check import warn_changed_settings
 
 
@@ -116,13 +116,20 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:
             "launch."
         )
     planned = settings(plan)
-    if is_dpo(args):
-        planned["per_device_train_batch_size"] //= 2
+    pairs = args.per_device_train_batch_size if has_pairs(args) else 0
+    sequences = plan.recipe.batch_size
+    if pairs:
+        del planned["per_device_train_batch_size"]
     other = [
         f"{name}={getattr(args, name)} (planned: {value})"
         for name, value in planned.items()
         if getattr(args, name) != value
     ]
+    if pairs and 2 * pairs != sequences:
+        other.append(
+            f"per_device_train_batch_size={pairs}, pairs of two sequences each "
+            f"(planned: {sequences} sequences)"
+        )
     if optimizer is not None and args.optim != plan.recipe.optimizer:
         chosen = getattr(args.optim, "value", args.optim)
         if not _is_planned(plan, optimizer):

@@ -147,7 +147,9 @@ def _check_names(wanted: dict[str, Any], known: Collection[str]) -> None:
     if unknown:
         raise InputError(
             f"The installed library has no argument {', '.join(map(repr, unknown))}. "
-            "Is it too old, or the name mistyped?"
+            "Is it too old, or the name mistyped? What only another class takes goes "
+            "beside these: RewardConfig(max_length=512, "
+            "**plan.to_training_arguments())."
         )
 
 

@@ -59,9 +59,13 @@ def _takes_fused_head(module: nn.Module) -> bool:
     return False
 
 
-def is_dpo(args: Any) -> bool:
-    """Whether these are TRL's arguments for DPO, where a sample is a pair."""
-    return any(cls.__name__ == "DPOConfig" for cls in type(args).__mro__)
+def has_pairs(args: Any) -> bool:
+    """Whether these are TRL's arguments for DPO or a reward: samples are pairs.
+
+    Both sequences of a pair run in one forward (TRL 1.16, the trainers' collators).
+    """
+    names = {cls.__name__ for cls in type(args).__mro__}
+    return not names.isdisjoint({"DPOConfig", "RewardConfig"})
 
 
 def export_text(plan: Plan, plan_file: str) -> str:

@@ -141,7 +141,7 @@ def read_fields(file: Path) -> dict[str, Any]:
         InputError: The file cannot be read or is not a JSON object.
     """
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = parse_fields(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise InputError(
             f"{file} is not valid JSON: {error.msg} at line {error.lineno}, column "
@@ -157,6 +157,19 @@ def read_fields(file: Path) -> dict[str, Any]:
             'example {"model_type": "llama", ...}.'
         )
     return fields
+
+
+def parse_fields(text: str) -> Any:
+    """Return a config's JSON as values.
+
+    transformers writes infinite numbers as ``{"__float__": "Infinity"}``.
+    """
+
+    def value_of(fields: dict[str, Any]) -> Any:
+        is_number = fields.keys() == {"__float__"}
+        return float(fields["__float__"]) if is_number else fields
+
+    return json.loads(text, object_hook=value_of)
 
 
 def one_line(error: BaseException) -> str:

@@ -13,7 +13,10 @@ from typing import Any
 
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
-from budgetfit.integrations.model_sources.model_name import is_local_path
+from budgetfit.integrations.model_sources.model_name import (
+    is_local_path,
+    parse_fields,
+)
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.source_code import plain_torch_templates as parts
 from budgetfit.integrations.source_code.plain_torch_checkpointing import (
@@ -161,12 +164,13 @@ def _model(plan: Plan) -> Part:
         return _from_hub(plan, text)
     model: Any = planned_model(plan)
     if type(model).__module__.startswith("transformers.models."):
+        config = _literal(_config(model))
         code = parts.MODEL_FROM_CONFIG.substitute(
-            config=_literal(_config(model)),
+            config=config.code,
             class_name=type(model).__name__,
             dtype=next(model.parameters()).dtype,
         )
-        return Part(code, ("import transformers",))
+        return Part(code, ("import transformers", *config.imports))
     return own_model(plan, "")
 
 
@@ -241,22 +245,22 @@ def planned_model(plan: Plan) -> object:
 
 def _config(model: Any) -> dict[str, Any]:
     """The model's config as plain values, without defaults."""
-    known: dict[str, Any] = json.loads(model.config.to_json_string(use_diff=True))
+    known: dict[str, Any] = parse_fields(model.config.to_json_string(use_diff=True))
     attention = getattr(model.config, "_attn_implementation", None)
     if attention is not None:  # determines the memory, and is not in the JSON
         known["attn_implementation"] = attention
     return known
 
 
-def _literal(value: object) -> str:
+def _literal(value: object) -> Part:
     """The value as Python source; infinities need ``json.loads``."""
     text = pprint.pformat(value, sort_dicts=False, width=84)
     try:
         if ast.literal_eval(text) == value:
-            return text
+            return Part(text)
     except ValueError:
         pass
-    return f"json.loads({json.dumps(value)!r})"
+    return Part(f"json.loads({json.dumps(value)!r})", ("import json",))
 
 
 def _optimizer(name: str) -> Part:

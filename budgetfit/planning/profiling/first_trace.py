@@ -141,7 +141,16 @@ def with_checkpointable_blocks(
     if once == workload.blocks and not changing and not moving:
         return without_inplace_blocks(traces, settings, only_at=only_at)
     notes = workload.notes
-    left_out = len(workload.blocks) - len(once)
+    not_run = sum(name not in ran for name in workload.blocks)
+    left_out = len(workload.blocks) - len(once) - not_run
+    if not_run:
+        notes = (
+            *notes,
+            (
+                f"{not_run} of {len(workload.blocks)} blocks do not run in this "
+                "forward: what they would keep is not in the prediction"
+            ),
+        )
     if left_out:
         notes = (
             *notes,

@@ -164,13 +164,14 @@ def _change_settings(
     """Generate code in this process, at once, as training with a plan does."""
     import torch._functorch.config as autograd_config
     import torch._inductor.compile_fx as inductor
-    from torch._inductor import config, utils
+    from torch._inductor import config, scheduler, utils
     from torch._inductor.fx_passes import joint_graph
 
     tables = functools.partial(_tables_on_cpu, joint_graph.lazy_init)
     patch(joint_graph, "lazy_init", tables)
     patch(inductor, "get_input_idxs_to_check", lambda *_, **__: ())
     patch(utils.log, "warning", lambda *_, **__: None)  # of few SMs, for each graph
+    patch(scheduler.log, "fatal", lambda *_, **__: None)  # beside the error it raises
     stack.enter_context(
         config.patch(force_disable_caches=True, compile_threads=1, shape_padding=False)
     )

@@ -16,7 +16,7 @@ from budgetfit.tracing.isolation.scalar_randomness import pinned_draw
 
 FULL_MASK = (
     "masks made from unknown values are taken as all true, and questions about them "
-    "are answered with yes: an upper bound where they choose what is computed"
+    "are answered with yes: an upper bound where a yes computes more"
 )
 EVEN_CHOICE = (
     "choices that depend on weights (top-k, argmax, sort; routing to experts) are "
@@ -34,6 +34,11 @@ ALL_DIFFERENT = (
 READ_NUMBER = (
     "numbers that are read out of results (.item(), .numpy()) are taken as 1.0: sizes "
     "that are computed from them are estimates"
+)
+ANSWERED_NO = (
+    "masks made from unknown values are taken as all true, but questions about them "
+    "are answered with no, and numbers that are read out of results (.item()) taken as "
+    "0.0: with yes and 1.0 fewer blocks run"
 )
 aten = torch.ops.aten
 

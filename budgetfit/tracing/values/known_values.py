@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from budgetfit.tracing.records import RunOp, call_op
 from budgetfit.tracing.values.assumptions import (
+    ANSWERED_NO,
     FULL_MASK,
     READ_NUMBER,
     AssumedValue,
@@ -157,9 +158,13 @@ class KnownValues:
 
     def note_lines(self) -> list[str]:
         """Return the notes, each with the module that needed it first."""
+        notes = self.notes
+        if self._checks.says_no:
+            answers = (FULL_MASK, READ_NUMBER)
+            notes = {ANSWERED_NO if n in answers else n: m for n, m in notes.items()}
         lines = [
             f"{note} (first in {module!r})" if module else note
-            for note, module in sorted(self.notes.items())
+            for note, module in sorted(notes.items())
         ]
         return [REAL_VALUES, *lines] if self._values.all_values else lines
 
@@ -252,6 +257,8 @@ class KnownValues:
         return self._assumed(func, found)
 
     def _assumed(self, func: torch._ops.OpOverload, found: AssumedResult) -> Any:
+        if found.why == READ_NUMBER:
+            found = found._replace(result=self._checks.number())
         why = (found.why,) if found.why else ()
         self._note(why, func)
         host = HOST_OUTPUTS.get(func, ())

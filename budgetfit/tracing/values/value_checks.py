@@ -2,7 +2,7 @@
 
 Questions about unknown values are answered with yes. Where the function that asked then
 raises, the trace is made again with no for an answer: the program is right, and so are
-its values.
+its values. All are answered with no where more blocks run then (``trace_program``).
 """
 
 import dis
@@ -21,14 +21,24 @@ _NOT_ASKING: Final = (_PACKAGE, str(_TORCH / "_"), str(_TORCH / "utils"))
 
 
 class ValueChecks:
-    """The lines that were answered with yes, the last of them, and those with no."""
+    """The lines that were answered with yes, the last of them, and those with no.
+
+    Attributes:
+        asked: Whether anything was answered.
+        says_no: Whether questions are answered with no, and numbers with 0: a model may
+            leave early on a yes.
+    """
 
     def __init__(self) -> None:
+        self.asked = self.says_no = False
         self._last: Line | None = None
         self._denied: set[Line] = set()
 
     def answer(self) -> bool:
         """Answer a question about unknown values, which the calling line asks."""
+        self.asked = True
+        if self.says_no:
+            return False
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(
             _NOT_ASKING
@@ -39,6 +49,11 @@ class ValueChecks:
             return False
         self._last = line
         return True
+
+    def number(self) -> float:
+        """Return a number that is read out of results."""
+        self.asked = True
+        return 0.0 if self.says_no else 1.0
 
     def deny(self, error: BaseException) -> bool:
         """Answer with no from here on if the function that last asked raised an error.
