@@ -193,7 +193,8 @@ def cuda_composite_ops(
             kernel = _noted(kernel, CUDNN_NOTE, notes)  # noqa: PLW2901
         kernels[name] = kernel, op
     guarded = {name: _only_fakes(*each) for name, each in kernels.items()}
-    for name, kernel in {**PRODUCTS, **LOSSES, "one_hot": _one_hot}.items():
+    plain: dict[str, Callable[..., Any]] = {**PRODUCTS, **LOSSES, "one_hot": _one_hot}
+    for name, kernel in plain.items():
         guarded[name] = _of_plain_tensors(kernel)
     with kernels_in_this_thread("AutogradCPU", guarded):
         yield
