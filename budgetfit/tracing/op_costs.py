@@ -468,7 +468,7 @@ def _attention(name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
     pairs = batch * query.shape[heads_dim] * queries * keys
     causal = bool(call.get("is_causal")) or call.get("custom_mask_type") == 1
     flops = 4.0 * pairs * width * (0.5 if causal else 1)
-    efficiency = 1 / (1 + HALF_LENGTH / keys * (1 if causal else 0.5))
+    efficiency = 1 / (1 + HALF_LENGTH / max(keys, 1) * (1 if causal else 0.5))
     efficiency *= 1 if width >= WIDE_HEAD else NARROW_HEAD
     efficiency *= DROPOUT if call.get("dropout_p") else 1
     backward = "backward" in name

@@ -4,6 +4,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from budgetfit.tracing.cuda.dispatch import thread_kernels
 from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
+from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
+from budgetfit.tracing.recording.storage_log import StorageLog
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 PATCHED = ("dropout", "softmax.int", "log_softmax.int", "scaled_dot_product_attention")
@@ -203,3 +206,27 @@ def test_a_cpus_group_norm_takes_channels_last_as_it_is() -> None:
         out, names = grouped(torch.ones(2, 8, 4, 4, requires_grad=True))
     assert "aten.clone.default" not in names
     assert not out.is_contiguous()
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_one_hot_writes_ones_into_zeros_and_compares_nothing() -> None:
+    with Ops() as ops:
+        out = functional.one_hot(torch.zeros(4, 8, dtype=torch.long), 5)
+    assert out.shape == (4, 8, 5)
+    assert "aten.scatter_.value" in ops.names
+    assert "aten.eq.Tensor" not in ops.names
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_composite_ops_under_inference_mode_are_logged_as_what_they_consist_of() -> (
+    None
+):
+    def sizes(context: AbstractContextManager[object]) -> list[int]:
+        log = StorageLog(CudaOpSemantics(ADA))
+        x, weight = torch.ones(4, 8, 16), torch.ones(16, 16)
+        with context, log:
+            functional.linear(x.transpose(0, 1), weight, torch.ones(16)).softmax(-1)
+        log.close()
+        return log.sizes
+
+    assert sizes(torch.inference_mode()) == sizes(torch.no_grad())

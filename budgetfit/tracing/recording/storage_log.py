@@ -26,6 +26,7 @@ from budgetfit.core.step_trace import (
     SizeLimit,
 )
 from budgetfit.tracing.call_cache import CallKey, call_key
+from budgetfit.tracing.cuda.dispatch.thread_kernels import is_composite, run_composite
 from budgetfit.tracing.op_costs import stored_bytes, tensor_passes, tensors_in
 from budgetfit.tracing.records import (
     Free,
@@ -133,6 +134,9 @@ class StorageLog(TorchDispatchMode):
         """Run the op and log what it allocates."""
         if func is PRIM_DEVICE:  # more than half of all calls: answered here
             return getattr(args[0], "fake_device", None) or func(*args)
+        if torch.is_inference_mode_enabled() and is_composite(func):
+            with self:
+                return run_composite(func, args, kwargs or {})
         return self.run_and_log(func, args, kwargs or {})
 
     def run_and_log(

@@ -26,7 +26,10 @@ FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 OTHER = (torch.int64, torch.int32, torch.bool, torch.uint8)
 SIZES = (0, 1, 1, 2, 3, 17, 96, 130, 1025)
 # Random state and statistics of these have one dtype and one layout.
-STRICT = ("_scaled_dot_product", "_thnn_fused", "_ctc_loss", "_amp_", "_fused_adam")
+STRICT = (
+    *("_scaled_dot_product", "_thnn_fused", "_ctc_loss", "_amp_", "_fused_adam"),
+    "_pdist_forward",
+)
 
 Change = Callable[[random.Random, Any], Any]
 

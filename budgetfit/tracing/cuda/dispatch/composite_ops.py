@@ -1,6 +1,7 @@
 """Composite ops with a branch for CUDA in torch's C++: dropout, linear, norms, SDPA.
 
-So have some gradients for plain tensors (``product_gradients``, ``loss_gradients``).
+So have ``one_hot`` and some gradients for plain tensors (``product_gradients``,
+``loss_gradients``).
 For fake CPU tensors they are overridden with the branch that CUDA takes; real tensors
 run as usual.
 """
@@ -71,6 +72,16 @@ def _group_norm(  # noqa: PLR0913, PLR0917 - aten's signature
     """Copy channels-last inputs, which a CPU takes as they are (group_norm.cpp)."""
     rest = groups, weight, bias, eps, cudnn_enabled
     return _composite(aten.group_norm.default, x.contiguous(), *rest)
+
+
+def _one_hot(indices: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Write ones into zeros; subclasses are compared with all classes (Onehot.cpp)."""
+    if not indices.numel():
+        return _composite(aten.one_hot.default, indices, num_classes)
+    if num_classes < 0:
+        num_classes = int(indices.max().item()) + 1
+    zeros = indices.new_zeros((*indices.shape, num_classes))
+    return zeros.scatter_(-1, indices.unsqueeze(-1), 1)
 
 
 def _half_to_float(fused: Callable[..., Any], composite: Any) -> Callable[..., Any]:
@@ -182,7 +193,8 @@ def cuda_composite_ops(
             kernel = _noted(kernel, CUDNN_NOTE, notes)  # noqa: PLW2901
         kernels[name] = kernel, op
     guarded = {name: _only_fakes(*each) for name, each in kernels.items()}
-    for name, kernel in {**PRODUCTS, **LOSSES}.items():
+    plain: dict[str, Callable[..., Any]] = {**PRODUCTS, **LOSSES, "one_hot": _one_hot}
+    for name, kernel in plain.items():
         guarded[name] = _of_plain_tensors(kernel)
     with kernels_in_this_thread("AutogradCPU", guarded):
         yield

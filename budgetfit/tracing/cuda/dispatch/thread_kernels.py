@@ -59,6 +59,30 @@ def kernels_in_this_thread(
         unregister_unused()
 
 
+@functools.cache
+def is_composite(op: torch._ops.OpOverload) -> bool:
+    """Return whether an op consists of others, for gradients too."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return op.has_kernel_for_dispatch_key(key)
+
+
+def run_composite(
+    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run the ops that an op consists of.
+
+    Under ``inference_mode`` autograd's dispatch keys are off: dispatch modes meet such
+    ops whole, where otherwise the kernels of ``AutogradCPU`` had taken them apart.
+    """
+    name = op.name().removeprefix("aten::")
+    kernel = _TRACING.kernels.get("AutogradCPU", {}).get(name)
+    found = NotImplemented if kernel is None else kernel(*args, **kwargs)
+    if found is not NotImplemented:
+        return found
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return op._op_dk(key, *args, **kwargs)
+
+
 def unregister_unused() -> None:
     """Put back torch's own kernels, unless a trace or another thread may run ours."""
     with _LOCK:

@@ -325,8 +325,9 @@ def _depthwise(
     else:
         yield from chain(copies, inputs, weight)
         yield from map(Free, inputs)
-        yield from image
-        yield from map(Free, copies)
+        weights = contiguous_copies(conv.weight) if image else []
+        yield from chain(image, weights)
+        yield from map(Free, (*weights, *copies))
     if bias:
         yield from bias
         yield from _sum_but(1, Layout.of(grad))

@@ -39,18 +39,18 @@ def cdist_backward(call: Call) -> Steps:
     grad, one, other, norm, distances = call.args
     yield from contiguous_copies(one, other, grad, distances)
     yield OUTPUTS
-    rows, columns = distances.shape[-2:]
-    batch = distances.numel() // max(rows * columns, 1)
+    batch = distances.numel() // max(prod(distances.shape[-2:]), 1)
     if norm:
-        yield from _summed((batch, columns, rows, one.shape[-1]), 1, one.dtype)
+        pairs = batch, other.shape[-2], one.shape[-2]
+        yield from _summed((*pairs, one.shape[-1]), 1, one.dtype)
 
 
 @kernel_memory("_pdist_backward")
 def pdist_backward(call: Call) -> Steps:
     """The gradient of every pair but those of a point with itself, then summed."""
-    points, norm = call.args[1:3]
+    grad, points, norm = call.args[:3]
     yield OUTPUTS
-    if norm and points.shape[0] > 1:
+    if norm and grad.numel():
         shape = points.shape[0] - 1, *points.shape
         yield from _summed(shape, 0, points.dtype)
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from budgetfit.core.step_trace import KernelScratch
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     OUTPUTS,
     Call,
@@ -19,48 +18,38 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     resized,
 )
 
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 MIN_LAST_CHANNELS = 4
 MAX_POOL_3D = torch.ops.aten.max_pool3d_with_indices_backward.default
 
 
-def _format_of(tensor: Tensor) -> torch.memory_format:
-    """Return the memory format that a kernel uses for this input."""
-    last = CHANNELS_LAST.get(tensor.dim())
-    if last is None or tensor.is_contiguous():
-        return torch.contiguous_format
-    is_last = tensor.is_contiguous(memory_format=last)
-    suggested = suggest_memory_format(tensor) == last  # not so where a batch is 1
-    return last if is_last and suggested else torch.contiguous_format
-
-
 def is_channels_last(tensor: Tensor) -> bool:
     """Whether a kernel takes this input as one in channels-last format."""
-    return _format_of(tensor) != torch.contiguous_format
-
-
-@kernel_memory("upsample_bilinear2d_backward", "upsample_trilinear3d_backward")
-def upsample_backward(call: Call) -> Steps:
-    """A contiguous gradient, unless the size is unchanged; ``UpSample*.cu``."""
-    grad, out = call.args[0], call.out
-    last = _format_of(grad) != torch.contiguous_format
-    if grad.shape != out.shape and not (last and out.shape[1] >= MIN_LAST_CHANNELS):
-        yield from contiguous_copies(*((out, grad) if last else (grad,)))
+    return suggest_memory_format(tensor) != torch.contiguous_format
 
 
 @kernel_memory(
+    "upsample_bilinear2d_backward",
     "upsample_nearest2d",
-    "_upsample_nearest_exact2d",
     "upsample_nearest2d_backward",
+    "upsample_nearest3d",
+    "upsample_trilinear3d_backward",
+    "_upsample_nearest_exact2d",
     "_upsample_nearest_exact2d_backward",
+    "_upsample_nearest_exact3d",
 )
-def upsample_nearest(call: Call) -> Steps:
-    """Contiguous input and output, unless channels-last with 4 or more channels."""
+def upsample(call: Call) -> Steps:
+    """Contiguous input and output, unless the size is unchanged; ``UpSample*.cu``.
+
+    In 2-D four channels and more may be last, in 3-D not.
+    """
     tensor, out = call.args[0], call.out
-    last = tensor.is_contiguous(memory_format=torch.channels_last)
-    if tensor.shape != out.shape and not (
-        last and tensor.shape[1] >= MIN_LAST_CHANNELS
-    ):
+    if tensor.shape == out.shape:
+        return
+    is_2d = tensor.dim() == 4  # noqa: PLR2004
+    if is_2d and tensor.shape[1] >= MIN_LAST_CHANNELS and is_channels_last(tensor):
+        if not tensor.is_contiguous(memory_format=torch.channels_last):
+            yield copy_of(tensor)
+    else:
         yield from contiguous_copies(out, tensor)
 
 
@@ -72,7 +61,7 @@ def upsample_nearest(call: Call) -> Steps:
 def pool_backward(call: Call) -> Steps:
     """The input, the gradient and indices, in the memory format of the input."""
     grad, tensor, last = call.args[0], call.args[1], call.args[-1]
-    wanted = _format_of(tensor)
+    wanted = suggest_memory_format(tensor)
     indices = (last,) if isinstance(last, torch.Tensor) else ()
     read_input = () if call.func is MAX_POOL_3D else (tensor,)
     for read in (*read_input, grad, *indices):
@@ -83,30 +72,41 @@ def pool_backward(call: Call) -> Steps:
 @kernel_memory("_adaptive_avg_pool2d_backward")
 def adaptive_avg_pool_backward(call: Call) -> Steps:
     """A contiguous gradient, except in channels-last format."""
-    if _format_of(call.args[1]) == torch.contiguous_format:
+    if not is_channels_last(call.args[1]):
         yield from contiguous_copies(call.args[0])
 
 
-@kernel_memory("adaptive_max_pool2d", "adaptive_max_pool2d_backward")
+@kernel_memory("adaptive_max_pool2d")
 def adaptive_max_pool(call: Call) -> Steps:
-    """Contiguous copies of the outputs and of the input, or gradient."""
-    outputs = [call.out] if isinstance(call.out, torch.Tensor) else call.out
-    indices = call.args[2:3]  # of the backward
-    yield from contiguous_copies(*outputs, call.args[0], *indices)
+    """Contiguous copies of the outputs and, with a batch dimension, of the input."""
+    batched = call.args[0].dim() == 4  # noqa: PLR2004
+    yield from contiguous_copies(*call.out, *call.args[:batched])
+
+
+@kernel_memory("adaptive_max_pool2d_backward")
+def adaptive_max_pool_backward(call: Call) -> Steps:
+    """Contiguous copies of both gradients and of the indices."""
+    grad, _, indices = call.args
+    yield from contiguous_copies(call.out, grad, indices)
 
 
 @kernel_memory(
     "_adaptive_avg_pool3d_backward",
+    "_upsample_nearest_exact3d_backward",
+    "adaptive_max_pool3d",
+    "adaptive_max_pool3d_backward",
     "avg_pool3d",
     "avg_pool3d_backward",
     "reflection_pad1d",
     "reflection_pad1d_backward",
     "reflection_pad2d",
     "reflection_pad2d_backward",
+    "reflection_pad3d",
     "upsample_bicubic2d_backward",
     "upsample_linear1d_backward",
     "upsample_nearest1d",
     "upsample_nearest1d_backward",
+    "upsample_nearest3d_backward",
 )
 def contiguous_input(call: Call) -> Steps:
     """A contiguous input, or gradient."""
@@ -120,22 +120,19 @@ def contiguous_input_first(call: Call) -> Steps:
     yield OUTPUTS
 
 
-def _dense_copies(tensor: Tensor) -> list[KernelScratch[int]]:
-    """Return a copy if a tensor is contiguous in none of the memory formats."""
-    general = _format_of(tensor) == torch.contiguous_format
-    return contiguous_copies(tensor) if general else []
-
-
 @kernel_memory("avg_pool2d", "max_pool2d_with_indices", "max_pool3d_with_indices")
 def pool(call: Call) -> Steps:
     """An input that is contiguous in one of the memory formats."""
-    yield from _dense_copies(call.args[0])
+    tensor = call.args[0]
+    if not tensor.is_contiguous(memory_format=suggest_memory_format(tensor)):
+        yield copy_of(tensor)
 
 
 @kernel_memory("_adaptive_avg_pool2d")
 def adaptive_avg_pool(call: Call) -> Steps:
-    """An input that is contiguous in one of the memory formats, before the output."""
-    yield from _dense_copies(call.args[0])
+    """A contiguous input, before the output, except in channels-last format."""
+    if not is_channels_last(call.args[0]):
+        yield from contiguous_copies(call.args[0])
     yield OUTPUTS
 
 

@@ -15,6 +15,7 @@ from torch._prims_common import (
     compute_elementwise_output_strides,
     is_non_overlapping_and_dense_or_false,
 )
+from torch._prims_common import make_contiguous_strides_for as contiguous_strides
 
 from budgetfit.core.step_trace import KernelScratch
 from budgetfit.tracing.cuda.kernel_memory.reductions import Layout, reduction
@@ -42,6 +43,7 @@ ONE_BLOCK_SORT = 4096  # longest row that one thread block sorts
 # ``isin`` compares all pairs below this number of tests, times elements ** the power.
 FEW_TESTS = 10
 FEW_TESTS_POWER = 0.145
+FEW_INDICES = 1024  # whose renormalisation takes more for CUB than for the sort
 
 
 @kernel_memory("embedding")
@@ -70,8 +72,10 @@ def _summed_by_row(
     """Sort indices and sum their gradients in parts.
 
     ``bags``: of several indices share a gradient. ``counted``: gradients are divided by
-    how often a row occurs. Both sort any number of indices.
+    how often a row occurs. Both sort any number of indices; none is not represented.
     """
+    if not grad.numel():
+        yield Unverified()
     count, index, always = indices.numel(), indices.element_size(), bags or counted
     [each] = scratch("embedding_indices", count, index, always)
     segments = scratch("embedding_segments", count, rows, index, always)
@@ -137,25 +141,34 @@ def embedding_bag_backward(call: Call) -> Steps:
         return
     with_offsets = call.func.overloadpacket is aten._embedding_bag_backward
     rows, counted, mode = call.args[6:9] if with_offsets else call.args[5:8]
-    yield from contiguous_copies(grad, indices)
+    yield from contiguous_copies(grad)
     if mode == MAXIMUM:
         yield OUTPUTS
         return
+    yield from contiguous_copies(indices)
     yield from _summed_by_row(grad, indices, rows, bags=True, counted=counted)
 
 
 def _expanded(indices: Sequence[Tensor | None]) -> tuple[torch.Size, int]:
     """Return the broadcast shape of the indices and how many are copied to it.
 
-    The kernel reads all indices with the same strides.
+    The kernel reads all indices as int64, with the same strides.
     """
     given = [index for index in indices if index is not None]
     shape = torch.broadcast_shapes(*(index.shape for index in given))
+    whole = contiguous_strides(shape)
     strides = [_expanded_stride(index, shape) for index in given]
+    cast = [index.dtype == torch.int32 for index in given]
+    for place, index in enumerate(given):
+        if cast[place]:  # keeps the order of its dimensions, where it is not expanded
+            same = index.shape == shape
+            new = compute_elementwise_output_strides(index) if same else whole
+            strides[place] = tuple(new)
     if len(set(strides)) == 1:
-        return shape, 0
+        return shape, sum(cast)
     return shape, sum(
-        not check_contiguous_sizes_strides(shape, stride) for stride in strides
+        is_cast or not check_contiguous_sizes_strides(shape, stride)
+        for is_cast, stride in zip(cast, strides, strict=True)
     )
 
 
@@ -199,6 +212,8 @@ def index_put(call: Call) -> Steps:
     chosen = [size for size, i in zip(tensor.shape, indices, strict=False) if i is None]
     last = max(k for k, i in enumerate(indices) if i is not None)
     wanted = count * prod(chosen) * prod(tensor.shape[len(indices) :])
+    if not wanted:
+        yield Unverified()
     positions = tensor.numel() // max(prod(tensor.shape[last + 1 :]), 1)
     yield from _sorted_sum(values, count, wanted, positions)
 
@@ -239,8 +254,10 @@ def _sorted_sum(values: Tensor, count: int, wanted: int, positions: int) -> Step
 def masked_scatter(call: Call) -> Steps:
     """A prefix sum of the mask in int64, and the expanded mask."""
     (_, mask, source), tensor = call.args[:3], call.out
-    prefix, storage = scratch("masked_scatter", tensor.numel())
     yield OUTPUTS
+    if not tensor.numel():
+        return
+    prefix, storage = scratch("masked_scatter", tensor.numel())
     yield prefix
     if mask.shape != tensor.shape or not mask.is_contiguous():
         yield buffer(tensor.numel())
@@ -278,13 +295,20 @@ def coalesce(call: Call) -> Steps:
 
 @kernel_memory("scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_")
 def scatter_reduce(call: Call) -> Steps:
-    """A mean counts ones in the output's shape, and asks which counts are zero."""
-    source, reduce = call.args[3:5]
+    """A mean counts ones in the output's shape, and asks which counts are zero.
+
+    ``index_reduce`` without the tensor itself overwrites it first, by int64 indices.
+    """
+    index, source, reduce = call.args[2:5]
+    by_index = call.func.overloadpacket in (aten.index_reduce, aten.index_reduce_)
     yield OUTPUTS
+    overwritten = by_index and not call.kwargs.get("include_self", True)
+    if overwritten and index.dtype != torch.int64:
+        yield from freed_at_once(copy_of(index, INDEX_BYTES))
     if reduce != "mean":
         return
     ones, counts, zeros = copy_of(source), copy_of(call.out), copy_of(call.out, 1)
-    if call.func.overloadpacket in (aten.index_reduce, aten.index_reduce_):
+    if by_index:
         yield counts
         yield from freed_at_once(ones)
         yield zeros
@@ -314,13 +338,15 @@ SCANNED_IN_ARRAYS = {
 def cumulative(call: Call) -> Steps:
     """A cast, then a contiguous copy of the input; CUB for a single row."""
     tensor, dim = call.args[:2]
+    if not tensor.dim():
+        return
     strides = tensor.stride()
     if tensor.dtype != call.out.dtype:
         yield copy_of(tensor, call.out.element_size())
         strides = compute_elementwise_output_strides(tensor)
     if not check_contiguous_sizes_strides(tensor.shape, strides):
         yield copy_of(tensor, call.out.element_size())
-    if tensor.dim() and tensor.shape[dim] == tensor.numel() > 0:
+    if tensor.shape[dim] == tensor.numel() > 0:
         dtype = call.out.dtype
         if dtype in SCANNED_ALONE or dtype in SCANNED_IN_ARRAYS:
             in_arrays = int(dtype in SCANNED_IN_ARRAYS)
@@ -375,13 +401,16 @@ def _dense_strides(tensor: Tensor, last: int) -> tuple[int, ...]:
 def embedding_renorm(call: Call) -> Steps:
     """Indices, sorted, then each once; ``embedding_renorm_cuda_`` in ``Embedding.cu``.
 
-    CUB's storage for the latter, some KB, is not represented.
+    CUB's storage for the latter, some KB, is not represented: of few indices it is more
+    than what sorting takes.
     """
     indices = call.args[1]
     count = indices.numel()
     places = buffer(count * INDEX_BYTES)
     if not count:
         return
+    if count < FEW_INDICES:
+        yield Unverified()
     for _ in range(2):
         yield copy_of(indices)
     yield from contiguous_copies(indices)
@@ -510,6 +539,8 @@ def median(call: Call) -> Steps:
     yield from freed_at_once(*scratch("sort", 1, count, tensor.element_size()))
     yield Free(indices)
     if call.func is aten.nanmedian.default:
+        if not tensor.is_floating_point():
+            yield Unverified()
         yield from _place_below_nans(count)
     else:
         yield buffer(1)  # whether the largest is NaN

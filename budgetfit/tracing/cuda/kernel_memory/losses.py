@@ -100,7 +100,12 @@ def _full_storage(call: Call) -> Output:
     return Output(0, size_bytes=max(_losses_bytes(call), own))
 
 
-@kernel_memory("huber_loss_backward", "mse_loss_backward", "smooth_l1_loss_backward")
+@kernel_memory(
+    "binary_cross_entropy_backward",
+    "huber_loss_backward",
+    "mse_loss_backward",
+    "smooth_l1_loss_backward",
+)
 def elementwise_loss_backward(call: Call) -> Steps:
     """A gradient in the input's size, resized where the target is larger."""
     yield from _one_dtype(call)
@@ -132,9 +137,18 @@ def elementwise_loss(call: Call) -> Steps:
 
 @kernel_memory("huber_loss")
 def huber_loss(call: Call) -> Steps:
-    """Every element's loss, allocated before the output."""
-    if call.get(2, 1):
-        yield buffer(_losses_bytes(call))
+    """Every element's loss, in the input's size, resized if the target is larger."""
+    yield from _one_dtype(call)
+    losses = buffer(_losses_bytes(call))
+    too_small = copy_of(call.args[0])
+    is_resized = too_small != losses
+    is_reduced = call.get(2, 1)
+    if is_resized:
+        yield too_small
+    yield losses if is_reduced else OUTPUTS
+    if is_resized:
+        yield Free(too_small)
+    if is_reduced:
         yield OUTPUTS
         yield from _sum_of_losses(call)
 

@@ -22,6 +22,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     SINGLE_BYTES,
     Call,
     Steps,
+    Unverified,
     buffer,
     contiguous_copies,
     copy_of,
@@ -64,8 +65,10 @@ def backward(call: Call) -> Steps:
 
 @kernel_memory("_weight_norm_interface")
 def weight_norm(call: Call) -> Steps:
-    """Norms in the strides of the scale."""
-    scale, norms = call.args[1], call.out[1]
+    """Norms in the strides of the scale; a scale of another size: not represented."""
+    direction, scale, norms = call.args[0], call.args[1], call.out[1]
+    if direction.shape[call.get(2, 0)] != scale.numel():
+        yield Unverified()
     steps = zip(scale.shape, scale.stride(), strict=True)
     extent = 1 + sum((size - 1) * stride for size, stride in steps)
     yield Output(0)

@@ -46,16 +46,31 @@ def clamp(call: Call) -> Steps:
 
 @kernel_memory("pow.Tensor_Scalar")
 def pow_tensor(call: Call) -> Steps:
-    """A cast of booleans."""
-    if call.args[0].dtype == torch.bool:
+    """A cast of booleans, and of integers where the exponent is a fraction."""
+    if call.args[0].dtype != call.out.dtype:
         yield copy_of(call.args[0], call.out.element_size())
     yield OUTPUTS
 
 
-@kernel_memory("native_dropout_backward", "log_sigmoid_backward", "_prelu_kernel")
+@kernel_memory("native_dropout_backward", "_prelu_kernel")
 def resized_output(call: Call) -> Steps:
     """An output in the first input's size, resized if another one is larger."""
     yield from resized(call.args[0], call.out)
+
+
+@kernel_memory("log_sigmoid_backward")
+def log_sigmoid_backward(call: Call) -> Steps:
+    """As ``resized_output``; a buffer of another dtype is not represented."""
+    if call.args[2].dtype != call.args[1].dtype:
+        yield Unverified()
+    yield from resized(call.args[0], call.out)
+
+
+@kernel_memory("threshold_backward", "mish_backward")
+def gradient(call: Call) -> Steps:
+    """Inputs of different dtypes are not represented."""
+    if call.args[0].dtype != call.args[1].dtype:
+        yield Unverified()
 
 
 @kernel_memory("isinf")
