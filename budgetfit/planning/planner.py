@@ -41,7 +41,7 @@ from budgetfit.planning.search.compiled_model import search_compiled_model
 from budgetfit.planning.search.curves import lazy_curves
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
 from budgetfit.planning.search.evaluations_between import with_evaluations
-from budgetfit.planning.search.kept_weights import keeping_weights_can_gain
+from budgetfit.planning.search.kept_weights import holding_more_can_gain
 from budgetfit.planning.search.last_batch import (
     warnings_after_last_batch,
     with_last_batch_notes,
@@ -169,7 +169,7 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
     hopeful: list[PlanningSession] = []
     found: list[SearchResult] = []
     for session in sessions:
-        may_be_better = all(keeping_weights_can_gain(session, each) for each in found)
+        may_be_better = all(holding_more_can_gain(session, each) for each in found)
         if may_be_better and session.may_fit:
             hopeful.append(session)
             found.append(search_with_loss_chunks(session))

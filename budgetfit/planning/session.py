@@ -196,7 +196,9 @@ class PlanningSession:
         """Return the session with other settings of the same ranks, without traces."""
         traces = self.traces.of_same_model(self.workload)
         settings = replace(self.settings, parallelism=parallelism)
-        return replace(self, block_chain=BlockChain(traces, settings))
+        nccl = nccl_memory(parallelism.gpus, parallelism.communicators)
+        budget = replace(self.budget, nccl=nccl)
+        return replace(self, block_chain=BlockChain(traces, settings), budget=budget)
 
     def on_gpu(self, gpu: Gpu, budget: Budget) -> PlanningSession:
         """Return the session on another GPU of the same compute capability."""
@@ -263,14 +265,15 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
     for parallelism in _worth_tracing(traces, budget, asked, settings):
         if parallelism is not None and parallelism.engine in left_out:
             continue
-        # Weights that are kept run where those that are freed do.
-        found += [
-            each.with_parallelism(parallelism)
-            for each in found
-            if parallelism is not None
-            and parallelism == keeping_weights(each.settings.parallelism)
-        ]
-        if found and found[-1].settings.parallelism == parallelism:
+        # What holds more of the weights runs where what holds less does.
+        known = [each.settings.parallelism for each in found]
+        like = next((row for row in known if parallelism in holding_more(row)), None)
+        if parallelism is not None and like is not None:
+            found += [
+                each.with_parallelism(parallelism)
+                for each, row in zip(tuple(found), known, strict=True)
+                if row == like
+            ]
             continue
         try:
             found += _sessions_of(
@@ -297,13 +300,25 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
     return found
 
 
-def keeping_weights(parallelism: Parallelism | None) -> Parallelism | None:
-    """Return FSDP2 that frees weights after the forward as one that keeps them."""
+def holding_more(parallelism: Parallelism | None) -> tuple[Parallelism, ...]:
+    """Return FSDP2 of the same ranks that holds more of the weights on each.
+
+    It keeps them after the forward, or shards within each node only (HSDP), or both.
+    None for other engines, and for settings that hold as much already.
+    """
     if parallelism is None or parallelism.engine != "fsdp2":
-        return None
-    if not parallelism.reshard_after_forward:
-        return None
-    return replace(parallelism, reshard_after_forward=False)
+        return ()
+    freed, per_node = parallelism.reshard_after_forward, parallelism.gpus_per_node
+    groups = {parallelism.shard}
+    if parallelism.shard is None and parallelism.nodes > 1 and per_node != 1:
+        groups.add(per_node)
+    return tuple(
+        other
+        for shard in groups
+        for kept in {freed, False}
+        if (other := replace(parallelism, reshard_after_forward=kept, shard=shard))
+        != parallelism
+    )
 
 
 def _worth_tracing(

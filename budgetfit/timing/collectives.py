@@ -65,18 +65,31 @@ def network_time(
         gpu: Each rank's.
         accumulation: Micro-batches of the step.
     """
+    link = _Links.of(parallelism, gpu).slowest
+    expected_ns, low_ns, high_ns = (
+        waiting_ns(trace, times_ns, parallelism, gpu, accumulation, factor=factor)
+        for factor in (1.0, link.low, link.high)
+    )
+    return NetworkTime(expected_ns, low_ns, high_ns, link.name)
+
+
+def waiting_ns(  # noqa: PLR0913 - those of ``network_time``, and a factor
+    trace: StepTrace,
+    times_ns: Nanoseconds,
+    parallelism: Parallelism,
+    gpu: Gpu,
+    accumulation: int,
+    *,
+    factor: float = 1.0,
+) -> float:
+    """Return the same if collectives take ``factor`` times as long as expected."""
     links = _Links.of(parallelism, gpu)
-
-    def total(factor: float) -> float:
-        waits = [
-            _wait_ns(trace, times_ns, phases, links, factor, parallelism)
-            for phases in _micro_steps(trace, parallelism)
-        ]
-        repeated = waits[-1] if parallelism.sync_each_batch else waits[0]
-        return sum(waits) + repeated * (accumulation - len(waits))
-
-    low, high = links.slowest.low, links.slowest.high
-    return NetworkTime(total(1.0), total(low), total(high), links.slowest.name)
+    waits = [
+        _wait_ns(trace, times_ns, phases, links, factor, parallelism)
+        for phases in _micro_steps(trace, parallelism)
+    ]
+    repeated = waits[-1] if parallelism.sync_each_batch else waits[0]
+    return sum(waits) + repeated * (accumulation - len(waits))
 
 
 class _Links(NamedTuple):
@@ -151,6 +164,7 @@ def _wait_ns(  # noqa: PLR0913, PLR0917 - those of ``network_time``, and a micro
     by_deepspeed = parallelism.engine == "deepspeed"
     queues = _Queues(ahead=by_deepspeed)
     alone = 0.0
+    known: dict[tuple[str, float], float] = {}  # blocks are alike
     for phase in phases:
         queues.start_phase()
         queues.waits = by_deepspeed and (
@@ -170,7 +184,9 @@ def _wait_ns(  # noqa: PLR0913, PLR0917 - those of ``network_time``, and a micro
                 # The payload of a collective does not depend on the batch size.
                 payload = float(trace.ops.bytes_fixed[op])
                 queues.now += taken  # where the host is slower: to issue it
-                queues.collective(name, factor * links.time_ns(name, payload))
+                if (name, payload) not in known:
+                    known[name, payload] = factor * links.time_ns(name, payload)
+                queues.collective(name, known[name, payload])
             else:
                 queues.kernel(name, taken)
         queues.now += float(done_ns[-1] - done_ns[before])

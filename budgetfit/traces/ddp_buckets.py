@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.utils.lazy_import import lazy_import
 
+# What DDP itself runs, and all that has the same tensors on any number of ranks.
+_OF_EQUAL_SIZE = {"c10d.allreduce_.default", "c10d.broadcast_.default"}
+
 if TYPE_CHECKING:
     from budgetfit.core.step_trace import StepTrace
     from budgetfit.tracing.cuda.target import CudaTarget
@@ -27,3 +30,13 @@ def with_ddp_buckets(
         return trace
     made: StepTrace = lazy_import(_BUCKETS).with_buckets(trace, parallelism, target)
     return made
+
+
+def gathers_nothing(trace: StepTrace) -> bool:
+    """Whether no collective makes tensors that grow with the number of ranks.
+
+    Then DDP's traces are the same for any number. A model may gather by itself, such as
+    statistics of batch norms, or the other ranks' samples for a contrastive loss.
+    """
+    collectives = {name for name in trace.op_names if "c10d" in name}
+    return collectives <= _OF_EQUAL_SIZE

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from budgetfit.batches.batch_tree import batch_size_of
 from budgetfit.core.loop import RUN, Loop
+from budgetfit.core.parallelism import MOST_GPUS
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import EMPTY_CACHE, StepTrace
@@ -17,7 +18,7 @@ from budgetfit.errors import TraceError
 from budgetfit.gpus.table import Gpu
 from budgetfit.traces.cache.cache import TraceCache
 from budgetfit.traces.cache.key import trace_key, why_not_cacheable, workload_key
-from budgetfit.traces.ddp_buckets import with_ddp_buckets
+from budgetfit.traces.ddp_buckets import gathers_nothing, with_ddp_buckets
 from budgetfit.traces.depth_extrapolator import DepthExtrapolator
 from budgetfit.traces.errors import size_limit_error
 from budgetfit.traces.quantized_loading import Loading
@@ -333,7 +334,10 @@ class TraceSession:
             self._cache = TraceCache(), workload_key(self.workload)
         cache, workload = self._cache
         key = trace_key(workload, (program, batch_size))
-        trace = cache.load(key)
+        shared = trace_key(workload, (*_with_any_ranks(program), batch_size))
+        trace = cache.load(shared)
+        if trace is None and shared != key:
+            trace = cache.load(key)
         if trace is not None:
             self.log.append(f"from the cache: {len(trace.events)} events")
             return trace
@@ -347,7 +351,7 @@ class TraceSession:
             return None
         trace = with_ddp_buckets(trace, program.parallelism, self.workload.target)
         if not self.tracer.real_values:  # the key has no weights
-            cache.store(key, trace)
+            cache.store(shared if gathers_nothing(trace) else key, trace)
         return trace
 
     def _trace_evaluation(self, program: Program) -> StepTrace:
@@ -477,3 +481,12 @@ def with_emptied_cache(trace: StepTrace) -> StepTrace:
     """
     setup = trace.events[: trace.phases[0].end]
     return trace.with_setup_events((*setup.tolist(), EMPTY_CACHE), ops_from=len(setup))
+
+
+def _with_any_ranks(program: Program) -> tuple[object, ...]:
+    """Return a program of DDP with any number of ranks; others as they are."""
+    parallelism = program.parallelism
+    if parallelism is None or parallelism.engine != "ddp":
+        return (program,)
+    one = program._replace(parallelism=replace(parallelism, gpus=MOST_GPUS))
+    return one, "any ranks"

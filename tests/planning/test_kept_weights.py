@@ -1,4 +1,4 @@
-"""FSDP2 with kept weights is left out only where it is no faster than freed ones."""
+"""FSDP2 that holds more weights is left out only where it is no faster."""
 
 from dataclasses import replace
 
@@ -9,10 +9,15 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.gpus.table import find_gpu
-from budgetfit.planning.search.kept_weights import keeping_weights_can_gain
+from budgetfit.planning.search.kept_weights import holding_more_can_gain
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.search import SearchResult
-from budgetfit.planning.session import PlanningSession, Request, open_sessions
+from budgetfit.planning.session import (
+    PlanningSession,
+    Request,
+    holding_more,
+    open_sessions,
+)
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
 from tests.planning.test_depth_extrapolation import MIB_BATCH
@@ -22,6 +27,7 @@ KEPT = replace(FREED, reshard_after_forward=False)
 NCCL = nccl_memory(2, 1).high_bytes
 SAMPLES = 4
 DDP = Parallelism(engine="ddp", gpus=8)
+OTHERWISE = (("reshard_after_forward", False), ("shard", 4))
 
 
 def sessions(usable_bytes: int, *ways: Parallelism) -> list[PlanningSession]:
@@ -57,13 +63,13 @@ def test_where_there_is_no_room_for_all_weights_they_are_not_kept() -> None:
     freed, kept = sessions(6000 * MIB, FREED, KEPT)
     found = search_with_loss_chunks(freed)
     assert found.estimate is not None
-    assert not keeping_weights_can_gain(kept, found)
+    assert not holding_more_can_gain(kept, found)
     recipe = found.estimate.recipe
     same = kept.settings.recipe(recipe.batch_size, recipe.segments)
     assert not kept.judge(replace(same, loss_chunks=recipe.loss_chunks)).fits
     room = replace(freed.budget, total_bytes=2**36)
     roomy = replace(found, session=replace(freed, budget=room))
-    assert keeping_weights_can_gain(kept, roomy)
+    assert holding_more_can_gain(kept, roomy)
 
 
 def test_only_freed_weights_say_so() -> None:
@@ -78,5 +84,35 @@ def test_only_freed_weights_say_so() -> None:
         parallelisms=[DDP, FREED, KEPT],
     )
     found = SearchResult(session=ddp, estimate=ddp.judge(ddp.settings.recipe(2)))
-    assert keeping_weights_can_gain(kept, found)
-    assert keeping_weights_can_gain(freed, found)
+    assert holding_more_can_gain(kept, found)
+    assert holding_more_can_gain(freed, found)
+
+
+def test_copies_in_each_node_are_tried_where_the_network_takes_long() -> None:
+    """A per cent of the step may be gained, if all that it waits for it is."""
+    spread = replace(FREED, gpus_per_node=4)
+    copied = replace(spread, shard=4)
+    whole, each_node = sessions(2**35, spread, copied)
+    assert each_node.settings.parallelism == copied
+    assert each_node.budget.usable_bytes < whole.budget.usable_bytes  # communicators
+    estimate = whole.judge(whole.settings.recipe(1))
+    assert estimate.network_ms > 0
+    found = SearchResult(session=whole, estimate=estimate)
+    assert holding_more_can_gain(each_node, found)
+    all_kept = search_with_loss_chunks(whole)
+    assert all_kept.estimate is not None
+    at_once = replace(all_kept.estimate, network_ms=0.0)
+    assert not holding_more_can_gain(each_node, replace(all_kept, estimate=at_once))
+
+
+def test_what_holds_more_weights() -> None:
+    spread = replace(FREED, gpus_per_node=4)
+    kept, copied = (replace(spread, **{key: value}) for key, value in OTHERWISE)
+    both = replace(copied, reshard_after_forward=False)
+    assert set(holding_more(spread)) == {kept, copied, both}
+    assert set(holding_more(copied)) == {both}
+    assert set(holding_more(kept)) == {both}
+    assert not holding_more(both)
+    assert holding_more(FREED) == (KEPT,)
+    assert not holding_more(DDP)
+    assert not holding_more(None)

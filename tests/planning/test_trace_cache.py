@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, distributed, nn
 
+from budgetfit.core.parallelism import Engine, Parallelism
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import OpTable, StepTrace
 from budgetfit.gpus.table import find_gpu
@@ -24,7 +27,8 @@ from budgetfit.traces.cache.cache import TraceCache
 from budgetfit.traces.cache.folder import CacheSize, cache_folder
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
-from tests.models import EXAMPLES
+from tests.models import EXAMPLES, Mebi
+from tests.planning.test_depth_extrapolation import MIB_BATCH
 from tests.processes import python
 
 KEY, OTHER = "a" * 64, "b" * 64
@@ -335,3 +339,41 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("BUDGETFIT_CACHE")
     monkeypatch.setattr(files, "user_cache_path", lambda *_, **__: Path("~/.cache"))
     assert cache_folder() is None
+
+
+def of_ranks(model: nn.Module, gpus: int, engine: Engine = "ddp") -> StepTrace:
+    workload = Workload(model=model, batch=MIB_BATCH, gpu=find_gpu("t4"))
+    ranks = Parallelism(engine=engine, gpus=gpus)
+    recipe = Recipe(batch_size=2, optimizer="sgd", parallelism=ranks)
+    return TraceSession(workload.with_found_blocks()).exact(recipe)
+
+
+class Gathering(Mebi):
+    """Looks at the samples of all ranks, as contrastive losses do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x)
+        ranks = distributed.get_world_size() if distributed.is_initialized() else 1
+        everyone = [torch.empty_like(out) for _ in range(ranks)]
+        if ranks > 1:
+            distributed.all_gather(everyone, out.detach())
+        return out + torch.stack(everyone).mean() * 0
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "traced"),
+    [(Mebi, "ddp", 1), (Gathering, "ddp", 2), (Mebi, "fsdp2", 2)],
+)
+def test_ddp_traces_hold_for_any_number_of_ranks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: type[Mebi],
+    engine: Engine,
+    traced: int,
+) -> None:
+    """But for models that make tensors of all ranks, and for shards."""
+    plain = of_ranks(model(3), 5, engine)
+    monkeypatch.setenv("BUDGETFIT_CACHE", str(tmp_path))
+    of_ranks(model(3), 2, engine)
+    assert_equal(of_ranks(model(3), 5, engine), plain)
+    assert len(list(tmp_path.rglob("*.npz"))) == traced

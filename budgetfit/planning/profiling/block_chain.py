@@ -39,7 +39,7 @@ from budgetfit.planning.profiling.selective_op_sets import (
 from budgetfit.solvers.batch_size_grid import LARGEST_TRACED_SIZE
 from budgetfit.solvers.problem import Problem
 from budgetfit.solvers.uniform_segments import best_uniform_segments
-from budgetfit.timing.collectives import network_time
+from budgetfit.timing.collectives import waiting_ns
 from budgetfit.timing.kernel_times import (
     Nanoseconds,
     OpTimes,
@@ -480,9 +480,9 @@ class BlockChain:
         count = recipe.gradient_accumulation_steps
         times_ns = self._op_times_ns(OptionTrace(kept, ()), batch_size)
         waits_ns = [
-            network_time(
+            waiting_ns(
                 kept, times_ns * factor, parallelism, self.traces.workload.gpu, count
-            ).expected_ns
+            )
             / count
             for factor in (1, VERY_LONG)
         ]

@@ -63,10 +63,14 @@ def best_with_policy(
         if found.estimate is not None:
             return found.estimate
     segments = policy_segments(session.block_chain, policy, session.smallest_searched)
-    smallest = session.settings.recipe(session.smallest_batch, segments)
-    if is_searched and not (least := session.judge(smallest)).fits:
+    if is_searched and not (least := _at_smallest(session, segments)).fits:
         return least  # no larger batch fits: none is traced
-    return best_with_segments(session, segments) or session.judge(smallest)
+    return best_with_segments(session, segments) or _at_smallest(session, segments)
+
+
+def _at_smallest(session: PlanningSession, segments: tuple[Segment, ...]) -> Estimate:
+    """Return fixed segments at the smallest batch size, which may take a trace more."""
+    return session.judge(session.settings.recipe(session.smallest_batch, segments))
 
 
 def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> bool:

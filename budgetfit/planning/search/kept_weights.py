@@ -1,8 +1,10 @@
-"""FSDP2 with weights that are kept after the forward: whether it may be faster.
+"""FSDP2 that holds more of the weights on each rank: whether it may be faster.
 
-It gathers each block's weights once per micro-batch and not twice, and holds those of
-all blocks until their backward. So the traces of weights that are freed tell what it
-can be at best: their times without the second gathers, with so much less memory.
+Where weights are kept after the forward, each block's are gathered once per micro-batch
+and not twice, and those of all blocks are held until their backward. Where each node
+holds a copy (HSDP), shards are larger, and gathered within the node. So the traces of
+freed weights, shared by all ranks, tell what either can be at best: their times without
+waiting for the network, and without the second gathers, with no more memory.
 """
 
 from dataclasses import replace
@@ -13,7 +15,7 @@ import numpy as np
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.planning.judge import times_of_ops
 from budgetfit.planning.search.search import SearchResult, can_gain
-from budgetfit.planning.session import PlanningSession, keeping_weights
+from budgetfit.planning.session import PlanningSession, holding_more
 from budgetfit.timing.collectives import COPY_OUT
 from budgetfit.timing.kernel_times import phase_ops
 
@@ -21,19 +23,28 @@ MIN_GAIN: Final = 0.01  # another way to shard has to gain this much
 _LEAST_BYTES: Final = 2  # of a gathered weight
 
 
-def keeping_weights_can_gain(session: PlanningSession, freed: SearchResult) -> bool:
-    """Whether a session that keeps weights may find something faster.
+def holding_more_can_gain(session: PlanningSession, least: SearchResult) -> bool:
+    """Whether a session that holds more of the weights may find something faster.
 
     Args:
-        session: Of any settings: True where it does not keep weights.
-        freed: What was found before; True where its settings differ in more.
+        session: Of any settings: True where it does not hold more.
+        least: What was found before; True where its settings differ in more.
     """
-    settings, before = session.settings, freed.session.settings
-    kept, estimate = keeping_weights(before.parallelism), freed.estimate
-    alike = settings.precision == before.precision and settings.parallelism == kept
-    if kept is None or estimate is None or not alike:
+    settings, before = session.settings, least.session.settings
+    one, other = settings.parallelism, before.parallelism
+    estimate = least.estimate
+    if (
+        estimate is None
+        or one is None
+        or other is None
+        or settings.precision != before.precision
+        or one not in holding_more(other)
+    ):
         return True
-    held_bytes = _held_bytes(session)
+    saved_ms, held_bytes = estimate.network_ms, 0
+    if one.reshard_after_forward != other.reshard_after_forward:
+        saved_ms += _gathering_ms(least)
+        held_bytes = _held_bytes(session)
 
     def with_weights(chain: ChainProfile) -> ChainProfile:
         return replace(
@@ -42,9 +53,9 @@ def keeping_weights_can_gain(session: PlanningSession, freed: SearchResult) -> b
             optimizer_bytes=max(0, chain.optimizer_bytes - held_bytes),
         )
 
-    saved = (estimate.network_ms + _gathering_ms(freed)) / estimate.step_ms
+    saved = saved_ms / estimate.step_ms
     gain = 1 - (1 - MIN_GAIN) / (1 - min(saved, 0.99))
-    return can_gain(freed.session, estimate, gain, with_weights)
+    return can_gain(least.session, estimate, gain, with_weights)
 
 
 def _held_bytes(session: PlanningSession) -> int:

@@ -19,7 +19,11 @@ from budgetfit.planning.search.search import (
     search_within_limits,
     with_near_misses,
 )
-from budgetfit.planning.search.solver_choice import MIN_HOST_GAIN, without_host_options
+from budgetfit.planning.search.solver_choice import (
+    MIN_HOST_GAIN,
+    solver_ns,
+    without_host_options,
+)
 from budgetfit.planning.session import PlanningSession
 from budgetfit.solvers.batch_size import BatchCandidate
 
@@ -90,7 +94,9 @@ def _with_more_chunks(
             session.traces.log.append(f"the loss is not cut into parts: {error}")
             break
         if unchunked is not None:
-            best = with_near_misses(unchunked, max_rounds, worth=found.estimate)
+            wins = found.estimate  # over what takes no less than this per sample
+            below_ns = solver_ns(wins) / (1 - MIN_GAIN) if wins else None
+            best = with_near_misses(unchunked, max_rounds, below_ns)
             unchunked = None
         if found.estimate is not None and (
             best.estimate is None or _gains(session, found.estimate, best.estimate)

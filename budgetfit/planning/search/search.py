@@ -11,6 +11,7 @@ the best one found, and whose live bytes fit, are judged: as many as are cheap t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -50,8 +51,6 @@ MIN_ROUND_GAIN: Final = 0.05  # of the step's time that a larger limit would sav
 # Each candidate above the limit costs a trace. So many traced ops take a few seconds:
 # models of a few blocks get a dozen candidates and deep ones one or two.
 MAX_TRACED_OPS: Final = 20_000
-# More than all that the judge's times and the solver's differ by.
-NEARLY: Final = 1.2
 # Pareto fronts are long where blocks all differ; beyond this they are thinned.
 MAX_FRONT_LABELS: Final = 2_000
 
@@ -91,14 +90,14 @@ def search(
 
 
 def with_near_misses(
-    found: SearchResult, max_rounds: int, worth: Estimate | None = None
+    found: SearchResult, max_rounds: int, below_ns: float | None = None
 ) -> SearchResult:
     """Return the best of a search within limits and of candidates above its limit.
 
     Args:
         found: Of ``search_within_limits``.
         max_rounds: As it was there.
-        worth: None is judged if none can be nearly as fast as this.
+        below_ns: Only what may take less per sample is judged.
     """
     session, best = found.session, found.estimate
     request = session.request
@@ -107,7 +106,6 @@ def with_near_misses(
         return found  # nothing is faster than everything kept
     explanation, rounds = found.explanation, list(found.rounds)
     left = max_rounds - len(rounds) if max_rounds < MAX_ROUNDS else None
-    below_ns = None if worth is None else NEARLY * solver_ns(worth)
     for recipe, how in _over_limit_candidates(session, best.recipe, left, below_ns):
         estimate = session.judge(recipe)
         rounds.append(_verdict(estimate))
@@ -433,7 +431,7 @@ def _over_limit_candidates(
         session: Gives the profile at the batch size of ``found``.
         found: The best recipe so far.
         most: Most recipes to yield; None for as many as are cheap.
-        below_ns: None is yielded unless the fastest takes less per sample.
+        below_ns: Those that cannot take less per sample are left out.
     """
     block_chain = session.block_chain
     # Loss chunks add few ops, so that the trace without them is counted.
@@ -449,12 +447,6 @@ def _over_limit_candidates(
     )
     limit_ns = chain_time_ns(chain, found.segments)
     front = pareto_front(problem, MAX_FRONT_LABELS, faster_than_ns=limit_ns)
-    if front and below_ns is not None:
-        micro_steps = found.gradient_accumulation_steps
-        least_ns = chain_time_ns(chain, front[0].segments or ())
-        samples = found.batch_size * micro_steps
-        if chain.step_ns(least_ns, micro_steps) / samples >= below_ns:
-            return
     held = (
         # At most its own bytes: what is more than the limit is left to the judge.
         in_regular_order(replace(problem, limit_bytes=peak_bytes), solution)
@@ -463,6 +455,13 @@ def _over_limit_candidates(
         if solution.segments is not None and host_holds(chain, solution.segments)
         for peak_bytes in (chain_peak_bytes(chain, solution.segments),)
     )
+    micro_steps = found.gradient_accumulation_steps
+    most_ns = math.inf if below_ns is None else below_ns * found.samples_per_rank
+    bound = (
+        chain if below_ns is None else block_chain.bounding_profile_at(found.batch_size)
+    )
     for solution in islice(held, count):
-        recipe = session.settings.recipe(found.batch_size, solution.segments or ())
-        yield recipe, solution.explanation
+        segments = solution.segments or ()
+        if bound.step_ns(chain_time_ns(bound, segments), micro_steps) < most_ns:
+            recipe = session.settings.recipe(found.batch_size, segments)
+            yield recipe, solution.explanation
