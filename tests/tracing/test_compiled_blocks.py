@@ -486,6 +486,61 @@ def test_norms_of_16_bit_tensors_save_statistics_in_fp32_as_on_cuda() -> None:
     ]
 
 
+class ForCuda(nn.Module):
+    """What torch decomposes for CUDA alone, and a parameter without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 1)
+        self.idle = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.empty_like(x).bernoulli_(0.9)
+        chosen = self.idle(x).detach()
+        x = torch.cumsum(x.masked_scatter(x > 0, chosen) * mask, -1)
+        return x * nn.functional.logsigmoid(self.gate(x))
+
+
+@supported
+def test_ops_are_decomposed_and_generated_as_for_cuda() -> None:
+    model = Tower()
+    model.blocks = nn.ModuleList(ForCuda() for _ in range(DEPTH))
+    names = session(model).exact(recipe()).op_names
+    assert "budgetfit.fused_kernel.default" in names
+    assert not {"aten.masked_scatter.default", "aten.bernoulli.p"} & set(names)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of its own deprecated functions
+def test_products_of_a_column_by_a_row_are_pointwise_as_on_cuda() -> None:
+    aten, table = torch.ops.aten, cuda_decompositions()
+    column, row, bias = torch.randn(4, 1), torch.randn(1, 3), torch.randn(3)
+    expected = column @ row
+    torch.testing.assert_close(table[aten.mm.default](column, row), expected)
+    batched = table[aten.bmm.default](column[None], row[None])
+    torch.testing.assert_close(batched, expected[None])
+    scaled = table[aten.addmm.default](bias, column, row, beta=2, alpha=3)
+    torch.testing.assert_close(scaled, 3 * expected + 2 * bias)
+    for op in (aten.mm.default, aten.addmm.default):
+        added = () if op is aten.mm.default else (torch.randn(1),)
+        assert table[op](*added, row, row.T) is NotImplemented
+
+
+@pytest.mark.parametrize("cudnn", [True, False])
+def test_inductor_sees_the_layouts_of_convolutions_of_the_planned_gpu(
+    cudnn: bool,
+) -> None:
+    target = replace(TARGET, cudnn=cudnn)
+    with answers_for_inductor(
+        target, uniform=False, partition=lambda *_: None, module=lambda _: None
+    ):
+        found = torch._C._conv_determine_backend_memory_format(
+            torch.empty(2, 8, 4, 4).to(memory_format=torch.channels_last),
+            torch.empty(8, 8, 3, 3),
+            torch._C._ConvBackend.Cudnn,
+        )
+    assert found == (torch.channels_last if cudnn else torch.contiguous_format)
+
+
 def test_batches_of_several_sizes_are_refused() -> None:
     with pytest.raises(InputError, match="planned for batches of one size"):
         budgetfit.plan(
