@@ -205,6 +205,36 @@ def test_a_model_that_its_first_call_changes_is_compiled_as_its_later_calls() ->
         session(Counts(until=9)).exact(recipe(compile="model"))
 
 
+class Collecting(Pointwise):
+    """A block that adds its input to a list."""
+
+    def forward(self, x: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        seen.append(x)
+        return super().forward(x)
+
+
+class Collector(Tower):
+    """Counts what its blocks have added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Collecting() for _ in range(DEPTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        for block in self.blocks:
+            x = block(x, seen)
+        assert len(seen) == DEPTH
+        return x.sum()
+
+
+@supported
+def test_what_a_block_adds_to_a_list_is_added_once() -> None:
+    """The calls that compile are given lists of their own."""
+    names = session(Collector()).exact(recipe()).op_names
+    assert "budgetfit.fused_kernel.default" in names
+
+
 @supported
 def test_breaks_of_the_graph_are_counted_and_said() -> None:
     class Broken(Tower):
