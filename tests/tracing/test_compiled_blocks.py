@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import budgetfit
 from budgetfit.core.recipe import Recipe, Segment
@@ -421,6 +422,14 @@ def test_a_kernel_reads_and_writes_what_its_parameters_are_named_for(
     ((inputs, outputs),) = launched
     assert [each.numel() for each in inputs] == [1, 2]
     assert [each.numel() for each in outputs] == [2, 3]
+
+
+def test_autograd_does_not_see_what_a_kernel_writes() -> None:
+    """As on the GPU: a saved tensor that a kernel wrote to is no error there."""
+    with FakeTensorMode():
+        written = torch.empty(4)
+        FusedKernel("def triton_poi(out_ptr0, xnumel):").run(written, 4)
+        assert written._version == 0
 
 
 def test_generated_code_runs_on_the_cpu_and_is_counted() -> None:
