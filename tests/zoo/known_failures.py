@@ -21,6 +21,7 @@ NOT_COMPILED: Final[dict[str, set[str]]] = {
         *("IBertForMaskedLM", "JetMoeForCausalLM", "LEDForConditionalGeneration"),
         *("LEDForQuestionAnswering", "LongcatFlashForCausalLM"),
         *("LongformerForMaskedLM", "LongformerForSequenceClassification"),
+        "RTDetrV2ForObjectDetection",
         *("MochiTransformer3DModel", "OpenAIPrivacyFilterForTokenClassification"),
         *("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
         *("Qwen3VLForConditionalGeneration", "Qwen4ExpForCausalLM"),
@@ -44,7 +45,9 @@ NOT_COMPILED: Final[dict[str, set[str]]] = {
         *("user's functional call with moved weights", "user's gradient penalty"),
     },
     "not looked into": {
-        *("torch activations", "user's buffers updated in forward"),
+        *("Mamba2ForCausalLM", "torch activations"),
+        *("user's blocks that write to their input",),
+        *("user's buffers updated in forward",),
     },
 }
 
