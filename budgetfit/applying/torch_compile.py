@@ -56,7 +56,9 @@ def compile_blocks(
         return
     if recipe.engine == "ddp":
         _keep_graphs_whole(undo)
-    for name in compiled_blocks(recipe, blocks):
+    names = compiled_blocks(recipe, blocks)
+    _compile_each_size(len(names), undo)
+    for name in names:
         block = model.get_submodule(name)
         undo.set_attribute(block, "forward", compile_forward(block))
 
@@ -71,6 +73,18 @@ def _keep_graphs_whole(undo: Undo) -> None:
 
     undo.add(setattr, config, "optimize_ddp", config.optimize_ddp)
     config.optimize_ddp = False
+
+
+def _compile_each_size(blocks: int, undo: Undo) -> None:
+    """Let dynamo compile as many sizes as there are blocks, in training and evaluation.
+
+    Blocks of one class share their code, of which it compiles eight versions and runs
+    all further ones eagerly.
+    """
+    from torch._dynamo import config  # noqa: PLC0415 - takes seconds
+
+    undo.add(setattr, config, "recompile_limit", config.recompile_limit)
+    config.recompile_limit += 2 * blocks
 
 
 def compiled_blocks(recipe: Recipe, blocks: Iterable[str]) -> list[str]:

@@ -88,6 +88,33 @@ def test_every_treatment_trains_as_without_compile(how: str) -> None:
     assert all("forward" not in vars(module) for module in model.modules())
 
 
+class Sized(nn.Module):
+    """A block with a width of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, width), nn.Linear(width, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+def test_blocks_of_many_sizes_are_all_compiled() -> None:
+    """They share their code, of which dynamo compiles eight versions by itself."""
+    torch._dynamo.reset()  # what other tests compiled
+    GRAPHS.clear()
+    limit = torch._dynamo.config.recompile_limit
+    blocks = limit + 2
+    model = nn.Sequential(*(Sized(4 + n) for n in range(blocks)))
+    recipe = Recipe(batch_size=4, compile="blocks")
+    names = tuple(str(n) for n in range(blocks))
+    loss = lambda outputs, _: outputs.sum()  # noqa: E731
+    with Run(model, recipe, loss=loss, blocks=names, compile_forward=compiled) as run:
+        run.step(torch.ones(4, 4))
+    assert len(GRAPHS) >= blocks
+    assert torch._dynamo.config.recompile_limit == limit
+
+
 IN_GRAPH = ("kept", "recomputed", "some recomputed")
 
 

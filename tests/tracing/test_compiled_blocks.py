@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import budgetfit
 from budgetfit.core.recipe import Recipe, Segment
@@ -204,6 +205,36 @@ def test_a_model_that_its_first_call_changes_is_compiled_as_its_later_calls() ->
     assert "budgetfit.fused_kernel.default" in names
     with pytest.raises(InputError, match=r"compiles Counts\.forward again in"):
         session(Counts(until=9)).exact(recipe(compile="model"))
+
+
+class Collecting(Pointwise):
+    """A block that adds its input to a list."""
+
+    def forward(self, x: torch.Tensor, seen: list[torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        seen.append(x)
+        return super().forward(x)
+
+
+class Collector(Tower):
+    """Counts what its blocks have added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Collecting() for _ in range(DEPTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        for block in self.blocks:
+            x = block(x, seen)
+        assert len(seen) == DEPTH
+        return x.sum()
+
+
+@supported
+def test_what_a_block_adds_to_a_list_is_added_once() -> None:
+    """The calls that compile are given lists of their own."""
+    names = session(Collector()).exact(recipe()).op_names
+    assert "budgetfit.fused_kernel.default" in names
 
 
 @supported
@@ -418,6 +449,14 @@ def test_a_kernel_reads_and_writes_what_its_parameters_are_named_for(
     assert [each.numel() for each in outputs] == [2, 3]
 
 
+def test_autograd_does_not_see_what_a_kernel_writes() -> None:
+    """As on the GPU: a saved tensor that a kernel wrote to is no error there."""
+    with FakeTensorMode():
+        written = torch.empty(4)
+        FusedKernel("def triton_poi(out_ptr0, xnumel):").run(written, 4)
+        assert written._version == 0
+
+
 def test_generated_code_runs_on_the_cpu_and_is_counted() -> None:
     code = """
 from torch._C import _cuda_getCurrentRawStream as get_raw_stream
@@ -509,6 +548,61 @@ def test_norms_of_16_bit_tensors_save_statistics_in_fp32_as_on_cuda() -> None:
     assert [each.dtype for each in found] == [
         *(torch.bfloat16, torch.float32, torch.float32),
     ]
+
+
+class ForCuda(nn.Module):
+    """What torch decomposes for CUDA alone, and a parameter without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, 1)
+        self.idle = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.empty_like(x).bernoulli_(0.9)
+        chosen = self.idle(x).detach()
+        x = torch.cumsum(x.masked_scatter(x > 0, chosen) * mask, -1)
+        return x * nn.functional.logsigmoid(self.gate(x))
+
+
+@supported
+def test_ops_are_decomposed_and_generated_as_for_cuda() -> None:
+    model = Tower()
+    model.blocks = nn.ModuleList(ForCuda() for _ in range(DEPTH))
+    names = session(model).exact(recipe()).op_names
+    assert "budgetfit.fused_kernel.default" in names
+    assert not {"aten.masked_scatter.default", "aten.bernoulli.p"} & set(names)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of its own deprecated functions
+def test_products_of_a_column_by_a_row_are_pointwise_as_on_cuda() -> None:
+    aten, table = torch.ops.aten, cuda_decompositions()
+    column, row, bias = torch.randn(4, 1), torch.randn(1, 3), torch.randn(3)
+    expected = column @ row
+    torch.testing.assert_close(table[aten.mm.default](column, row), expected)
+    batched = table[aten.bmm.default](column[None], row[None])
+    torch.testing.assert_close(batched, expected[None])
+    scaled = table[aten.addmm.default](bias, column, row, beta=2, alpha=3)
+    torch.testing.assert_close(scaled, 3 * expected + 2 * bias)
+    for op in (aten.mm.default, aten.addmm.default):
+        added = () if op is aten.mm.default else (torch.randn(1),)
+        assert table[op](*added, row, row.T) is NotImplemented
+
+
+@pytest.mark.parametrize("cudnn", [True, False])
+def test_inductor_sees_the_layouts_of_convolutions_of_the_planned_gpu(
+    cudnn: bool,
+) -> None:
+    target = replace(TARGET, cudnn=cudnn)
+    with answers_for_inductor(
+        target, uniform=False, partition=lambda *_: None, module=lambda _: None
+    ):
+        found = torch._C._conv_determine_backend_memory_format(
+            torch.empty(2, 8, 4, 4).to(memory_format=torch.channels_last),
+            torch.empty(8, 8, 3, 3),
+            torch._C._ConvBackend.Cudnn,
+        )
+    assert found == (torch.channels_last if cudnn else torch.contiguous_format)
 
 
 def test_batches_of_several_sizes_are_refused() -> None:

@@ -29,6 +29,7 @@ from budgetfit.measuring.recomputed_blocks import (
     find_blocks_saving_nothing,
 )
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
+from budgetfit.utils.function_name import qualified_name
 from tests.models import seed
 from tests.zoo.entry import Entry
 from tests.zoo.state import (
@@ -124,7 +125,17 @@ class _Walk:
         """Every block under torch.compile; a model without blocks has none to show."""
         asked = dict(self.entry.plan)
         precision = asked.pop("precision", "fp32")
-        recipe = Recipe(batch_size=BATCH_SIZE, precision=precision, compile="blocks")
+        optimizer = asked.get("optimizer", Recipe(batch_size=1).optimizer)
+        if isinstance(optimizer, str):
+            asked.pop("optimizer", None)
+        else:
+            optimizer = qualified_name(optimizer)
+        recipe = Recipe(
+            batch_size=BATCH_SIZE,
+            precision=precision,
+            optimizer=optimizer,
+            compile="blocks",
+        )
         forward_of = mock.patch.object(
             CompiledBlocks, "forward_of", autospec=True, side_effect=_FORWARD_OF
         )

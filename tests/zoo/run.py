@@ -24,7 +24,11 @@ import transformers
 from docs.answers import write
 from tests.zoo.check import COMPILED, SHARDED, STAGES, Outcome, check
 from tests.zoo.entry import zoo
-from tests.zoo.known_failures import KNOWN_FAILURES
+from tests.zoo.known_failures import (
+    KNOWN_FAILURES,
+    NOT_COMPILED,
+    WITHOUT_BLOCKS,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
 SECONDS_PER_ENTRY = 120
@@ -146,6 +150,8 @@ def page(outcomes: Sequence[Outcome], stages: Sequence[str]) -> str:
         "",
         *(f"* {line}" for line in _shares(outcomes, stages)),
         "",
+        *compiled_lines(outcomes),
+        "",
         f"| model | task | {' | '.join(stages)} | reason |",
         f"| --- | --- | {' | '.join('---' for _ in stages)} | --- |",
     ]
@@ -155,6 +161,21 @@ def page(outcomes: Sequence[Outcome], stages: Sequence[str]) -> str:
         reason = reason.replace("|", "\\|")
         lines.append(f"| {item.name} | {item.family} | {marks} | {reason} |")
     return "\n".join(lines) + "\n"
+
+
+def compiled_lines(outcomes: Sequence[Outcome]) -> list[str]:
+    """Say which models that have blocks are not traced with them compiled, and why."""
+    names = {outcome.name for outcome in outcomes} - WITHOUT_BLOCKS
+    failing = {why: names & known for why, known in NOT_COMPILED.items()}
+    total = len(names)
+    passed = total - sum(map(len, failing.values()))
+    share = f"{passed} of {total} ({passed / max(total, 1):.1%})"
+    command = "`python -m tests.zoo.run --stages compiled`"
+    return [
+        f"With each block under torch.compile, {share} are traced, by {command}. Not:",
+        "",
+        *(f"* {', '.join(sorted(of))}: {why}." for why, of in failing.items() if of),
+    ]
 
 
 if __name__ == "__main__":

@@ -217,6 +217,7 @@ def compiled(forward):
 '''
 
 COMPILE_BLOCKS: Final = """\
+    torch._dynamo.config.recompile_limit += 2 * len(COMPILED)  # they share their code
     for name in COMPILED:
         block = model.get_submodule(name)
         block.forward = compiled(block.forward)

@@ -1,7 +1,9 @@
 """CompiledBlocks: forwards of blocks as torch.compile would run them on a GPU."""
 
 import contextlib
+import copy
 import importlib
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -85,7 +87,7 @@ class CompiledBlocks:
                     self._noting_graphs(name),
                     backend.only_outputs(),
                 ):
-                    compiled(*args, **kwargs)
+                    compiled(*_copied(args), **_copied(kwargs))
                 if backend.graphs == graphs:
                     return backend.runs - before
             raise InputError(
@@ -138,6 +140,24 @@ class CompiledBlocks:
         if function not in self._copies:
             self._copies[function] = _copy(function)
         return types.MethodType(self._copies[function], forward.__self__)
+
+
+def _copied(value: Any) -> Any:
+    """Return an argument with containers of its own, and the same tensors.
+
+    A block may append to a list or to a generation cache: the call that follows would
+    find what the calls that compile have added.
+    """
+    kind = type(value)
+    if kind is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    if kind in (list, tuple, set):
+        return kind(map(_copied, value))
+    library = sys.modules.get("transformers.cache_utils")
+    if library is None or not isinstance(value, library.Cache):
+        return value
+    with mock.patch.object(torch.Tensor, "__deepcopy__", lambda tensor, _: tensor):
+        return copy.deepcopy(value)
 
 
 def _copy(function: types.FunctionType) -> types.FunctionType:

@@ -44,5 +44,7 @@ class FusedKernel:
                     inputs.append(value)
                 if not name.startswith("in_ptr"):
                     outputs.append(value)
-        with torch.no_grad():
+        # Autograd does not see what a kernel writes.
+        kept = torch.autograd._unsafe_preserve_version_counter(tuple(outputs))
+        with torch.no_grad(), kept:
             torch.ops.budgetfit.fused_kernel.default(inputs, outputs)

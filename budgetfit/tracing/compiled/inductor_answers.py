@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from budgetfit.tracing.cuda.kernel_memory.norms import CHANNELS_LAST
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.isolation.lru_caches import cached_functions
 
@@ -29,6 +31,10 @@ CUDA: Final = torch.device("cuda", 0)
 _GUARDS: Final = "_ZN3c104impl26device_guard_impl_registryE"
 _DEVICE_TYPES, _CUDA, _META = 21, 1, 14
 _TRITON: Final = "3.7.1"  # that of torch 2.13
+_NUMBERS_OF_TRITON: Final = (
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64"),
+)
 # Their functions keep what they were told about the device.
 _CACHES: Final = (
     "torch._inductor.runtime.hints",
@@ -85,6 +91,9 @@ def answers_for_inductor(
         before = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # none is made on the device
         stack.callback(torch._C._set_only_lift_cpu_tensors, before)
+        _answer_for_decompositions(patch)
+        layout = functools.partial(_layout_of_convolution, cudnn=target.cudnn)
+        patch(torch._C, "_conv_determine_backend_memory_format", layout)
         _answer_for_triton(patch)
         _change_settings(stack, patch, uniform=uniform)
         function = functools.partial(partition, inductor.partition_fn)
@@ -133,6 +142,37 @@ def _answer_for_device(target: CudaTarget, patch: _Patch) -> None:
     patch(CudaInterface, "device", _NoGuard)
     patch(torch.version, "cuda", "13.0")
     patch(FakeTensorMode, "avoid_device_init", property(lambda _: True))
+
+
+def _answer_for_decompositions(patch: _Patch) -> None:
+    """Say that tensors are on a GPU where torch's decompositions ask for it.
+
+    Those of a convolution's gradients and of ``masked_scatter`` do; tensors are on the
+    CPU while the joint graph is traced.
+    """
+    from torch._inductor import decomposition
+    from torch._inductor.codegen import common
+
+    has_feature = common.has_backend_feature
+    patch(decomposition, "is_gpu", lambda _: True)
+    patch(common, "has_backend_feature", lambda _, feature: has_feature(CUDA, feature))
+
+
+def _layout_of_convolution(
+    x: torch.Tensor, weight: torch.Tensor, backend: object, *, cudnn: bool
+) -> torch.memory_format:
+    """Return the memory format of a convolution's result on CUDA.
+
+    A fake tensor's convolution asks for it: a CPU build answers for itself. Source:
+    ``cudnn_conv_suggest_memory_format`` in aten/src/ATen/native/ConvUtils.h; PyTorch's
+    own kernels for CUDA are contiguous.
+    """
+    del backend
+    last = CHANNELS_LAST.get(weight.dim(), torch.contiguous_format)
+    if not cudnn or torch.float64 in (x.dtype, weight.dtype):
+        return torch.contiguous_format
+    formats = suggest_memory_format(x), suggest_memory_format(weight)
+    return last if last in formats else torch.contiguous_format
 
 
 def _answer_for_triton(patch: _Patch) -> None:
@@ -259,13 +299,21 @@ class _NoGuard:
 
 
 def _triton() -> dict[str, types.ModuleType]:
-    """Return modules in place of Triton: inductor asks only whether a value is its."""
+    """Return modules in place of Triton.
+
+    Inductor asks whether a value is its, and, for the scratch of a split scan, how many
+    bits a number has.
+    """
     triton: Any = types.ModuleType("triton")
     language: Any = types.ModuleType("triton.language")
     triton.__version__ = _TRITON
     triton.language = language
     language.dtype = type("dtype", (), {})
     language.constexpr = type("constexpr", (), {})
+    for name in _NUMBERS_OF_TRITON:
+        dtype: Any = language.dtype()
+        dtype.primitive_bitwidth = int(name.lstrip("abcdefghijklmnopqrstuvwxyz"))
+        setattr(language, name, dtype)
     return {"triton": triton, "triton.language": language}
 
 

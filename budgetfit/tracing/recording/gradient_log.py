@@ -59,9 +59,10 @@ class GradientLog:
             parameter.register_hook(self._note_incoming(id(parameter)))
             parameter.register_post_accumulate_grad_hook(self._log_accumulated)
 
-    def _note_incoming(self, parameter: int) -> Callable[[torch.Tensor], None]:
-        def note(gradient: torch.Tensor) -> None:
-            self._incoming[parameter] = self.log.index_of(gradient)
+    def _note_incoming(self, parameter: int) -> Callable[[torch.Tensor | None], None]:
+        def note(gradient: torch.Tensor | None) -> None:
+            if gradient is not None:  # compiled code has none for what it does not use
+                self._incoming[parameter] = self.log.index_of(gradient)
 
         return note
 
