@@ -4,6 +4,7 @@ import re
 from typing import Any, Final
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from budgetfit.tracing.cuda.kernel_memory.registry import Call, Steps, kernel_memory
 
@@ -45,6 +46,6 @@ class FusedKernel:
                 if not name.startswith("in_ptr"):
                     outputs.append(value)
         # Autograd does not see what a kernel writes.
-        kept = torch.autograd._unsafe_preserve_version_counter(tuple(outputs))
+        kept = _unsafe_preserve_version_counter(tuple(outputs))
         with torch.no_grad(), kept:
             torch.ops.budgetfit.fused_kernel.default(inputs, outputs)
