@@ -154,10 +154,10 @@ def _copied(value: Any) -> Any:
     if kind in (list, tuple, set):
         return kind(map(_copied, value))
     library = sys.modules.get("transformers.cache_utils")
-    if library is None or not isinstance(value, library.Cache):
-        return value
-    with mock.patch.object(torch.Tensor, "__deepcopy__", lambda tensor, _: tensor):
-        return copy.deepcopy(value)
+    if library and isinstance(value, (library.Cache, library.CacheLayerMixin)):
+        value = copy.copy(value)
+        vars(value).update(_copied(vars(value)))
+    return value
 
 
 def _copy(function: types.FunctionType) -> types.FunctionType:
