@@ -92,12 +92,11 @@ def check_batch(
     if batch_size and effective_batch_size and effective_batch_size % batch_size:
         smaller = range(batch_size, 0, -1)
         divisor = next(size for size in smaller if effective_batch_size % size == 0)
-        whole = f"effective_batch_size {effective_batch_size * ranks}"
-        if ranks > 1:
-            whole += f" over {ranks} ranks ({effective_batch_size} on each)"
+        each = f" over {ranks} ranks ({effective_batch_size} on each)" * (ranks > 1)
         raise InputError(
-            f"batch_size {batch_size} does not divide {whole}, and the effective "
-            f"batch is never changed. The next smaller one that does is {divisor}."
+            f"batch_size {batch_size} does not divide effective_batch_size "
+            f"{effective_batch_size * ranks}{each}, and the effective batch is never "
+            f"changed. The next smaller one that does is {divisor}."
         )
 
 

@@ -190,7 +190,16 @@ def test_make_accuracy_writes_a_page_with_its_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = next(iter(CASES.values()))
-    row = Comparison(case, 1010, 1000, 2000, 2000, 1010, 0, 0)
+    row = Comparison(
+        case=case,
+        predicted_allocated=1010,
+        recorded_allocated=1000,
+        predicted_reserved=2000,
+        recorded_reserved=2000,
+        formula_allocated=1010,
+        predicted_retries=0,
+        recorded_retries=0,
+    )
     (tmp_path / "here" / "torch-2.11").mkdir(parents=True)
     (tmp_path / "here" / "torch-2.11" / "a.json").touch()
     result = report.Result("a", "null driver", "torch 2.11", case, row)
