@@ -57,8 +57,8 @@ def compare(name: str, recorded: dict[str, Any]) -> Comparison:
         )
     return Comparison(
         name=name,
-        allocated=found.allocated_bytes,
-        reserved=found.reserved_bytes,
+        predicted_allocated=found.allocated_bytes,
+        predicted_reserved=found.reserved_bytes,
         recorded_allocated=recorded["allocated"],
         recorded_reserved=recorded["reserved"],
     )
@@ -138,9 +138,10 @@ def main() -> int:
 def _report(rows: Sequence[Comparison], failed: Sequence[str]) -> list[str]:
     rows = sorted(rows, key=lambda row: -abs(row.allocated_error))
     lines = [
-        f"{row.name:46} allocated {row.allocated - row.recorded_allocated:+12,} bytes "
+        f"{row.name:46} allocated "
+        f"{row.predicted_allocated - row.recorded_allocated:+12,} bytes "
         f"{row.allocated_error:+8.3%}  reserved "
-        f"{(row.reserved - row.recorded_reserved) / MIB:+6.0f} MiB "
+        f"{(row.predicted_reserved - row.recorded_reserved) / MIB:+6.0f} MiB "
         f"{row.reserved_error:+7.2%}"
         for row in rows
         if row.allocated_error or row.reserved_error

@@ -141,22 +141,14 @@ def with_checkpointable_blocks(
     if once == workload.blocks and not changing and not moving:
         return without_inplace_blocks(traces, settings, only_at=only_at)
     notes = workload.notes
-    not_run = sum(name not in ran for name in workload.blocks)
-    left_out = len(workload.blocks) - len(once) - not_run
-    if not_run:
-        notes = (
-            *notes,
-            (
-                f"{not_run} of {len(workload.blocks)} blocks do not run in this "
-                "forward: what they would keep is not in the prediction"
-            ),
-        )
+    left_out = len(workload.blocks) - len(once)
     if left_out:
         notes = (
             *notes,
             (
                 f"{left_out} of {len(workload.blocks)} blocks do not run exactly once "
-                "per forward, or inside of torch.func, and are always kept"
+                "per forward, or inside of torch.func: they are always kept, and what "
+                "those that do not run would keep is not in the prediction"
             ),
         )
     if changing:
