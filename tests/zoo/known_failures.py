@@ -29,8 +29,7 @@ NOT_COMPILED: Final[dict[str, set[str]]] = {
         *("XmodForMaskedLM", "XmodForMultipleChoice", "user's packed sequences"),
     },
     "more than two minutes of processor time": {
-        *("EfficientNetForImageClassification", "Kandinsky3UNet"),
-        *("UNet3DConditionModel", "UNetSpatioTemporalConditionModel"),
+        *("Kandinsky3UNet", "UNetSpatioTemporalConditionModel"),
     },
     "asks for CUDA's generators in its blocks": {
         *("ReformerForMaskedLM", "ReformerForSequenceClassification"),
