@@ -235,11 +235,9 @@ def section(origin: str, results: list[Result]) -> tuple[str, str]:
 
 COMPILED = "## With torch.compile"
 _COMPILED_TEXT = """Recorded on the null driver as the others: the forward of each
-block, or of the model, after a step that compiles and is dropped. ConvNeXt's
-were recorded when dynamo still compiled their blocks of several sizes with dynamic
-shapes, which training with a plan does not. What a process compiled before may
-change the order of lines in generated code, and so single cases by up to 1 %. Made by
-`python -m tests.accuracy.report --compiled`.
+block, or of the model, after a step that compiles and is dropped. What a process
+compiled before may change the order of lines in generated code, and so single cases by
+up to 1 %. Made by `python -m tests.accuracy.report --compiled`.
 """
 
 
