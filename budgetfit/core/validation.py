@@ -92,10 +92,11 @@ def check_batch(
     if batch_size and effective_batch_size and effective_batch_size % batch_size:
         smaller = range(batch_size, 0, -1)
         divisor = next(size for size in smaller if effective_batch_size % size == 0)
-        each = f" over {ranks} ranks ({effective_batch_size} on each)" * (ranks > 1)
+        ours = f" over {ranks} ranks ({effective_batch_size} on each)"
+        share = ours if ranks > 1 else ""
         raise InputError(
             f"batch_size {batch_size} does not divide effective_batch_size "
-            f"{effective_batch_size * ranks}{each}, and the effective batch is never "
+            f"{effective_batch_size * ranks}{share}, and the effective batch is never "
             f"changed. The next smaller one that does is {divisor}."
         )
 

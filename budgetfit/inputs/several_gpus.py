@@ -87,13 +87,12 @@ def find_counted_gpu(text: str) -> CountedGpu:
         except InputError as error:
             problem = error
         else:
-            try:
-                return CountedGpu(gpu, *parse_gpus(gpus))
-            except InputError:
+            if "0" in str(gpus).lower().split("x"):
                 raise InputError(
                     f"{text!r:.60} has no number of cards. Write {name}x8 for eight, "
                     f"or {name}x8x4 for four machines with eight each."
-                ) from None
+                )
+            return CountedGpu(gpu, *parse_gpus(gpus))
     assert problem is not None  # noqa: S101 - there is a reading
     raise problem
 

@@ -335,7 +335,7 @@ class TraceSession:
         cache, workload = self._cache
         key = trace_key(workload, (program, batch_size))
         shared = trace_key(workload, (*_with_any_ranks(program), batch_size))
-        trace = cache.load(shared)
+        trace = cache.load(shared)  # the same key, but for DDP
         if trace is None and shared != key:
             trace = cache.load(key)
         if trace is not None:

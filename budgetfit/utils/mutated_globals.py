@@ -34,7 +34,9 @@ def mutated_outside(kinds: Iterable[Any], functions: Iterable[Any] = ()) -> Muta
     """
     found = *map(_by_methods, dict.fromkeys(kinds)), _mutated_by(functions)
     places = {
-        (id(place), name): (place, name) for each in found for place, name in each[0]
+        (id(place), name): (place, name)
+        for each in found
+        for place, name in each.globals
     }
     kept = dict.fromkeys(function for each in found for function in each.functions)
     return Mutated(tuple(places.values()), tuple(kept))
@@ -64,7 +66,7 @@ def _mutated_by(code: Iterable[Any]) -> Mutated:
         waiting += [*_closure(value), *value.__dict__.values()]
         defaults = *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()
         seen[value] = (
-            not {_SUPERS}.issuperset(value.__code__.co_freevars)
+            any(name != _SUPERS for name in value.__code__.co_freevars)
             or len(value.__dict__) > 0
             or any(map(_is_mutable, defaults))
         )

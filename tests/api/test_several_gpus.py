@@ -67,6 +67,7 @@ def test_cards_are_counted(text: str, found: tuple[str, int, int]) -> None:
     [
         ("rtx-409x2", "'rtx-409' is not in the card table"),
         ("rtx-4090x0", "Write rtx-4090x8 for eight"),
+        ("h100-80gbx100000", "16,384 at most; got 100000"),
         ("a100x2", "name of 2 cards"),
     ],
 )

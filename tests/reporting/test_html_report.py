@@ -19,8 +19,8 @@ from budgetfit.gpus.nccl_memory import NcclMemory
 from budgetfit.reporting.header import plan_header
 from budgetfit.reporting.html.colors import COLORS
 from budgetfit.reporting.html.report import comparison_page, figure_file, plan_page
+from budgetfit.reporting.html.section import Number
 from budgetfit.reporting.html.summary import answers
-from budgetfit.reporting.html.table import Number
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 from tests.reporting.parsed_page import Element, parsed

@@ -102,10 +102,6 @@ class MutatedBuffers:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self.find_places(modules)
-
-    def find_places(self, modules: Iterable[nn.Module]) -> None:
-        """Find the tensors of modules; again where the block was changed."""
         modules = [*modules]
         self._small: list[_Place] = []
         self._others: list[_Place] = []

@@ -75,13 +75,16 @@ class RepeatableForwards:
         self.name, self._check, self._run_to_end = name, check, run_to_end
         self.in_segment = in_segment
         self.attributes = MutatedAttributes(block)
-        self.buffers = MutatedBuffers((*block.modules(), *self.attributes.outside))
+        self.buffers = self._all_buffers()
         self._parts = _parts(block)
         self._forwards = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Let copies of a model find anew what their forwards may change."""
         return {**vars(self), "_parts": [], "buffers": MutatedBuffers(())}
+
+    def _all_buffers(self) -> MutatedBuffers:
+        return MutatedBuffers((*self.block.modules(), *self.attributes.outside))
 
     def forward(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``function`` for one forward and its recomputations."""
@@ -91,7 +94,7 @@ class RepeatableForwards:
         if not _same(parts, self._parts):
             self._parts = parts
             self.attributes.find_modules()
-            self.buffers.find_places((*self.block.modules(), *self.attributes.outside))
+            self.buffers = self._all_buffers()
         self._forwards += 1
         values = (
             SavedTensorCheck(self.name, after_forward=self._run_to_end)

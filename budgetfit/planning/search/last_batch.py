@@ -23,7 +23,7 @@ from budgetfit.memory.replay import (
     replay,
     steady_repeats,
 )
-from budgetfit.planning.search.loss_chunking import MOST_SEARCHES, with_less_memory
+from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
 from budgetfit.planning.session import PlanningSession
 from budgetfit.utils.format_bytes import format_bytes
 

@@ -29,9 +29,6 @@ from budgetfit.solvers.batch_size import BatchCandidate
 
 # More chunks hold less and launch smaller kernels; the first that leave little to gain
 # are taken.
-MOST_SEARCHES: Final = 2  # of less memory, each in a smaller budget
-_ROUNDS: Final = 4  # of each
-_LEAST_EXCESS_BYTES: Final = 8 << 20
 LOSS_CHUNKS: Final = (8, 64, 256)
 # Where the peak of head and loss is a smaller share of the budget than this, chunks
 # gain next to nothing and are not tried.
@@ -275,25 +272,3 @@ def _chunked_without_host(chain: ChainProfile) -> ChainProfile:
 def _gains(session: PlanningSession, new: Estimate, old: Estimate) -> bool:
     first, second = (session.rank(each)[0] for each in (new, old))
     return first < second - MIN_GAIN * abs(second)
-
-
-def with_less_memory(
-    session: PlanningSession, excess_bytes: int
-) -> tuple[PlanningSession, PlanningSession, Estimate] | None:
-    """Search in a budget that is smaller by what was too much, or by 8 MiB.
-
-    Returns:
-        The session with that budget, the session that found the settings (its loss may
-        be chunked), and their estimate; None where nothing is left, or found.
-    """
-    budget, excess = session.budget, max(excess_bytes, _LEAST_EXCESS_BYTES)
-    if budget.usable_bytes <= excess:
-        return None
-    budget = replace(budget, headroom_bytes=budget.headroom_bytes + excess)
-    smaller = replace(session, budget=budget)
-    found = better_without_host(
-        search_with_loss_chunks(smaller, max_rounds=_ROUNDS), _ROUNDS
-    )
-    if found.estimate is None:
-        return None
-    return smaller, found.session, found.estimate

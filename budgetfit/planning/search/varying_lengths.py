@@ -22,8 +22,8 @@ from budgetfit.core.varying_lengths import LengthsMeasure, VaryingLengths
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.memory.replay_sequence import StepSequence
-from budgetfit.planning.search.loss_chunking import MOST_SEARCHES, with_less_memory
 from budgetfit.planning.search.rate_over_lengths import RateOverLengths
+from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
 from budgetfit.planning.session import PlanningSession
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.traces.session import TraceSession

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from budgetfit.core.plan import Plan
 from budgetfit.reporting.estimate_text import range_text
 from budgetfit.reporting.formatting import blocks_text
-from budgetfit.reporting.html.table import Cell, Number, memory, rate
+from budgetfit.reporting.html.section import Cell, Number, memory, rate
 from budgetfit.reporting.plan_text import gain_text, lengths_lines
 from budgetfit.utils.format_bytes import format_bytes
 

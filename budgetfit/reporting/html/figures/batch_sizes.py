@@ -7,8 +7,8 @@ from budgetfit.core.plan_curves import BatchSizePoint
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.reporting.html.colors import color
 from budgetfit.reporting.html.figures.checkpointing import FORMULA
+from budgetfit.reporting.html.section import Section, Table, count, memory, rate
 from budgetfit.reporting.html.svg import Drawing, draw
-from budgetfit.reporting.html.table import Section, Table, count, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 

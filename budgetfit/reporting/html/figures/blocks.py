@@ -8,8 +8,8 @@ from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Segment
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.reporting.html.colors import TREATMENTS, color
+from budgetfit.reporting.html.section import Cell, Section, Table, duration, memory
 from budgetfit.reporting.html.svg import Drawing, draw
-from budgetfit.reporting.html.table import Cell, Section, Table, duration, memory
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from budgetfit.core.plan_curves import CheckpointingPoint, PlanCurves
 from budgetfit.reporting.formatting import blocks_text
 from budgetfit.reporting.html.colors import color
 from budgetfit.reporting.html.labels import Label, write_labels
+from budgetfit.reporting.html.section import Number, Section, Table, memory, rate
 from budgetfit.reporting.html.svg import Drawing, draw
-from budgetfit.reporting.html.table import Number, Section, Table, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 

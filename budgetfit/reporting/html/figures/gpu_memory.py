@@ -2,8 +2,8 @@
 
 from budgetfit.core.plan import Plan
 from budgetfit.reporting.html.colors import color
+from budgetfit.reporting.html.section import Cell, Section, Table, memory
 from budgetfit.reporting.html.svg import Drawing, draw
-from budgetfit.reporting.html.table import Cell, Section, Table, memory
 from budgetfit.utils.format_bytes import format_bytes
 
 _BAR = 0.5

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from budgetfit.core.plan import GpuComparison
 from budgetfit.reporting.html.bars import Bar, bars
-from budgetfit.reporting.html.table import Cell, Section, Table, memory, rate
+from budgetfit.reporting.html.section import Cell, Section, Table, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 

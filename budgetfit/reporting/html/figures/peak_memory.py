@@ -3,7 +3,7 @@
 from budgetfit.core.plan import Plan
 from budgetfit.reporting.html.bars import Bar, bars
 from budgetfit.reporting.html.figures.step_memory import where
-from budgetfit.reporting.html.table import Number, Section, Table, memory
+from budgetfit.reporting.html.section import Number, Section, Table, memory
 from budgetfit.utils.format_bytes import format_bytes
 
 _LEAST = 0.01

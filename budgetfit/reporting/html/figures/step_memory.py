@@ -7,8 +7,8 @@ from budgetfit.core.memory_timeline import TimelinePoint
 from budgetfit.core.plan import Plan
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.reporting.html.colors import color
+from budgetfit.reporting.html.section import Section, Table, memory
 from budgetfit.reporting.html.svg import Drawing, draw
-from budgetfit.reporting.html.table import Section, Table, memory
 from budgetfit.utils.format_bytes import format_bytes
 
 ALLOCATED = "allocated"  # where a saved plan has no categories

@@ -5,7 +5,7 @@ from operator import attrgetter
 from budgetfit.core.plan import ACCUMULATING, Alternative, Estimate, Plan
 from budgetfit.reporting.formatting import blocks_text, percent_text
 from budgetfit.reporting.html.bars import Bar, bars
-from budgetfit.reporting.html.table import Section, Table, duration, memory, rate
+from budgetfit.reporting.html.section import Section, Table, duration, memory, rate
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 

@@ -1,0 +1,37 @@
+"""Search once more in a smaller budget: for settings that need less memory."""
+
+from dataclasses import replace
+from typing import Final
+
+from budgetfit.core.plan import Estimate
+from budgetfit.planning.search.loss_chunking import (
+    better_without_host,
+    search_with_loss_chunks,
+)
+from budgetfit.planning.session import PlanningSession
+
+MOST_SEARCHES: Final = 2  # in ever smaller budgets
+_ROUNDS: Final = 4  # of each
+_LEAST_EXCESS_BYTES: Final = 8 << 20
+
+
+def with_less_memory(
+    session: PlanningSession, excess_bytes: int
+) -> tuple[PlanningSession, PlanningSession, Estimate] | None:
+    """Search in a budget that is smaller by what was too much, or by 8 MiB.
+
+    Returns:
+        The session with that budget, the session that found the settings (its loss may
+        be chunked), and their estimate; None where nothing is left, or found.
+    """
+    budget, excess = session.budget, max(excess_bytes, _LEAST_EXCESS_BYTES)
+    if budget.usable_bytes <= excess:
+        return None
+    budget = replace(budget, headroom_bytes=budget.headroom_bytes + excess)
+    smaller = replace(session, budget=budget)
+    found = better_without_host(
+        search_with_loss_chunks(smaller, max_rounds=_ROUNDS), _ROUNDS
+    )
+    if found.estimate is None:
+        return None
+    return smaller, found.session, found.estimate
