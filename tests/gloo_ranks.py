@@ -90,6 +90,7 @@ def _run(
     arguments: tuple[object, ...],
 ) -> None:
     os.environ.update(environment)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     try:

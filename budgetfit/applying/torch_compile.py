@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 
 from budgetfit.applying.undo import Undo
 from budgetfit.core.recipe import Recipe, selective_blocks
@@ -50,14 +51,16 @@ def compile_blocks(
     Selective checkpointing saves outputs of ops, and compiled code has none of these:
     such blocks run eagerly.
 
-    Only instance attributes of the model change; ``undo`` receives the inverse changes.
+    Instance attributes of the model change, and dynamo's settings, which a trace of a
+    model on fake tensors sets where it compiles; ``undo`` receives the inverse changes.
     """
     if recipe.compile != "blocks":
         return
-    if recipe.engine == "ddp":
-        _keep_graphs_whole(undo)
     names = compiled_blocks(recipe, blocks)
-    _compile_each_size(len(names), undo)
+    if not any(isinstance(each, FakeTensor) for each in model.parameters()):
+        if recipe.engine == "ddp":
+            _keep_graphs_whole(undo)
+        _compile_each_size(len(names), undo)
     for name in names:
         block = model.get_submodule(name)
         undo.set_attribute(block, "forward", compile_forward(block))
@@ -78,13 +81,19 @@ def _keep_graphs_whole(undo: Undo) -> None:
 def _compile_each_size(blocks: int, undo: Undo) -> None:
     """Let dynamo compile as many sizes as there are blocks, in training and evaluation.
 
-    Blocks of one class share their code, of which it compiles eight versions and runs
-    all further ones eagerly.
+    Blocks of one class share their code, of which it compiles eight versions, 256 in a
+    process, and runs all further ones eagerly. Several models may be applied and undone
+    in any order, so the limits change by a difference.
     """
+    _raise_recompile_limits(2 * blocks)
+    undo.add(_raise_recompile_limits, -2 * blocks)
+
+
+def _raise_recompile_limits(versions: int) -> None:
     from torch._dynamo import config  # noqa: PLC0415 - takes seconds
 
-    undo.add(setattr, config, "recompile_limit", config.recompile_limit)
-    config.recompile_limit += 2 * blocks
+    config.recompile_limit += versions
+    config.accumulated_recompile_limit += versions
 
 
 def compiled_blocks(recipe: Recipe, blocks: Iterable[str]) -> list[str]:

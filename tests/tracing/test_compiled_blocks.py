@@ -334,6 +334,8 @@ class Fails(Pointwise):
 def test_torch_is_as_before_after_an_error() -> None:
     names = ("is_available", "synchronize", "get_device_properties", "_DeviceGuard")
     before = [getattr(torch.cuda, name) for name in names], torch.version.cuda
+    config = torch._dynamo.config
+    limits = config.recompile_limit, config.accumulated_recompile_limit
     model = Tower()
     model.blocks[1] = Fails()
     with pytest.raises(TraceError, match=r"reshape|invalid|shape"):
@@ -344,6 +346,7 @@ def test_torch_is_as_before_after_an_error() -> None:
         assert torch.cuda.is_available()
     after = [getattr(torch.cuda, name) for name in names], torch.version.cuda
     assert before == after
+    assert (config.recompile_limit, config.accumulated_recompile_limit) == limits
 
 
 @supported
