@@ -1,9 +1,6 @@
 """States of several ranks: saved, killed, and resumed on another number of them."""
 
 import io
-import signal
-import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +10,19 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-import budgetfit
 from budgetfit import InputError, Parallelism, Recipe
 from budgetfit.applying.run.run import Run
+from tests.applying.killed_ranks import (
+    KILLED_AFTER,
+    MOMENTUM,
+    RESUMED,
+    UPDATES,
+    killed_and_resumed,
+    start,
+    train,
+)
 from tests.applying.test_many_ranks import batches
-from tests.gloo_ranks import Started, on_ranks
-from tests.integrations.tiny_training import plan_for, tiny_model
-
-SAMPLES = 4  # in one update, as 1 micro-batch of each of 4 ranks, or 4 of one
-UPDATES, KILLED_AFTER = 5, 3
-MOMENTUM = f"{__name__}.sgd_momentum"
-
-
-def start(engine: str, ranks: int, kind: str = "gpt2", **settings: Any) -> Run:
-    """A model with tied weights, without dropout."""
-    dropouts = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
-    model = tiny_model(kind, **dropouts)
-    several = None if ranks == 1 else Parallelism(engine=engine, gpus=ranks)
-    plan = plan_for(
-        model,
-        batch_size=1,
-        gradient_accumulation_steps=SAMPLES // ranks,
-        parallelism=several,
-        **settings,
-    )
-    if settings.get("optimizer") == MOMENTUM:
-        return budgetfit.apply(plan, model, optimizer=sgd_momentum)
-    return budgetfit.apply(plan, model, learning_rate=1e-2)
-
-
-def sgd_momentum(trained: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(trained, lr=1e-2, momentum=0.9, weight_decay=0.1)
-
-
-def train(run: Run, first: int, last: int) -> list[float]:
-    """Mean losses of updates; each rank has its own samples of them."""
-    losses = []
-    ranks, rank = (1, 0) if run.ranks is None else (run.ranks.size, run.ranks.rank)
-    for number in range(first, last):
-        samples = batches(UPDATES)[number]
-        ids = torch.cat([samples["input_ids"], samples["input_ids"][:1]])
-        parts = [{"input_ids": row[None], "labels": row[None]} for row in ids]
-        own = [float(run.step(part)) for part in parts[rank::ranks]]
-        losses.append(sum(own) / len(own))
-    assert run.updated
-    return losses
+from tests.gloo_ranks import on_ranks
 
 
 def _bytes(state: dict[str, Any]) -> io.BytesIO:
@@ -67,43 +32,11 @@ def _bytes(state: dict[str, Any]) -> io.BytesIO:
     return file
 
 
-def _train_until_killed(folder: str, engine: str) -> None:
-    run = start(engine, 2)
-    train(run, 0, KILLED_AFTER)
-    assert run.state_dict().keys() >= {"model", "optimizer", "random"}
-    dcp.save({"run": run}, checkpoint_id=f"{folder}/{engine}")
-    Path(folder, f"{engine} {run.ranks.rank}").touch()
-    train(run, KILLED_AFTER, UPDATES)
-    time.sleep(60)  # until it is killed
-
-
-def _resume(folder: str) -> list[list[float]]:
-    """Go on from what either engine saved on 2 ranks, with the number there is now."""
-    torch.distributed.init_process_group("gloo")  # a user's own
-    found = []
-    for saved, engine in (("fsdp2", "fsdp2"), ("fsdp2", "ddp"), ("ddp", "fsdp2")):
-        run = start(engine, torch.distributed.get_world_size())
-        dcp.load({"run": run}, checkpoint_id=f"{folder}/{saved}")
-        assert run.steps_done == KILLED_AFTER
-        found.append(train(run, KILLED_AFTER, UPDATES))
-    return found
-
-
 def test_a_killed_run_goes_on_with_other_numbers_of_ranks(tmp_path: Path) -> None:
-    undisturbed = train(start("", 1), 0, UPDATES)[KILLED_AFTER:]
-    for engine in ("fsdp2", "ddp"):
-        started = Started(_train_until_killed, 2, str(tmp_path), engine)
-        wanted = [tmp_path / f"{engine} {rank}" for rank in range(2)]
-        while not all(each.exists() for each in wanted):
-            time.sleep(0.05)
-        started.processes[1].kill()
-        started.processes[1].join()
-        assert started.processes[1].exitcode == -signal.SIGKILL
-        started.end()
-
-    for found in on_ranks(_resume, 4, str(tmp_path)):
-        for losses in found:
-            assert losses == pytest.approx(undisturbed, abs=1e-6)
+    undisturbed, resumed = killed_and_resumed(tmp_path)
+    assert len(resumed) == 4 * len(RESUMED)
+    for losses in resumed.values():
+        assert losses == pytest.approx(undisturbed, abs=1e-6)
     dcp_to_torch_save(str(tmp_path / "fsdp2"), tmp_path / "whole.pt")
     run = start("", 1)
     run.load_state_dict(torch.load(tmp_path / "whole.pt", weights_only=True)["run"])
