@@ -1,6 +1,7 @@
 """Run training steps on fake tensors and record them as a RawTrace."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NotRequired, TypedDict, Unpack
@@ -27,6 +28,7 @@ from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
 from budgetfit.tracing.isolation.python_state import python_state_preserved
 from budgetfit.tracing.isolation.user_state import user_state_preserved
 from budgetfit.tracing.recording.changed_containers import ChangedContainers
+from budgetfit.tracing.recording.later_steps import look_at_later_steps
 from budgetfit.tracing.recording.loop_recorder import LoopRecorder
 from budgetfit.tracing.recording.module_tracker import ModuleTracker
 from budgetfit.tracing.recording.rank_differences import ChangedBuffers, experts_note
@@ -170,6 +172,12 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
                 LoopRecorder(recorder, steps, micro_steps).train(runner, sized)
             else:
                 recorder.train(runner, sized, steps, micro_steps)
+            if parallelism is None and not options.get("only_forward"):
+                log.stop()
+                run = values.run
+                if semantics is not None:
+                    run = functools.partial(semantics.run, values.run)
+                look_at_later_steps(raw, fake, runner.optimizer, run)
         log.close()
         _recategorize_forward_temporaries(raw)
         raw.notes = sorted(semantics.notes) if semantics is not None else []
