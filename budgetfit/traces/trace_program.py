@@ -58,8 +58,8 @@ _LATE_BLOCKS = (
 
 _ADDS_PARAMETERS = (
     "The optimizer takes further parameters in a later step (add_param_group), and a "
-    "run trains those that it had in the first. Give it all of them from the start, and "
-    "those that are to wait a learning rate of zero; or keep your own loop, which "
+    "run trains those that it had in the first. Give it all of them from the start, "
+    "and those that are to wait a learning rate of zero; or keep your own loop, which "
     "estimate(..., loop='plain') is for."
 )
 
