@@ -18,7 +18,8 @@ from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.plan import NO_LOSS
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
-from budgetfit.traces.loops.trace_loop import trace_loop
+from budgetfit.errors import InputError
+from budgetfit.traces.loops.trace_loop import STEPS, trace_loop
 from budgetfit.traces.loss_modules import FakedLoss
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
 from budgetfit.tracing.fake.model_copy import silence_fake_tensor_log
@@ -53,6 +54,13 @@ _LATE_BLOCKS = (
     "DeepSpeed's streams: a block that two of them use is free when the slower one is "
     "done; where the host is ahead of the GPU more is reserved than predicted, as long "
     "as there is room"
+)
+
+_ADDS_PARAMETERS = (
+    "The optimizer takes further parameters in a later step (add_param_group), and a "
+    "run trains those that it had in the first. Give it all of them from the start, "
+    "and those that are to wait a learning rate of zero; or keep your own loop, which "
+    "estimate(..., loop='plain') is for."
 )
 
 
@@ -96,10 +104,14 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         if options.get("only_forward"):
             return raw
         derives = loop.kind == "run" and recipe.parallelism is None
-        keeps = derives and keeps_tensors(raw)
+        if derives and raw.adds_parameters:
+            raise InputError(_ADDS_PARAMETERS)
+        keeps = derives and (keeps_tensors(raw) or raw.last_new_step > 1)
         if keeps:
             micro_steps = min(recipe.gradient_accumulation_steps, MICRO_STEPS)
-            raw = program.trace(micro_steps, steps=2)
+            raw = program.trace(micro_steps, steps=raw.last_new_step + 1)
+        elif not derives and raw.last_new_step >= STEPS:
+            raw = program.trace(1, steps=raw.last_new_step + 1)
         elif derives and recipe.gradient_accumulation_steps > 1:
             if raw.gradients is not None and raw.gradients.complete:
                 append_micro_batch(raw, raw.gradients)
@@ -139,13 +151,14 @@ class _Training(NamedTuple):
         raw.notes.extend(_notes(self.recipe))
         return raw
 
-    def _loop(self, _: int, __: int, no_loss: Callable[[], object]) -> RawTrace:
+    def _loop(self, _: int, steps: int, no_loss: Callable[[], object]) -> RawTrace:
         return trace_loop(
             self.trained,
             self.recipe,
             self.loop,
             own_checkpointing=self.own_checkpointing,
             on_missing_loss=no_loss,
+            steps=max(steps, STEPS),
             **self.options,
         )
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from budgetfit.tracing.cuda.dispatch.recurrent_layers import CUDNN_NOTE, RECURRENT_OPS
 from budgetfit.tracing.cuda.op_semantics import imitate_cuda
@@ -43,6 +44,50 @@ def test_a_plain_layer_computes_what_torch_does(layout: dict[str, int]) -> None:
     )
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(own, last)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_a_plain_layer_over_a_packed_sequence_computes_what_torch_does(
+    layout: dict[str, int],
+) -> None:
+    layer = nn.RNN(6, 4, **layout)  # type: ignore[arg-type]
+    packed = pack_padded_sequence(torch.randn(5, 3, 6), [5, 3, 3])
+    directions = 2 if layer.bidirectional else 1
+    state = torch.zeros(layer.num_layers * directions, 3, 4)
+    expected, last = layer(packed)
+    out, own = RECURRENT_OPS["rnn_tanh.data"](
+        packed.data,
+        packed.batch_sizes,
+        state,
+        list(layer.parameters()),
+        layer.bias,
+        layer.num_layers,
+        0.0,
+        False,
+        layer.bidirectional,
+    )
+    torch.testing.assert_close(out, expected.data)
+    torch.testing.assert_close(own, last)
+
+
+class Packed(nn.Module):
+    """The layer over samples of equal lengths."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, [len(x)] * x.shape[1])
+        return self.layer(packed)[0].data
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_packed_equal_samples_take_what_plain_ones_do(kind: type[nn.Module]) -> None:
+    _, plain = traced(kind(64, 64, 2))
+    _, packed = traced(Packed(kind(64, 64, 2)))
+    most = max(plain)  # the gates or the workspace of a step
+    assert packed.count(most) >= plain.count(most) > 0
 
 
 def traced(layer: nn.Module, *shape: int) -> tuple[tuple[int, ...], list[int]]:

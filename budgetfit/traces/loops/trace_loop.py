@@ -1,4 +1,4 @@
-"""Trace two optimizer steps of a training loop."""
+"""Trace two optimizer steps of a training loop, or as many as its optimizer takes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ STEPS = 2  # what the first leaves alive the second frees
 MOST_MICRO_STEPS = 3  # those after the second do what the third does
 
 
-def trace_loop(
+def trace_loop(  # noqa: PLR0913 - trace_recipe's, and how many steps
     trained: Workload | TrainingSetup,
     recipe: Recipe,
     loop: Loop,
     *,
     own_checkpointing: bool = False,
     on_missing_loss: Callable[[], object],
+    steps: int = STEPS,
     **options: Unpack[TraceOptions],
 ) -> RawTrace:
-    """Run a loop for ``STEPS`` optimizer steps and record them.
+    """Run a loop for ``steps`` optimizer steps and record them.
 
     Arguments as ``trace_recipe``.
 
@@ -76,7 +77,7 @@ def trace_loop(
             batch_size=recipe.batch_size,
             dims=trained.batch_dims,
             micro_steps=micro_steps,
-            steps=STEPS,
+            steps=steps,
             copy_modules=loss.fake,
             collate=collator(loop),
             also_runs=(trained.loss, trained.optimizer),

@@ -22,6 +22,7 @@ from budgetfit.errors import InputError
 from budgetfit.tracing.compiled.cuda_backend import CudaBackend, check_supported
 from budgetfit.tracing.compiled.inductor_answers import CudaGenerator
 from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.fake.host_tensor import count_as_on_gpu
 
 _HOOKS = (
     "_forward_hooks",
@@ -72,6 +73,7 @@ class CompiledBlocks:
         with _without_warnings():
             import torch._dynamo  # noqa: PLC0415 - takes seconds
 
+        count_as_on_gpu(block)
         compiled: Any = torch.compile(
             self._copied(block.forward), backend=self._backend, dynamic=False
         )

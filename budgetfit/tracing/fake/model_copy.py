@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from budgetfit.errors import TraceError
+from budgetfit.tracing.fake.host_tensor import as_host_tensor, moves_attributes
 from budgetfit.tracing.fake.shortened_model import (
     Shortening,
     close_gaps,
@@ -120,7 +121,11 @@ class _CopiesOnCpu(FakeCopyMode):
                             tensor.shape, tensor.stride(), tensor.dtype
                         ).requires_grad_(tensor.requires_grad)
                     )
-        return super().__torch_function__(func, types, args, kwargs)
+                    return memo[id(tensor)]
+        made = super().__torch_function__(func, types, args, kwargs)
+        if func is torch.Tensor.__deepcopy__ and not isinstance(args[0], nn.Parameter):
+            as_host_tensor(made)
+        return made
 
 
 def _copy_with_replacements(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -170,17 +175,21 @@ def _fakes_of_tensors(
     """
     fakes = FakeTensorFactory(mode)
     memo: dict[int, Any] = {}
+    modules = list(modules)
+    buffers = {id(each) for module in modules for each in module._buffers.values()}
     for module in modules:
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) not in memo:
                 memo[id(parameter)] = fakes.parameter(parameter)
                 on_fake(parameter, memo[id(parameter)])
+        moves = moves_attributes(module)
         for tensor in (*module._buffers.values(), *vars(module).values()):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
-                memo[id(tensor)] = fakes.empty(
-                    tensor.shape, strides_on_cuda(tensor), tensor.dtype
-                )
-                on_fake(tensor, memo[id(tensor)])
+                fake = fakes.empty(tensor.shape, strides_on_cuda(tensor), tensor.dtype)
+                on_fake(tensor, fake)
+                memo[id(tensor)] = fake
+                if not (tensor.is_cuda or id(tensor) in buffers or moves):
+                    as_host_tensor(fake)
     return memo
 
 

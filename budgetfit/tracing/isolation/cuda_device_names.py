@@ -47,7 +47,7 @@ class CudaDevicesOnCpu(TorchFunctionMode):
         if func in _BACKWARD:
             return self._backward(func, args, kwargs or {})
         if func is torch.Tensor.cuda:
-            return self.on_cpu(args[0])
+            return self.on_cpu(args[0]).to(CPU)  # which moves those of the host
         names = func in _TAKES_DEVICE_NAMES
         args = tuple([self._argument(value, names) for value in args])
         if not kwargs:

@@ -53,13 +53,17 @@ class LoopRunner(Protocol):
 class RawTrace:
     """The log of one run at one batch size; one or two of them become a StepTrace.
 
-    ``ops_before_update`` counts the ops before the first optimizer step.
+    ``ops_before_update`` counts the ops before the first optimizer step;
+    ``last_new_step`` is the last one in which the optimizer does something new;
+    ``adds_parameters``: whether it takes further parameters after the first.
     """
 
     batch_size: int
     log: StorageLog
     layers: list[str]
     ops_before_update: int = 0
+    last_new_step: int = 1
+    adds_parameters: bool = False
     blocks: list[int] = field(default_factory=list)
     joined: list[bool] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)

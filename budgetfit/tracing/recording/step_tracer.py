@@ -1,7 +1,7 @@
 """Run training steps on fake tensors and record them as a RawTrace."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NotRequired, TypedDict, Unpack
 
@@ -19,6 +19,7 @@ from budgetfit.tracing.cuda.triton.launches import (
     kernels_on_fakes,
     triton_is_loaded,
 )
+from budgetfit.tracing.fake.host_tensor import host_tensors, moves_attributes
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode, kept_modules
 from budgetfit.tracing.fake.result_cache import FakeResultCache
 from budgetfit.tracing.fake.shortened_model import Shortening
@@ -27,6 +28,7 @@ from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
 from budgetfit.tracing.isolation.python_state import python_state_preserved
 from budgetfit.tracing.isolation.user_state import user_state_preserved
 from budgetfit.tracing.recording.changed_containers import ChangedContainers
+from budgetfit.tracing.recording.later_steps import look_at_later_steps
 from budgetfit.tracing.recording.loop_recorder import LoopRecorder
 from budgetfit.tracing.recording.module_tracker import ModuleTracker
 from budgetfit.tracing.recording.rank_differences import ChangedBuffers, experts_note
@@ -162,6 +164,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
             for other in others:
                 log_weights(other, log)
             runner = program(fake, recorder.start_phase)
+            _log_attributes((fake, *others), log)
             at_end.callback(_remove_optimizer_hooks, runner)
             if parallelism is not None:
                 tracker.hook_wrapped(fake)
@@ -170,6 +173,9 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
                 LoopRecorder(recorder, steps, micro_steps).train(runner, sized)
             else:
                 recorder.train(runner, sized, steps, micro_steps)
+            if parallelism is None and not options.get("only_forward"):
+                log.stop()
+                look_at_later_steps(raw, fake, runner.optimizer, log.run_op)
         log.close()
         _recategorize_forward_temporaries(raw)
         raw.notes = sorted(semantics.notes) if semantics is not None else []
@@ -181,6 +187,17 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         raw.gives_containers = tracker.gives_containers
         tracker.remove_hooks()
     return raw
+
+
+def _log_attributes(models: Iterable[nn.Module], log: StorageLog) -> None:
+    """Log tensors in plain attributes: those that stay on the host take nothing."""
+    with torch._C.DisableTorchFunctionSubclass():
+        for module in (each for model in models for each in model.modules()):
+            for tensor in host_tensors(module):
+                log.log_storage(tensor, "buffers", size_bytes=0)
+            for value in vars(module).values() if moves_attributes(module) else ():
+                if isinstance(value, torch.Tensor):
+                    log.log_storage(value, "buffers")
 
 
 def _storage_log(

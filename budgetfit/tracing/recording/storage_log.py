@@ -150,10 +150,7 @@ class StorageLog(TorchDispatchMode):
         if self.on_op is not None:
             self.on_op()
         semantics = self._semantics
-        if semantics is None:
-            out = self._run(func, args, kwargs)
-        else:
-            out = semantics.run(self._run, func, args, kwargs)
+        out = self.run_op(func, args, kwargs)
         # Of a cached result the arguments decide all else, on one target.
         call = self.take_key(func, args)  # of views too: it holds their arguments
         name, is_view = _name_and_is_view(func)
@@ -183,6 +180,14 @@ class StorageLog(TorchDispatchMode):
                 )
             )
         return out
+
+    def run_op(
+        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the op, and log nothing."""
+        if self._semantics is None:
+            return self._run(func, args, kwargs)
+        return self._semantics.run(self._run, func, args, kwargs)
 
     def _is_on_host(self, func: torch._ops.OpOverload, name: str, out: Any) -> bool:
         """Whether an op's output allocates no device memory.

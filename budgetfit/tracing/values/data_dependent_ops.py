@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     Values = Callable[[torch.Tensor], torch.Tensor | None]
 
 aten = torch.ops.aten
-PACKED = (
-    "recurrent layers over packed sequences are traced as a CPU runs them, which keeps "
-    "more than a fused cell does"
-)
 
 
 class AssumedResult(NamedTuple):
@@ -147,7 +143,7 @@ def _packed(
     values: Values, x: torch.Tensor, lengths: torch.Tensor, batch_first: bool
 ) -> AssumedResult:
     """Return the packed rows on meta, and the concrete batch size of each step."""
-    known, why = values(lengths), PACKED
+    known, why = values(lengths), ""
     if known is None:
         longest = x.shape[1 if batch_first else 0]
         known, why = torch.full(lengths.shape, longest), FULL_MASK

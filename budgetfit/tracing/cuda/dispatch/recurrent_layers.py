@@ -6,7 +6,7 @@ layer is one kernel, whose buffers can only be measured on a GPU; cuDNN never ru
 ``nn.LSTMCell`` and ``nn.GRUCell``.
 
 Source: ``aten/src/ATen/native/RNN.cpp`` (``_rnn_impl``, ``FullLayer``,
-``FullBidirectionalLayer`` and the cells). Packed sequences are not represented.
+``FullBidirectionalLayer``, those of packed sequences and the cells).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -91,6 +92,64 @@ def _one_layer(
     return torch.cat(parts, joined.dim() - 1), [last, other]
 
 
+def _rows(state: State, start: int, end: int) -> State:
+    return tuple(each.narrow(0, start, end - start) for each in state)
+
+
+def _joined(states: Sequence[State]) -> State:
+    return tuple(torch.cat(parts, 0) for parts in zip(*states, strict=True))
+
+
+def _packed_forwards(
+    cell: Any, rows: Tensor, counts: Sequence[int], state: State, weights: Weights
+) -> tuple[Tensor, State]:
+    """Run the steps of a packed sequence, each of fewer samples than the one before."""
+    outputs, ended = [], []
+    first, before = 0, counts[0]
+    for count in counts:
+        x = rows.narrow(0, first, count)
+        first += count
+        if count < before:
+            ended.append(_rows(state, count, before))
+            state = _rows(state, 0, count)
+        before = count
+        state = cell(x, state, weights)
+        outputs.append(state[0])
+    return torch.cat(outputs, 0), _joined([state, *ended[::-1]])
+
+
+def _packed_backwards(
+    cell: Any, rows: Tensor, counts: Sequence[int], initial: State, weights: Weights
+) -> tuple[Tensor, State]:
+    """Run the steps from the last one on, each of more samples."""
+    outputs = []
+    end, before = len(rows), counts[-1]
+    state = _rows(initial, 0, before)
+    for count in reversed(counts):
+        if count > before:
+            state = _joined([state, _rows(initial, before, count)])
+        x = rows.narrow(0, end - count, count)
+        end, before = end - count, count
+        state = cell(x, state, weights)
+        outputs.append(state[0])
+    return torch.cat(outputs[::-1], 0), state
+
+
+def _packed_layer(
+    cell: Any,
+    rows: Tensor,
+    states: Sequence[State],
+    weights: Sequence[Weights],
+    counts: Sequence[int],
+) -> tuple[Tensor, list[State]]:
+    """Return the same as ``_one_layer``, of ``counts`` samples in each step."""
+    outputs, last = _packed_forwards(cell, rows, counts, states[0], weights[0])
+    if len(weights) == 1:
+        return outputs, [last]
+    others, other = _packed_backwards(cell, rows, counts, states[1], weights[1])
+    return torch.cat([outputs, others], -1), [last, other]
+
+
 def _layers(  # noqa: PLR0913 - what torch passes
     cell: Any,
     x: Tensor,
@@ -99,13 +158,19 @@ def _layers(  # noqa: PLR0913 - what torch passes
     *,
     dropout: float,
     bidirectional: bool,
+    counts: Sequence[int] | None = None,
 ) -> tuple[Tensor, list[State]]:
-    """Return the outputs of the last layer and the last states of each."""
+    """Return the outputs of the last layer and the last states of each.
+
+    ``counts``: samples in each step of a packed sequence.
+    """
     directions = 2 if bidirectional else 1
     last: list[State] = []
     for layer in range(0, len(weights), directions):
         both = slice(layer, layer + directions)
-        x, ends = _one_layer(cell, x, states[both], weights[both])
+        args = cell, x, states[both], weights[both]
+        x, ends = _packed_layer(*args, counts) if counts else _one_layer(*args)
+        del args
         last += ends
         if dropout and layer + directions < len(weights):
             x = torch.dropout(x, dropout, train=True)
@@ -152,6 +217,71 @@ def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
     out = out.transpose(0, 1) if batch_first else out
     hiddens, cells = zip(*last, strict=True)
     return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
+
+
+def lstm_of_packed(  # noqa: PLR0913, PLR0917 - aten's signature
+    rows: Tensor,
+    batch_sizes: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run ``lstm.data`` as CUDA without cuDNN."""
+    del num_layers
+    hidden, cell = hx
+    out, last = _layers(
+        _lstm_cell,
+        rows,
+        list(zip(hidden.unbind(0), cell.unbind(0), strict=True)),
+        _weights(
+            params, has_biases=has_biases, projects=hidden.size(2) != cell.size(2)
+        ),
+        dropout=dropout if train else 0.0,
+        bidirectional=bidirectional,
+        counts=_numbers(batch_sizes),
+    )
+    hiddens, cells = zip(*last, strict=True)
+    return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
+
+
+def packed_layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return ``gru.data``, ``rnn_tanh.data`` or ``rnn_relu.data`` for a cell."""
+
+    def layer(  # noqa: PLR0913, PLR0917 - aten's signature
+        rows: Tensor,
+        batch_sizes: Tensor,
+        hx: Tensor,
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> tuple[Tensor, Tensor]:
+        del num_layers
+        out, last = _layers(
+            cell,
+            rows,
+            [(state,) for state in hx.unbind(0)],
+            _weights(params, has_biases=has_biases, projects=False),
+            dropout=dropout if train else 0.0,
+            bidirectional=bidirectional,
+            counts=_numbers(batch_sizes),
+        )
+        return out, torch.stack([state[0] for state in last], 0)
+
+    return layer
+
+
+def _numbers(batch_sizes: Tensor) -> list[int]:
+    """Return the values of a tensor in host memory, which is none of the fakes."""
+    with _disable_current_modes():
+        found: list[int] = batch_sizes.tolist()
+    return found
 
 
 def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -220,6 +350,10 @@ RECURRENT_OPS: dict[str, Callable[..., Any]] = {
     "gru.input": layer_of(_gru_cell),
     "rnn_tanh.input": layer_of(_plain_cell(torch.tanh)),
     "rnn_relu.input": layer_of(_plain_cell(torch.relu)),
+    "lstm.data": lstm_of_packed,
+    "gru.data": packed_layer_of(_gru_cell),
+    "rnn_tanh.data": packed_layer_of(_plain_cell(torch.tanh)),
+    "rnn_relu.data": packed_layer_of(_plain_cell(torch.relu)),
     "lstm_cell": lstm_cell,
     "gru_cell": gru_cell,
 }
