@@ -60,6 +60,15 @@ def test_a_size_is_warned_of_once_and_a_still_larger_one_again() -> None:
     assert said(plan, batch(samples=5, length=33)) == []
 
 
+def test_samples_of_other_sizes_are_told_from_fewer_samples() -> None:
+    plan = planned()
+    assert not plan.has_samples_of_other_size(batch())
+    assert not plan.has_samples_of_other_size(batch(samples=1))  # an epoch's last
+    assert plan.has_samples_of_other_size(batch(length=15))
+    assert plan.has_samples_of_other_size(batch(samples=1, length=17))
+    assert not ExpectedBatch().has_samples_of_other_size(batch())  # nothing planned
+
+
 def test_growth_is_that_of_the_most_grown_tensor() -> None:
     assert planned().growth(batch()) == 1.0
     assert planned().growth(batch(length=24)) == 1.5

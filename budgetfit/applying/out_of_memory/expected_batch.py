@@ -46,9 +46,11 @@ class ExpectedBatch:
 
     Attributes:
         shapes: Of the tensors of one micro-batch, by path.
+        sample_dims: The dimension of each that counts samples; None: none does.
     """
 
     shapes: dict[str, Shape] = field(default_factory=dict)
+    sample_dims: dict[str, int | None] = field(default_factory=dict)
     _warned: dict[str, Shape] = field(default_factory=dict)
 
     @classmethod
@@ -67,7 +69,8 @@ class ExpectedBatch:
             {
                 name: resized(shape, found.get(name))
                 for name, (shape, _) in example.items()
-            }
+            },
+            {name: found.get(name) for name in example},
         )
 
     def larger(self, batch: Any) -> tuple[LargerTensor, ...]:
@@ -90,6 +93,19 @@ class ExpectedBatch:
                 for item in self.larger(batch)
             ),
             default=1.0,
+        )
+
+    def has_samples_of_other_size(self, batch: Any) -> bool:
+        """Whether a tensor has other sizes than planned, but for how many samples."""
+
+        def of_sample(name: str, shape: Shape) -> Shape:
+            dim = self.sample_dims.get(name)
+            return shape if dim is None else (*shape[:dim], *shape[dim + 1 :])
+
+        return any(
+            of_sample(name, shape) != of_sample(name, self.shapes[name])
+            for name, shape in _shapes(batch).items()
+            if name in self.shapes
         )
 
     def warn_if_unknown(self, batch: Any) -> None:
