@@ -97,16 +97,31 @@ class ExpectedBatch:
 
     def has_samples_of_other_size(self, batch: Any) -> bool:
         """Whether a tensor has other sizes than planned, but for how many samples."""
+        return any(True for _ in self._other_sizes(batch))
 
-        def of_sample(name: str, shape: Shape) -> Shape:
-            dim = self.sample_dims.get(name)
-            return shape if dim is None else (*shape[:dim], *shape[dim + 1 :])
-
-        return any(
-            of_sample(name, shape) != of_sample(name, self.shapes[name])
-            for name, shape in _shapes(batch).items()
-            if name in self.shapes
+    def is_padded(self, batch: Any, multiple: int) -> bool:
+        """Whether all lengths that are not the planned ones are multiples."""
+        return not any(
+            len(shape) == len(planned)
+            and any(
+                size != known and size % multiple
+                for size, known in zip(shape, planned, strict=True)
+            )
+            for shape, planned in self._other_sizes(batch)
         )
+
+    def _other_sizes(self, batch: Any) -> Iterator[tuple[Shape, Shape]]:
+        """Yield shapes that differ from the planned ones, without their samples."""
+        for name, shape in _shapes(batch).items():
+            planned = self.shapes.get(name)
+            dim = self.sample_dims.get(name)
+            if planned is None or shape == planned:
+                continue
+            if dim is not None:
+                shape = (*shape[:dim], *shape[dim + 1 :])  # noqa: PLW2901
+                planned = (*planned[:dim], *planned[dim + 1 :])
+            if shape != planned:
+                yield shape, planned
 
     def warn_if_unknown(self, batch: Any) -> None:
         """Warn of tensors that the planned batch does not have, once for each."""
