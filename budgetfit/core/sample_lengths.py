@@ -148,7 +148,10 @@ def summarize_lengths(
         InputError: If it is neither or empty, or a length or count is not a positive
             whole number.
     """
-    if isinstance(lengths, (str, bytes, int)):
+    if getattr(lengths, "name", None) == "count":  # of pandas' value_counts
+        lengths = dict(lengths.items())  # type: ignore[union-attr]
+    listed = isinstance(lengths, Iterable) and not isinstance(lengths, (str, bytes))
+    if not listed or getattr(lengths, "shape", None) == ():  # a number of NumPy's
         raise InputError(
             "lengths must be a list of lengths such as [512, 2048], or samples by "
             f"length such as {{512: 900, 2048: 100}}; got {lengths!r}."

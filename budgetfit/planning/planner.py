@@ -341,7 +341,7 @@ def _compile_warnings(estimate: Estimate) -> tuple[str, ...]:
     return (
         (
             "torch.compile: the first run.step() compiles, which takes a minute or so; "
-            "batches of other sizes compile again, and take other bytes"
+            "batches of other sizes compile again, and take other bytes: pad all to one"
         ),
         (
             "torch.compile: times count what fused kernels read and write, and were "

@@ -37,6 +37,7 @@ UPDATES: Final = 200
 LIMIT: Final = 0.55  # of what keeping everything at batch 16 would take
 VOCABULARY: Final = 8192
 SAMPLES: Final = 5000
+EFFECTIVE: Final = 16  # samples per update
 SEEDS_IN_TURN: Final = 5
 
 
@@ -203,28 +204,33 @@ class Subject(NamedTuple):
         }
 
 
-def planned(name: str, kind: str, gpu: str, precision: str) -> Subject:
-    """Plan for one model and distribution, where keeping everything does not fit."""
+def asked_for(name: str, kind: str, gpu: str, precision: str) -> dict[str, Any]:
+    """Return the arguments of a plan, where keeping everything does not fit."""
     samples = DISTRIBUTIONS[kind](np.random.default_rng(0))
     values, counts = np.unique(samples, return_counts=True)
     module = MODELS[name].make()
-    recipe = budgetfit.Recipe(batch_size=16, precision=precision)
+    recipe = budgetfit.Recipe(batch_size=EFFECTIVE, precision=precision)
+    kept = budgetfit.estimate(module, recipe, gpu=gpu, max_length=int(samples.max()))
+    context = kept.process_bytes - kept.reserved_bytes
+    return {
+        "model": module,
+        "vram": int(kept.reserved_bytes * LIMIT) + context,
+        "gpu": gpu,
+        "lengths": dict(zip(values.tolist(), counts.tolist(), strict=True)),
+        "headroom": 0,
+        "effective_batch_size": EFFECTIVE,
+        "precision": precision,
+    }
+
+
+def planned(name: str, kind: str, gpu: str, precision: str) -> Subject:
+    """Plan for one model and distribution."""
     imitated = origin() == NULL_DRIVER
     with null_driver_addresses() if imitated else contextlib.nullcontext():
-        kept = budgetfit.estimate(
-            module, recipe, gpu=gpu, max_length=int(samples.max())
-        )
-        context = kept.process_bytes - kept.reserved_bytes
-        plan = budgetfit.plan(
-            module,
-            vram=int(kept.reserved_bytes * LIMIT) + context,
-            gpu=gpu,
-            lengths=dict(zip(values.tolist(), counts.tolist(), strict=True)),
-            headroom=0,
-            effective_batch_size=16,
-            precision=precision,
-        )
-    return Subject(name, kind, samples, module, plan)
+        asked = asked_for(name, kind, gpu, precision)
+        plan = budgetfit.plan(**asked)
+    samples = DISTRIBUTIONS[kind](np.random.default_rng(0))
+    return Subject(name, kind, samples, asked["model"], plan)
 
 
 def train(subject: Subject, seed: int) -> bool:

@@ -11,18 +11,26 @@ from pathlib import Path
 from typing import Any, Final
 
 ROWS: Final = Path(__file__).with_name("varying_lengths.jsonl")
+REMEDIES: Final = Path(__file__).with_name("varying_lengths_remedies.jsonl")
 _HEADER: Final = """\
 | model | lengths | batch x accumulation | what keeps it within | rate | trainings | \
 out of memory | cache emptied | most reserved, of predicted | of the limit |
 |---|---|---|---|---:|---:|---:|---:|---:|---:|"""
 
+_OF_REMEDIES: Final = """\
+| model | lengths | batch | what keeps it within | plan, samples/s | {} | of the best |
+|---|---|---:|---|---:|{}---:|"""
+
 
 def rows() -> list[dict[str, Any]]:
     """Return the trainings; of a plan that has changed since, the latest one's."""
-    if not ROWS.is_file():
+    return _latest(ROWS, "origin", "gpu", "model", "lengths", "seed")
+
+
+def _latest(path: Path, *key: str) -> list[dict[str, Any]]:
+    if not path.is_file():
         return []
-    lines = map(json.loads, ROWS.read_text(encoding="utf-8").splitlines())
-    key = ("origin", "gpu", "model", "lengths", "seed")
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return list({tuple(row[name] for name in key): row for row in lines}.values())
 
 
@@ -53,23 +61,73 @@ def section() -> str:
             "",
             _HEADER,
             *map(_line, groups.values()),
+            *_against_remedies(),
         ]
     )
+
+
+def _against_remedies() -> list[str]:
+    """Return a table of plans against the best remedy, the slowest first."""
+    compared = sorted(_latest(REMEDIES, "gpu", "model", "lengths"), key=_of_the_best)
+    if not compared:
+        return []
+    seconds = [row["seconds"] - row["plan_seconds"] for row in compared]
+    text = (
+        f"The plans of {len(compared)} of these 24 against each remedy by itself, all "
+        "judged over the same replays: the longest batch first, expandable segments "
+        "and padding with the fastest settings for the longest batch alone; less kept "
+        "at that batch size; and another batch size, where it could be faster than "
+        f"those. 0 does not fit. The slowest plan has {_of_the_best(compared[0]):.1%} "
+        "of the best. `python -m tests.accuracy.varying_lengths_remedies` compares "
+        f"them, without a GPU, in {min(seconds):.0f} to {max(seconds):.0f} processor "
+        "seconds each beside the plan."
+    )
+    names = list(compared[0]["remedies"])
+    return [
+        "",
+        *textwrap.wrap(text, 88, break_long_words=False, break_on_hyphens=False),
+        "",
+        _OF_REMEDIES.format(" | ".join(names), "---:|" * len(names)),
+        *map(_compared, compared),
+    ]
+
+
+def _of_the_best(row: dict[str, Any]) -> float:
+    """The plan's rate, of that of the fastest remedy; 0 for one that does not fit."""
+    rate = row["samples_per_s"] if row["fits"] else 0.0
+    best = max(row["remedies"].values()) or rate
+    return float(rate / best) if best else 0.0
+
+
+def _compared(row: dict[str, Any]) -> str:
+    cells = (
+        row["model"],
+        row["lengths"],
+        row["batch_size"],
+        _measure(row),
+        f"{row['samples_per_s']:.1f}",
+        *(f"{rate:.1f}" if rate else "0" for rate in row["remedies"].values()),
+        f"{_of_the_best(row):.1%}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _measure(row: dict[str, Any]) -> str:
+    if row["pad_to_multiple_of"]:
+        return f"{row['measure']}, padded to {row['pad_to_multiple_of']}"
+    return str(row["measure"])
 
 
 def _line(group: list[dict[str, Any]]) -> str:
     """Return the line of one model and distribution."""
     one, most = group[0], max(row["reserved_bytes"] for row in group)
-    measure = one["measure"]
-    if one["pad_to_multiple_of"]:
-        measure += f", padded to {one['pad_to_multiple_of']}"
     cells = (
         f"{one['model']}, real {one['gpu']}"
         if one["origin"] == "gpu"
         else one["model"],
         one["lengths"],
         f"{one['batch_size']} x {one['gradient_accumulation_steps']}",
-        measure,
+        _measure(one),
         f"{one['rate_share']:.1%}",
         len(group),
         sum(row["out_of_memory"] for row in group),

@@ -1,6 +1,7 @@
 # ruff: noqa: SLF001, ANN401 - torch._dynamo and its graphs
 """A recipe with compiled blocks trains as the plain model does, and is undone."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,11 @@ from torch import nn
 
 import budgetfit
 from budgetfit.applying.run.run import Run
+from budgetfit.applying.run.step_monitor import StepMonitor
 from budgetfit.applying.torch_compile import compile_blocks, compiled_modules
 from budgetfit.applying.undo import Undo
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.sample_dims import FIRST_DIM
 from budgetfit.errors import InputError
 from tests import models
 from tests.applying.small_models import BLOCKS, batch_for, make
@@ -268,3 +271,26 @@ def test_prepare_and_a_script_compile_the_blocks(
         assert "forward" in vars(model.get_submodule("layers.5"))
     assert all("forward" not in vars(module) for module in model.modules())
     assert "COMPILED = [" in plan.to_torch_script()
+
+
+def test_samples_of_another_size_are_said_to_be_compiled_anew(
+    plan: budgetfit.Plan,
+) -> None:
+    """Dynamo runs what it does not compile any more eagerly, and only logs that."""
+    model, batch = make("stack"), batch_for("stack")
+    fewer = {name: each[:1] for name, each in batch.items()}
+    shorter = {**batch, "x": batch["x"][..., :-1]}
+
+    def said(recipe: Recipe, *given: dict[str, torch.Tensor]) -> list[str]:
+        monitor = StepMonitor(model, torch.device("cpu"), plan, FIRST_DIM)
+        monitor.expect_recipe(recipe)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for each in given:
+                monitor.before_micro_batch(each, is_first=False)
+        return [str(each.message) for each in caught]
+
+    assert said(plan.recipe, batch, fewer) == []
+    (text,) = said(plan.recipe, batch, shorter, shorter)
+    assert "all others run eagerly" in text
+    assert said(replace(plan.recipe, compile="none"), batch, shorter) == []

@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch, split_batch
+from budgetfit.applying.run.step_monitor import StepMonitor
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.errors import InputError
 from tests.core.test_sample_count import bags, boxes, graphs, masks, patches
+from tests.reporting.sample_plans import sample_lengths, sample_plan
 
 # Made with 2 samples of 16 tokens; a plan for micro-batches of 4.
 EXAMPLE = {
@@ -58,6 +61,42 @@ def test_a_size_is_warned_of_once_and_a_still_larger_one_again() -> None:
     assert len(said(plan, batch(length=33))) == 1
     assert len(said(plan, batch(samples=5))) == 1
     assert said(plan, batch(samples=5, length=33)) == []
+
+
+def test_samples_of_other_sizes_are_told_from_fewer_samples() -> None:
+    plan = planned()
+    assert not plan.has_samples_of_other_size(batch())
+    assert not plan.has_samples_of_other_size(batch(samples=1))  # an epoch's last
+    assert plan.has_samples_of_other_size(batch(length=15))
+    assert plan.has_samples_of_other_size(batch(samples=1, length=17))
+    assert not ExpectedBatch().has_samples_of_other_size(batch())  # nothing planned
+
+
+def test_a_batch_is_padded_where_it_is_as_long_as_a_multiple_or_as_planned() -> None:
+    plan = planned()
+    assert plan.is_padded(batch(), 12)  # the longest is padded no further
+    assert plan.is_padded(batch(samples=3, length=12), 12)
+    assert not plan.is_padded(batch(length=8), 12)
+    assert ExpectedBatch().is_padded(batch(), 12)
+
+
+def test_a_run_warns_once_of_batches_that_are_not_padded_as_planned() -> None:
+    plan = sample_plan(varying_lengths=sample_lengths(pad_to_multiple_of=128))
+    monitor = StepMonitor(nn.Module(), torch.device("cpu"), plan, FIRST_DIM)
+    monitor.expect_recipe(plan.recipe)
+
+    def warned_of(length: int) -> list[str]:
+        ids = torch.zeros(plan.recipe.batch_size, length, dtype=torch.int64)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            given = {"input_ids": ids, "labels": ids}
+            monitor.before_micro_batch(given, is_first=False)
+        return [str(each.message) for each in caught]
+
+    assert warned_of(1024) == warned_of(2048) == []
+    (text,) = warned_of(1000)
+    assert "Collate with pad_to_multiple_of=128" in text
+    assert warned_of(1001) == []
 
 
 def test_growth_is_that_of_the_most_grown_tensor() -> None:

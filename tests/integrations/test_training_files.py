@@ -10,9 +10,8 @@ from budgetfit.core.adapter import Adapter
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Alternative, Plan
 from budgetfit.core.recipe import Segment
-from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError
-from budgetfit.integrations.exports import axolotl, llamafactory
+from budgetfit.integrations.exports import axolotl, llamafactory, trl
 from budgetfit.utils.format_bytes import format_bytes
 from tests.integrations.adapters import adapter
 from tests.reporting.sample_plans import (
@@ -20,6 +19,7 @@ from tests.reporting.sample_plans import (
     GIB,
     sample_estimate,
     sample_gpu,
+    sample_lengths,
     sample_model,
     sample_plan,
     sample_recipe,
@@ -382,22 +382,31 @@ def test_batches_are_padded_as_planned_or_the_difference_is_told() -> None:
     plan = replace(plan, model=replace(plan.model, batch=odd))
     assert "1008 for 1001: it may need more" in read(llamafactory, plan)[1]
 
-    over = VaryingLengths(
-        span="samples of 64 to 2048 tokens",
-        shortest=64,
-        longest=2048,
-        measure="none",
-        reserved_bytes=GIB,
-        updates=1,
-        samples_per_s=100.0,
-        plain_samples_per_s=100.0,
-        grouped_samples_per_s=120.0,
-        fits=True,
-        pad_to_multiple_of=128,
-    )
-    values, _ = read(axolotl, plan.changed(varying_lengths=over))
+    plan = padded_plan()
+    values, _ = read(axolotl, plan)
     assert values["pad_to_multiple_of"] == 128
     assert "pad_to_sequence_len" not in values
+    assert "were planned with 128" in read(llamafactory, plan)[1]
+    eight = replace(plan.varying_lengths, pad_to_multiple_of=8)
+    plan = plan.changed(varying_lengths=eight)
+    assert "were planned with" not in read(llamafactory, plan)[1]
+
+
+def padded_plan() -> Plan:
+    return plan_of().changed(varying_lengths=sample_lengths(pad_to_multiple_of=128))
+
+
+def test_trl_pads_as_planned() -> None:
+    """Its collators pad to the longest sample unless they are told a multiple."""
+    plan = padded_plan()
+    for text in (trl.export_text(plan, "plan.json"), trl.dpo_text(plan, "plan.json")):
+        assert "pad_to_multiple_of=128," in text
+    assert "pad_to_multiple_of" not in trl.export_text(plan_of(), "plan.json")
+    pytest.importorskip("trl")
+    assert trl.sft_arguments(plan, {})["pad_to_multiple_of"] == 128
+    assert (
+        trl.sft_arguments(plan, {"pad_to_multiple_of": 64})["pad_to_multiple_of"] == 64
+    )
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -1,6 +1,7 @@
 """Lengths of samples, and the batches that are drawn from them."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,20 @@ def test_a_batch_is_as_long_as_its_longest_sample() -> None:
 def test_what_is_no_length_is_refused(wrong: Any) -> None:  # noqa: ANN401
     with pytest.raises(InputError, match=r"\{512: 900, 2048: 100\}"):
         summarize_lengths(wrong)
+
+
+@pytest.mark.parametrize("wrong", [512, 3.5, "64-512", Path("a.txt"), np.array(64)])
+def test_what_is_no_list_is_refused(wrong: Any) -> None:  # noqa: ANN401
+    with pytest.raises(InputError, match=r"lengths must be a list of lengths such as"):
+        summarize_lengths(wrong)
+
+
+def test_counts_of_pandas_are_samples_by_length() -> None:
+    """Iterated over they are the counts alone, which would be taken for lengths."""
+    pandas = pytest.importorskip("pandas")
+    lengths = pandas.Series([512, 1024, 512])
+    both = (summarize_lengths(lengths), summarize_lengths(lengths.value_counts()))
+    assert both == (summarize_lengths([512, 1024, 512]),) * 2
 
 
 def test_no_lengths_are_refused() -> None:

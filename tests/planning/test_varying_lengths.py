@@ -21,6 +21,10 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.memory.replay import device_properties, replay, storage_bytes
 from budgetfit.memory.replay_sequence import StepSequence
+from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.smaller_budget import with_less_memory
+from budgetfit.planning.search.traced_sessions import traced_sessions
+from budgetfit.planning.search.varying_lengths import estimate_all_lengths
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
@@ -220,6 +224,41 @@ def test_a_plan_holds_over_its_lengths_and_says_what_it_does_for_that() -> None:
     assert "the first run.step() also runs the longest" in " ".join(str(tight).split())
     loaded = budgetfit.Plan.from_json(alone(tight).to_json())
     assert loaded.varying_lengths == tight.varying_lengths
+
+
+def test_less_memory_is_less_than_known_settings_take_not_than_the_budget() -> None:
+    """Else settings that fragment are found again where more of the budget is free."""
+    asked = Arguments(
+        model=_config(), gpu="rtx-4090", precision="bf16-mixed", batch_size=BATCH
+    ).parsed()
+    (session,) = traced_sessions(
+        asked.workload, asked.budget, asked.request, **asked.settings
+    )
+    known = search_with_loss_chunks(session).estimate
+    assert known is not None
+    assert known.reserved_bytes < session.budget.usable_bytes // 2
+    found = with_less_memory(session, known, excess_bytes=0)
+    assert found is not None
+    smaller, _, less = found
+    assert less.reserved_bytes <= smaller.budget.usable_bytes < known.reserved_bytes
+    assert less.recipe != known.recipe
+
+
+def test_an_estimate_of_compiled_blocks_is_of_the_longest_alone() -> None:
+    """Each of the lengths would be compiled, in minutes, and take bytes of its own."""
+    session = TraceSession(_workload())
+    budget = Arguments(model=_config(), gpu="rtx-4090").parsed().budget
+    recipe = replace(RECIPE, compile="blocks")
+    plain = budgetfit.estimate(_config(), RECIPE, gpu="rtx-4090", max_length=200)
+    found = estimate_all_lengths(
+        session,
+        budget,
+        replace(plain, recipe=recipe),
+        keep_own_checkpointing=False,
+        loop=Loop(),
+    )
+    assert found.reserved_bytes == plain.reserved_bytes
+    assert "only the largest batch was judged" in found.notes[-1]
 
 
 def test_a_backward_that_updates_cannot_be_run_before_the_first() -> None:

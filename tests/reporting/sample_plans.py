@@ -17,6 +17,7 @@ from budgetfit.core.plan import (
 )
 from budgetfit.core.plan_curves import BatchSizePoint, CheckpointingPoint, PlanCurves
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.core.verification import PhaseCheck, Verification
 from budgetfit.gpus.table import Gpu, find_gpu
 
@@ -155,6 +156,23 @@ def sample_plan(**changes: Any) -> Plan:
         },
     }
     return Plan(**values | changes)
+
+
+def sample_lengths(**changes: Any) -> VaryingLengths:
+    """Return what a plan does for batches of several lengths."""
+    settings: dict[str, Any] = {
+        "span": "samples of 64 to 2048 tokens",
+        "shortest": 64,
+        "longest": 2048,
+        "measure": "longest first",
+        "reserved_bytes": 1,
+        "updates": 1,
+        "samples_per_s": 100.0,
+        "plain_samples_per_s": 100.0,
+        "grouped_samples_per_s": 120.0,
+        "fits": True,
+    }
+    return VaryingLengths(**{**settings, **changes})
 
 
 def sample_curves(plan: Plan) -> PlanCurves:

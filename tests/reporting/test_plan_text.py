@@ -14,7 +14,6 @@ from budgetfit.core.adapter import Adapter
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import NO_LOSS, Alternative, LazyAlternatives, Plan
 from budgetfit.core.recipe import Segment
-from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError
 from budgetfit.gpus.cuda_context import CudaContext, measured_context
 from budgetfit.gpus.table import find_gpu, generic_gpu
@@ -27,6 +26,7 @@ from tests.reporting.sample_plans import (
     MIB,
     sample_estimate,
     sample_gpu,
+    sample_lengths,
     sample_model,
     sample_plan,
     sample_recipe,
@@ -216,19 +216,7 @@ def test_the_largest_part_has_the_longest_bar_and_zero_has_none() -> None:
 
 
 def test_hours_and_prices_are_of_the_rate_over_all_lengths() -> None:
-    over = VaryingLengths(
-        span="samples of 64 to 2048 tokens",
-        shortest=64,
-        longest=2048,
-        measure="longest first",
-        reserved_bytes=1,
-        updates=1,
-        samples_per_s=100.0,
-        plain_samples_per_s=100.0,
-        grouped_samples_per_s=120.0,
-        fits=True,
-    )
-    plain, plan = sample_plan(), sample_plan(varying_lengths=over)
+    plain, plan = sample_plan(), sample_plan(varying_lengths=sample_lengths())
     assert plain.hours(7200) == pytest.approx(plain.estimate.hours(7200))
     assert plan.hours(720_000) == pytest.approx(2.0)
     assert json.loads(plan_json(plan, 720_000))["hours"] == pytest.approx(2.0)

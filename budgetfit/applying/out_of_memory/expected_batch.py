@@ -46,9 +46,11 @@ class ExpectedBatch:
 
     Attributes:
         shapes: Of the tensors of one micro-batch, by path.
+        sample_dims: The dimension of each that counts samples; None: none does.
     """
 
     shapes: dict[str, Shape] = field(default_factory=dict)
+    sample_dims: dict[str, int | None] = field(default_factory=dict)
     _warned: dict[str, Shape] = field(default_factory=dict)
 
     @classmethod
@@ -67,7 +69,8 @@ class ExpectedBatch:
             {
                 name: resized(shape, found.get(name))
                 for name, (shape, _) in example.items()
-            }
+            },
+            {name: found.get(name) for name in example},
         )
 
     def larger(self, batch: Any) -> tuple[LargerTensor, ...]:
@@ -91,6 +94,34 @@ class ExpectedBatch:
             ),
             default=1.0,
         )
+
+    def has_samples_of_other_size(self, batch: Any) -> bool:
+        """Whether a tensor has other sizes than planned, but for how many samples."""
+        return any(True for _ in self._other_sizes(batch))
+
+    def is_padded(self, batch: Any, multiple: int) -> bool:
+        """Whether all lengths that are not the planned ones are multiples."""
+        return not any(
+            len(shape) == len(planned)
+            and any(
+                size != known and size % multiple
+                for size, known in zip(shape, planned, strict=True)
+            )
+            for shape, planned in self._other_sizes(batch)
+        )
+
+    def _other_sizes(self, batch: Any) -> Iterator[tuple[Shape, Shape]]:
+        """Yield shapes that differ from the planned ones, without their samples."""
+        for name, shape in _shapes(batch).items():
+            planned = self.shapes.get(name)
+            dim = self.sample_dims.get(name)
+            if planned is None or shape == planned:
+                continue
+            if dim is not None:
+                shape = (*shape[:dim], *shape[dim + 1 :])  # noqa: PLW2901
+                planned = (*planned[:dim], *planned[dim + 1 :])
+            if shape != planned:
+                yield shape, planned
 
     def warn_if_unknown(self, batch: Any) -> None:
         """Warn of tensors that the planned batch does not have, once for each."""

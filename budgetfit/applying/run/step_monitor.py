@@ -51,6 +51,7 @@ class StepMonitor:
         self._rng_states: dict[str, Any] | None = None
         self._run_blocks: set[str] = set()
         self._updated_once = self._has_seen_batch = False
+        self._warns_of_sizes = True
 
     def expect_recipe(self, recipe: Recipe) -> None:
         """Expect the planned batch at the recipe's batch size from now on."""
@@ -62,6 +63,8 @@ class StepMonitor:
         """Warn of the batch's size; save RNG states before the first of an update."""
         self._batch.warn_if_unknown(batch)
         self._batch.warn_if_larger(batch)
+        if self._warns_of_sizes:
+            self._warn_of_sizes(batch)
         if not self._has_seen_batch:
             self._has_seen_batch = True
             self._warn_if_smaller(batch)
@@ -77,6 +80,32 @@ class StepMonitor:
         longest = with_shapes(batch, shapes) if shapes else batch
         same = describe_batch(longest) == describe_batch(batch)
         return None if same else longest
+
+    def _warn_of_sizes(self, batch: Any) -> None:
+        """Warn, once, of samples of a size that was not planned for."""
+        over = None if self._plan is None else self._plan.varying_lengths
+        multiple = None if over is None else over.pad_to_multiple_of
+        if self._recipe.compile != "none":
+            if not self._batch.has_samples_of_other_size(batch):
+                return
+            text = (
+                "This batch has samples of another size than planned, and "
+                "torch.compile compiles each size anew. After "
+                "torch._dynamo.config.recompile_limit of them all others run eagerly: "
+                "slower, and with more memory than planned. Pad all batches to the "
+                "planned size, or plan with lengths= (image_sizes=) and "
+                'compile="none".'
+            )
+        elif multiple and not self._batch.is_padded(batch, multiple):
+            text = (
+                f"This batch is not padded to a multiple of {multiple}, as planned: "
+                "memory fragments more with lengths in between, and may run out. "
+                f"Collate with pad_to_multiple_of={multiple}."
+            )
+        else:
+            return
+        self._warns_of_sizes = False
+        warnings.warn(text, stacklevel=5)
 
     def _warn_if_smaller(self, batch: Any) -> None:
         """Warn if the loader's first batch has fewer samples than planned."""

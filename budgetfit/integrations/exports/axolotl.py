@@ -28,6 +28,7 @@ from budgetfit.integrations.source_code.python_source import (
     dequantizer_of,
     exported_eval_batch_size,
     planned_length,
+    planned_padding,
 )
 
 _ENGINES: Final[tuple[Engine, ...]] = ("ddp", "fsdp2")
@@ -73,10 +74,8 @@ def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Setting
 
 def _padding(plan: Plan) -> Settings:
     """Return what pads batches as planned: left out, to a multiple of 64 tokens."""
-    over = plan.varying_lengths
-    if over is not None and over.pad_to_multiple_of:
-        return {"pad_to_multiple_of": over.pad_to_multiple_of}
-    return {"pad_to_sequence_len": False}  # to their longest sample
+    # Else to their longest sample.
+    return {**planned_padding(plan)} or {"pad_to_sequence_len": False}
 
 
 def _checkpointing(recipe: Recipe, blocks: tuple[str, ...]) -> Settings | None:

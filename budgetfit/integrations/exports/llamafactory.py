@@ -26,6 +26,7 @@ from budgetfit.integrations.source_code.model_loading import has_fp32_copies, we
 from budgetfit.integrations.source_code.python_source import (
     exported_eval_batch_size,
     planned_length,
+    planned_padding,
 )
 
 _BITS: Final = {"nf4": 4, "int8": 8}
@@ -159,6 +160,14 @@ def _remarks(plan: Plan) -> Iterator[str]:
             f"Batches are padded to a multiple of {_PADDED_TO} tokens here, {padded} "
             f"for {length}: it may need more than predicted. --max-length {padded} "
             "plans that."
+        )
+    multiple = planned_padding(plan).get("pad_to_multiple_of", _PADDED_TO)
+    if multiple > _PADDED_TO:
+        yield (
+            f"Batches are padded to a multiple of {_PADDED_TO} tokens here, without a "
+            f"setting, and were planned with {multiple}, so that memory fragments "
+            "less: it may need more than predicted. --to sft and axolotl pad as "
+            "planned."
         )
     if plan.recipe.loss_chunks > 1:
         yield (

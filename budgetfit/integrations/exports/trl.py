@@ -17,6 +17,7 @@ from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.python_source import (
     exported_eval_batch_size,
     planned_length,
+    planned_padding,
 )
 from budgetfit.reporting.formatting import sample_text
 from budgetfit.utils.format_bytes import format_bytes
@@ -29,15 +30,14 @@ def sft_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
     """Return arguments for the installed ``SFTConfig``.
 
     Those of ``TrainingArguments``, overriding TRL's defaults (bf16 and checkpointing
-    on), and the planned sequence length.
+    on), and the planned sequence length and padding.
 
     Raises:
         InputError: If TRL is not installed, or as ``training_arguments``.
     """
     known = known_fields(import_attribute("trl", "SFTConfig"))
-    if "max_length" in known:
-        overrides = {**_length(plan), **overrides}
-    return planned_arguments(plan, known, overrides)
+    planned = {name: n for name, n in _length(plan).items() if name in known}
+    return planned_arguments(plan, known, {**planned, **overrides})
 
 
 def has_fused_head(model: nn.Module) -> bool:
@@ -126,8 +126,10 @@ def _reference(plan: Plan) -> list[str]:
 
 
 def _length(plan: Plan) -> dict[str, Any]:
+    """Return the longest length, and what batches are padded to a multiple of."""
     length = planned_length(plan)
-    return {} if length is None else {"max_length": length}
+    longest = {} if length is None else {"max_length": length}
+    return {**longest, **planned_padding(plan)}
 
 
 def _pairs(plan: Plan) -> dict[str, Any]:
@@ -151,7 +153,7 @@ _SFT: Final = ScriptParts(
     library="trl",
     trainer="SFTTrainer",
     arguments="SFTConfig",
-    extra=frozenset({"max_length"}),
+    extra=frozenset({"max_length", "pad_to_multiple_of"}),
     settings=_length,
     columns='"text" or "messages"',
     cuts_loss=True,
@@ -161,7 +163,7 @@ _DPO: Final = ScriptParts(
     library="trl",
     trainer="DPOTrainer",
     arguments="DPOConfig",
-    extra=frozenset({"max_length", "precompute_ref_log_probs"}),
+    extra=frozenset({"max_length", "pad_to_multiple_of", "precompute_ref_log_probs"}),
     settings=_pairs,
     columns='"prompt", "chosen" and "rejected"',
     cuts_loss=True,

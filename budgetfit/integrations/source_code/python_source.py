@@ -113,6 +113,14 @@ def lengths_lines(plan: Plan) -> list[str]:
     return lines
 
 
+def planned_padding(plan: Plan) -> dict[str, int]:
+    """Return ``pad_to_multiple_of``, where batches are planned to be padded so."""
+    over = plan.varying_lengths
+    if over is None or not over.pad_to_multiple_of:
+        return {}
+    return {"pad_to_multiple_of": over.pad_to_multiple_of}
+
+
 def _optimizer(plan: Plan) -> str:
     inside = ", inside the backward pass" if plan.recipe.optimizer_in_backward else ""
     return plan.recipe.optimizer + inside

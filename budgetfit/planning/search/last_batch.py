@@ -111,9 +111,10 @@ def with_room_for_last_batch(
     if found is None or not found.runs_out:
         return best, _warnings(session, best, found)
     fitting = sorted((each for each in others if each.fits), key=session.rank)
+    tried = best
     for _ in range(MOST_SEARCHES):
         excess = found.reserved_bytes - session.budget.usable_bytes
-        result = with_less_memory(smaller, excess)
+        result = with_less_memory(smaller, tried, excess)
         if result is None:
             break
         smaller, own, tried = result

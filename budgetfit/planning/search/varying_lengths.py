@@ -105,6 +105,9 @@ def estimate_all_lengths(
     lengths = traces.workload.lengths
     if lengths is None or not lengths.vary:
         return estimate
+    if estimate.recipe.compile != "none":
+        note = f"{_ONLY_LONGEST}: torch.compile compiles each size anew"
+        return replace(estimate, notes=(*estimate.notes, note))
     first = estimate.recipe.longest_batch_first
     try:
         judge = LengthsJudge(
@@ -167,23 +170,29 @@ def _candidates(
     yield tried
     if _of(tried).fits:
         return
+    fitting_samples_per_s = 0.0
     for multiple in lengths.multiples:
         padded = judge.first_that_fits(multiple)
         yield padded
         if _of(padded).fits:  # a larger one takes longer
+            fitting_samples_per_s = _of(padded).samples_per_s
             break
-    smaller = session
+    # First the next best settings: of another kind (a loss in chunks) they may
+    # fragment far less. Then those that need less by what was too much.
+    smaller, known, excess = session, best, 0
     for _ in range(MOST_SEARCHES):
-        excess = judge.least_reserved_bytes() - session.budget.usable_bytes
-        found = with_less_memory(smaller, excess)
+        found = with_less_memory(smaller, known, excess)
         if found is None:
             return
-        smaller, own, estimate = found
-        judge = _judge(replace(own, budget=session.budget), estimate)
+        smaller, own, known = found
+        judge = _judge(replace(own, budget=session.budget), known)
+        if judge.samples_per_s() <= fitting_samples_per_s:
+            return
         tried = judge.first_that_fits()
         yield tried
         if _of(tried).fits:
             return
+        excess = judge.least_reserved_bytes() - session.budget.usable_bytes
 
 
 class LengthsJudge:
@@ -289,11 +298,23 @@ class LengthsJudge:
         return found
 
     def least_reserved_bytes(self) -> int:
-        """Return the most that one order reserves, by the measure that needs least."""
+        """Return what one order and others may reserve, by the best measure."""
         return min(
-            self._reserved(measure, UNLIMITED_BYTES, 1, self._draws[:1])[0]
+            self._with_others(
+                measure, self._reserved(measure, UNLIMITED_BYTES, 1, self._draws[:1])[0]
+            )
             for measure in self._measures
         )
+
+    def _with_others(self, measure: LengthsMeasure, reserved_bytes: int) -> int:
+        """Return what is reserved in these orders, with room for other ones."""
+        growth = max(reserved_bytes - self._alone_bytes, 0)
+        others = round(growth * OTHER_ORDERS)
+        replays, expandable = self._replay(measure)
+        if not expandable:
+            longest = replays.largest_block_bytes(self._lengths.planned)
+            others = max(others, longest)
+        return self._estimate.reserved_bytes + growth + others
 
     def judged(
         self, measure: LengthsMeasure, padded_to: int = 1, most: int | None = None
@@ -305,13 +326,7 @@ class LengthsJudge:
         estimate, budget = self._estimate, self._budget
         most = budget.usable_bytes if most is None else most
         reserved, updates = self._reserved(measure, most, padded_to, self._draws)
-        growth = max(reserved - self._alone_bytes, 0)
-        others = round(growth * OTHER_ORDERS)
-        replays, expandable = self._replay(measure)
-        if not expandable:
-            longest = replays.largest_block_bytes(self._lengths.planned)
-            others = max(others, longest)
-        reserved = estimate.reserved_bytes + growth + others
+        reserved = self._with_others(measure, reserved)
         lengths = VaryingLengths(
             span=self._lengths.span(),
             shortest=self._extent(self._lengths.shortest),
@@ -319,8 +334,8 @@ class LengthsJudge:
             measure=measure,
             reserved_bytes=reserved,
             updates=updates,
-            samples_per_s=self._samples_per_s(padded_to),
-            plain_samples_per_s=self._samples_per_s(padded_to=1),
+            samples_per_s=self.samples_per_s(padded_to),
+            plain_samples_per_s=self.samples_per_s(),
             grouped_samples_per_s=self._rates.grouped(),
             fits=budget.holds(reserved, estimate.host_bytes),
             pad_to_multiple_of=padded_to if padded_to > 1 else None,
@@ -377,7 +392,7 @@ class LengthsJudge:
                 break
         return reserved, count
 
-    def _samples_per_s(self, padded_to: int) -> float:
+    def samples_per_s(self, padded_to: int = 1) -> float:
         """Return the rate over drawn batches, estimated."""
         return self._rates.drawn(
             range(ORDERS), UPDATES, lambda length: self._padded(length, padded_to)
