@@ -77,7 +77,10 @@ from budgetfit.cli.unsupported_options import Group
 from budgetfit.core.loop import KINDS, Loop
 from budgetfit.core.validation import check_samples
 from budgetfit.errors import InputError
-from budgetfit.utils.garbage_collection import collect_less_often
+from budgetfit.utils.garbage_collection import (
+    collect_less_often,
+    collect_nothing_at_exit,
+)
 
 # Targets of `export --to`, and the modules whose `export_text` writes them.
 EXPORTS: Final = {
@@ -115,6 +118,7 @@ def main() -> None:
             reconfigure(errors="backslashreplace")
     ignore_odd_width()
     collect_less_often()
+    collect_nothing_at_exit()
     try:
         with answers_are_kept(), quiet_libraries():
             app()

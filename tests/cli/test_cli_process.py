@@ -41,6 +41,21 @@ finally:
     assert result.stderr.strip() == "[]"
 
 
+def test_nothing_is_left_to_collect_when_the_process_ends() -> None:
+    result = python(
+        "-c",
+        """
+import atexit, gc, sys
+atexit.register(lambda: print(gc.get_freeze_count() > 0, file=sys.stderr))
+sys.argv = ["budgetfit", "gpus"]
+import budgetfit.__main__
+budgetfit.__main__.main()
+""",
+    )
+    assert result.returncode == 0
+    assert result.stderr.strip() == "True"
+
+
 @pytest.mark.parametrize(
     "words",
     [
