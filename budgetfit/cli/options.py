@@ -134,8 +134,8 @@ CHECKED_CARD = _panel(
     "Card",
     vram=CARD["vram"],
     gpu=_option(
-        "Card, as `budgetfit gpus` lists them: rtx-4090, h100-80gb ...",
-        shown="the planned one",
+        "Card, as `budgetfit gpus` lists them: rtx-4090, h100-80gb ... "
+        "Without --gpu and --vram: the planned one."
     ),
     headroom=_option(
         "Kept free on top of the prediction, for example 500MB.",
