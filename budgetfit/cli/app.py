@@ -29,8 +29,10 @@ from budgetfit.cli.options import (
     BATCH,
     CARD,
     CARDS,
+    CHECKED_CARD,
     CONTEXT,
     DETAILS,
+    DOCTORED_CARD,
     EXPORT,
     HOW_MANY_GPUS,
     LENGTHS,
@@ -315,8 +317,7 @@ def verify(*, plan_file: Path, as_json: bool, **given: Any) -> None:
 
 @command(
     app,
-    *(PLAN_FILE, CARD, only(RESERVED, "headroom", "host_ram"), OTHER_MODEL),
-    *(only(BATCH, "batch", "loss"), REMOTE_CODE),
+    *(PLAN_FILE, CHECKED_CARD, OTHER_MODEL, only(BATCH, "batch", "loss"), REMOTE_CODE),
     example="check plan.json --gpu l4",
 )
 def check(*, plan_file: Path, as_json: bool, **given: Any) -> None:
@@ -395,7 +396,7 @@ def gpus(*, as_json: bool) -> None:
         text_writer().show(text, width=text_writer().WIDE)
 
 
-@command(app, only(CARD, "gpu"), example="doctor --gpu rtx-4090")
+@command(app, DOCTORED_CARD, example="doctor --gpu rtx-4090")
 def doctor(*, gpu: str | None, as_json: bool) -> None:
     """Check torch, driver, card and libraries, and say what to do."""
     with show_progress():

@@ -25,13 +25,15 @@ _ARGUMENT: Final = re.compile(rf"{_CALL}|(?<![\w.-])(\w+)=({_VALUE}|(?=[\s,.;:)]
 def with_option_names(text: str, app: typer.Typer) -> str:
     """Replace ``max_length=512`` by ``--max-length 512`` in a message.
 
-    Arguments without an option stay, and those whose option the message names, too.
+    Arguments without an option stay, and those whose option the same line names, too.
     """
-    options = _options(app)
+    return "\n".join(_with_options(line, _options(app)) for line in text.split("\n"))
 
+
+def _with_options(line: str, options: dict[str, tuple[str, str]]) -> str:
     def option(found: re.Match[str]) -> str:
         on, off = options.get(found[1] or "", ("", ""))
-        if any(each and re.search(rf"{each}(?![\w-])", text) for each in (on, off)):
+        if any(each and re.search(rf"{each}(?![\w-])", line) for each in (on, off)):
             return found[0]
         value = found[2]
         if value in ("True", "False"):
@@ -41,7 +43,7 @@ def with_option_names(text: str, app: typer.Typer) -> str:
             value = shlex.quote(words)
         return f"{on} {value}".rstrip() if on else found[0]
 
-    return _ARGUMENT.sub(option, text)
+    return _ARGUMENT.sub(option, line)
 
 
 def plan_with_option_names(plan: Plan, app: typer.Typer) -> Plan:

@@ -98,6 +98,13 @@ CARD = _panel(
         "Without --gpu and --vram: this machine's."
     ),
 )
+DOCTORED_CARD = _panel(
+    "Card",
+    gpu=_option(
+        "Judge as if this card were here, as `budgetfit gpus` lists them: rtx-4090.",
+        shown="this machine's",
+    ),
+)
 CARDS = _panel(
     "Card",
     gpus=_option(
@@ -121,6 +128,22 @@ RESERVED = _panel(
         "What PYTORCH_ALLOC_CONF will say where training runs: "
         "expandable_segments:True ...",
         shown="what it says here where this machine has the card",
+    ),
+)
+CHECKED_CARD = _panel(
+    "Card",
+    vram=CARD["vram"],
+    gpu=_option(
+        "Card, as `budgetfit gpus` lists them: rtx-4090, h100-80gb ... "
+        "Without --gpu and --vram: the planned one."
+    ),
+    headroom=_option(
+        "Kept free on top of the prediction, for example 500MB.",
+        shown="as planned; on another card 1 %, at least 128 MiB",
+    ),
+    host_ram=_option(
+        "Most pinned host memory for offloading, for example 32GiB; 0 for none.",
+        shown="as planned; on another card what the plan was given",
     ),
 )
 BATCH = _panel(

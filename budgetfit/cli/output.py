@@ -127,7 +127,8 @@ def show_progress() -> Iterator[Progress | None]:
 
     console = Console(stderr=True)
     with contextlib.redirect_stdout(sys.stderr):
-        if not console.is_terminal:
+        # FORCE_COLOR, as CI sets it, makes rich take a log file for a terminal.
+        if not (console.is_terminal and console.file.isatty()):
             yield None
             return
         with console.status(Text("Loading torch")) as status:

@@ -50,6 +50,17 @@ PRECISIONS: dict[str, Precision] = {
     )
 }
 
+# What others call them: Trainer's arguments, Lightning's names and torch's dtypes.
+_MEANT = {
+    "fp16": "fp16-mixed",
+    "16-mixed": "fp16-mixed",
+    "float16": "fp16-mixed",
+    "half": "fp16-mixed",
+    "float32": "fp32",
+    "32-true": "fp32",
+    "bf16-true": "bf16",
+}
+
 
 def find_precision(name: str) -> Precision:
     """Return the policy called ``name``.
@@ -58,9 +69,10 @@ def find_precision(name: str) -> Precision:
         InputError: If there is no such policy; lists the known ones.
     """
     if not isinstance(name, str) or name not in PRECISIONS:
+        meant = _MEANT.get(str(name).lower().removeprefix("torch."), "bf16-mixed")
         raise InputError(
             f"{name!r} is not a precision. Use one of: auto, {', '.join(PRECISIONS)}; "
-            'for example precision="bf16-mixed".'
+            f'for example precision="{meant}".'
         )
     return PRECISIONS[name]
 

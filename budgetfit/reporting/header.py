@@ -50,7 +50,8 @@ def model_lines(model: ModelSummary) -> list[str]:
     if model.trainable_count != model.parameter_count:
         text += f", {count_text(model.trainable_count)} trained,"
     if model.blocks:
-        text += f" in {len(model.blocks)} blocks of {model.block_type}"
+        kinds = ", ".join(model.block_types or (model.block_type,))
+        text += f" in {len(model.blocks)} blocks of {kinds}"
     text = text.removesuffix(",")
     if not model.batch:
         return [text]

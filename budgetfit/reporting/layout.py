@@ -9,6 +9,7 @@ import sys
 from collections.abc import Container, Iterable, Sequence
 from typing import Final, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -20,6 +21,8 @@ from budgetfit.utils.format_bytes import format_bytes
 WIDTH: Final = 80
 WIDE: Final = 100  # for tables with many columns
 _INDENT: Final = (0, 0, 0, 2)
+_GAP: Final = 2  # between the columns of a table
+_NAME_WIDTH: Final = 20  # to which the names of a table may be wrapped
 
 
 def make_console(file: TextIO | None = None, *, width: int = WIDTH) -> Console:
@@ -78,7 +81,22 @@ def section(title: str, body: RenderableType, side: str | Text = "") -> Renderab
     heading.add_column()
     heading.add_column(justify="right")
     heading.add_row(Text(title, style="bold"), side)
-    return Group(heading, Padding(body, _INDENT), Text(""))
+    return Group(heading, _Indented(body), Text(""))
+
+
+class _Indented:
+    """A body, indented; as wide as its tables even where the terminal is narrower."""
+
+    def __init__(self, body: RenderableType) -> None:
+        self.body = body
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
+        width = max(options.max_width, _least_width(self.body) + _INDENT[-1])
+        yield from console.render(
+            Padding(self.body, _INDENT), options.update(width=width)
+        )
 
 
 def lines(texts: Iterable[str | Text]) -> RenderableType:
@@ -107,19 +125,47 @@ def commands_text(commands: Iterable[str], *, indent: str = "    ") -> Renderabl
 def table(
     titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Container[int] = (0,)
 ) -> Table:
-    """A table without lines; right-aligned except for the columns in ``left``."""
-    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    """A table without lines; right-aligned except for the columns in ``left``.
+
+    Only the first column, of names, may wrap.
+    """
+    rows = list(rows)
+    grid = _WholeTable(
+        box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim"
+    )
     for number, title in enumerate(titles):
-        # Only the first column, of names, may wrap.
+        cells = [title, *(row[number] for row in rows if number < len(row))]
+        widest = max(map(cell_len, cells))
         grid.add_column(
             Text(title),
             justify="left" if number in left else "right",
             no_wrap=number > 0,
             overflow="fold",
+            min_width=widest if number > 0 else min(widest, _NAME_WIDTH),
         )
     for row in rows:
         grid.add_row(*map(Text, row))
     return grid
+
+
+class _WholeTable(Table):
+    """A table that is wider than a narrow terminal: no number of it is cut."""
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
+        width = max(options.max_width, _least_width(self))
+        yield from super().__rich_console__(console, options.update(width=width))
+
+
+def _least_width(body: RenderableType) -> int:
+    """Return the columns of text that the tables of a body take at least."""
+    if isinstance(body, Group):
+        return max(map(_least_width, body.renderables), default=0)
+    if isinstance(body, _WholeTable):
+        widths = [(column.min_width or 0) + _GAP for column in body.columns]
+        return sum(widths) - _GAP
+    return 0
 
 
 class Bar:

@@ -93,7 +93,9 @@ def test_compare_hands_methods_and_adapters_to_the_api(run: Run, api: FakeApi) -
     assert (kwargs["image_size"], kwargs["text_only"]) == ("64", True)
 
 
-def test_a_table_of_methods_may_have_100_columns(run: Run, api: FakeApi) -> None:
+def test_a_table_of_methods_is_wide_enough_for_whole_names(
+    run: Run, api: FakeApi
+) -> None:
     rows = tuple(
         replace(row, method=method)
         for row in sample_cards()
@@ -102,7 +104,9 @@ def test_a_table_of_methods_may_have_100_columns(run: Run, api: FakeApi) -> None
     api.answers["compare"] = (rows, sample_model())
     words = ("compare", "m", "--gpus", "t4", "--methods", "full,qlora")
     lines = run(*words, "--samples", 10**8).stdout.splitlines()
-    assert 80 < max(map(len, lines)) <= 100
+    assert 80 < max(map(len, lines)) <= 105
+    for name in ("rtx-4090", "v100-16gb"):
+        assert sum(line.startswith(name + " ") for line in lines) == 2
     assert any("2,778 h (115.7 days)" in line for line in lines)
 
 

@@ -1,6 +1,8 @@
 """The options are frozen here, so that a new one is a visible decision."""
 
+import pytest
 import typer.main
+from typer.testing import CliRunner
 
 from budgetfit.cli.app import app
 
@@ -119,3 +121,25 @@ def test_commands_and_options_are_those_of_the_interface() -> None:
             )
         }
         assert names == OPTIONS[name], name
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [
+        ("plan", "this machine's"),
+        ("check", "the planned one"),
+        ("doctor", "this machine's"),
+    ],
+)
+def test_the_help_says_which_card_counts_where_none_is_named(
+    command: str, default: str
+) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], terminal_width=100).stdout
+    said = shown.split("--gpu ", 1)[1].replace("\u2502", " ").split()[:25]
+    assert default in " ".join(said)
+    assert ("--vram:" in said) == (command != "doctor")
+
+
+def test_the_help_of_check_says_that_it_keeps_what_was_planned() -> None:
+    shown = CliRunner().invoke(app, ["check", "--help"], terminal_width=100).stdout
+    assert shown.count("as planned") == 2

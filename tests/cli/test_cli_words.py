@@ -56,6 +56,13 @@ def test_what_has_no_option_or_is_python_stays_as_it_is(text: str) -> None:
     assert with_option_names(text, app) == text
 
 
+def test_a_line_that_names_an_option_leaves_the_arguments_of_others_to_be_told() -> (
+    None
+):
+    text = "  --gpu l4 instead of --vram: peak 17 GiB\nNote: name yours with gpu=."
+    assert with_option_names(text, app).endswith("Note: name yours with --gpu.")
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

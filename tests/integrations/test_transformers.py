@@ -241,6 +241,23 @@ def test_the_architecture_decides_the_head(write: Callable[..., str]) -> None:
     assert isinstance(resolved.model, transformers.LlamaForSequenceClassification)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"auto_map": None},
+        {"architectures": [3]},
+        {"architectures": "LlamaForCausalLM"},
+        {"more": {"__float__": "many"}},
+        {"more": {"__float__": None}},
+    ],
+)
+def test_odd_values_that_do_not_describe_the_model_do_no_harm(
+    write: Callable[..., str], odd: dict[str, object]
+) -> None:
+    resolved = load_model_on_meta(write(LLAMA | odd))
+    assert isinstance(resolved.model, transformers.LlamaForCausalLM)
+
+
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -267,6 +284,11 @@ def test_a_path_that_is_no_config_is_refused_without_asking_the_network(
         ("[1, 2]", "holds a list where a config is an object"),
         ('{"hidden_size": 16}', 'has no model_type.*"model_type": "llama"'),
         ('{"model_type": "lama"}', r"'lama', which transformers .* Did you mean llama"),
+        (
+            '{"model_type": ["llama"]}',
+            "model_type .'llama'., which transformers .* not",
+        ),
+        ('{"a":' * 5000 + "1" + "}" * 5000, "cannot be read: RecursionError"),
         ('{"model_type": "llama", "hidden_size": "big"}', "not a config .* for llama"),
         (
             '{"model_type": "llama", "hidden_size": 30, "num_attention_heads": 0}',

@@ -32,6 +32,17 @@ def test_unknown_and_missing_precisions_are_refused() -> None:
         requested_precisions([], ADA)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("fp16", "fp16-mixed"), ("torch.float16", "fp16-mixed"), ("float32", "fp32")],
+)
+def test_names_of_others_get_the_nearest_precision_as_the_example(
+    name: str, meant: str
+) -> None:
+    with pytest.raises(InputError, match=f'for example precision="{meant}"'):
+        requested_precisions(name, ADA)
+
+
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])
 def test_a_size_that_is_no_whole_number_is_refused(size: object) -> None:
     with pytest.raises(InputError, match="batch_size must be a whole number"):

@@ -40,6 +40,13 @@ def line_with(text: str, words: str) -> str:
     return found
 
 
+def test_the_header_names_the_blocks_of_all_towers() -> None:
+    kinds = ("CLIPEncoderLayer", "LlamaDecoderLayer")
+    model = sample_model(block_type=kinds[1], block_types=kinds)
+    header = " ".join(render(plan_text(sample_plan(model=model))).split())
+    assert "in 24 blocks of CLIPEncoderLayer, LlamaDecoderLayer One sample" in header
+
+
 def test_the_answer_comes_before_the_reasons() -> None:
     text = str(sample_plan())
     order = ["RECOMMENDED", "WATCH OUT", "NEXT", "--details"]

@@ -147,7 +147,7 @@ def read_fields(file: Path) -> dict[str, Any]:
             f"{file} is not valid JSON: {error.msg} at line {error.lineno}, column "
             f"{error.colno}. Correct it there, or fetch the file again."
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(
             f"{file} cannot be read: {one_line(error)} {EXAMPLES}"
         ) from error
@@ -166,8 +166,9 @@ def parse_fields(text: str) -> Any:
     """
 
     def value_of(fields: dict[str, Any]) -> Any:
-        is_number = fields.keys() == {"__float__"}
-        return float(fields["__float__"]) if is_number else fields
+        is_tagged = fields.keys() == {"__float__"}
+        number = fields["__float__"] if is_tagged else None
+        return float(number) if number in ("Infinity", "-Infinity", "NaN") else fields
 
     return json.loads(text, object_hook=value_of)
 

@@ -198,7 +198,7 @@ def _native_builder(
     model_class = _named_class(config)
     if model_class is None:
         model_class = _usual_class(config)
-        named = ", ".join(config.architectures or ())
+        named = ", ".join(map(str, config.architectures or ()))
         says = "names no architecture"
         if named:
             says = f"names {named}, which transformers does not have for it"
@@ -215,7 +215,7 @@ def _named_class(
 ) -> type[transformers.PreTrainedModel] | None:
     """Return the class of the first matching entry in ``architectures``."""
     for name in config.architectures or ():
-        found = _model_class(name)
+        found = _model_class(str(name))
         # A text model may be described by the config of the model that contains it.
         own = (type(config), type(config.get_text_config()))
         if found is not None and found.config_class in own:

@@ -22,7 +22,7 @@ def config_from_fields(
         InputError: transformers does not know the model, or refuses the fields.
     """
     model_type = fields.get("model_type")
-    has_code = "AutoConfig" in fields.get("auto_map", {})
+    has_code = "AutoConfig" in (fields.get("auto_map") or {})
     if has_code and trust_remote_code:
         return _auto_config(str(file.parent), trust_remote_code=True)
     if model_type is None:
@@ -30,7 +30,7 @@ def config_from_fields(
             f"{file} has no model_type, so it does not say which model it describes. "
             'Add one, for example "model_type": "llama".'
         )
-    if model_type not in CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise _unknown_model_type(model_type, str(file), has_code=has_code)
     try:
         return CONFIG_MAPPING[model_type].from_dict(fields)
@@ -116,7 +116,7 @@ def _causes(error: BaseException | None) -> list[BaseException]:
     return causes
 
 
-def _unknown_model_type(model_type: str, file: str, *, has_code: bool) -> InputError:
+def _unknown_model_type(model_type: object, file: str, *, has_code: bool) -> InputError:
     if has_code:
         return InputError(
             f"{file} describes a {model_type}, which is code of its own. Read it, then "
