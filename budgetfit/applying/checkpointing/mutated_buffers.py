@@ -43,6 +43,11 @@ class BufferSnapshot(NamedTuple):
     is_new: bool = False
 
     @property
+    def place(self) -> _Place:
+        """Where it is."""
+        return self.module, self.table, self.name
+
+    @property
     def tensors(self) -> dict[str, Any]:
         """The module's buffers, attributes or parameters."""
         return getattr(self.module, self.table)
@@ -118,6 +123,7 @@ class MutatedBuffers:
                         copied = is_small and table != "_parameters"
                         (self._small if copied else self._others).append(place)
         self._places = self._small
+        self._set_by_others: set[_Place] = set()
         self._known = [(each, len(each._buffers)) for each in modules]
 
     def snapshot(self, *, every: bool = False) -> list[BufferSnapshot]:
@@ -162,11 +168,62 @@ class MutatedBuffers:
                 written.append(each.with_copy())
                 if each.is_overwritten() and not compared:
                     _warn_of_late_write(each)
-        places = [(each.module, each.table, each.name) for each in written]
+        places = [each.place for each in written]
         if self._places is self._small:
             self._places = []
         self._places += [place for place in places if place not in self._places]
         return [*written, *self._registered()]
+
+    def others(
+        self, held: list[BufferSnapshot], mutated: list[BufferSnapshot]
+    ) -> list[BufferSnapshot]:
+        """Return the buffers that a forward has left alone, for ``restored_others``.
+
+        Without copies, which would take memory until backward, except of those that
+        something else has written to before. Parameters are checked elsewhere.
+        """
+        places = {each.place for each in mutated}
+        return [
+            each if each.place in self._set_by_others else each._replace(copy=None)
+            for each in held
+            if each.table != "_parameters"
+            and each.tensor is not None
+            and each.place not in places
+        ]
+
+    @contextmanager
+    def restored_others(self, held: list[BufferSnapshot]) -> Iterator[None]:
+        """Set buffers that others have set since the forward as it found them.
+
+        The first time that one is written to in place, there is no copy: a warning.
+        """
+        now: list[tuple[BufferSnapshot, Any]] = []
+        for each in held:
+            current = each.tensors.get(each.name)
+            before = each.tensor
+            if current is before and before is not None:
+                if version(before) == each.version:
+                    continue
+                before = each.copied_again()
+                if before is None:
+                    self._expect_writes_by_others(each)
+                    continue
+            elif not each.may_be_replaced:
+                continue
+            now.append((each, current))
+            each.tensors[each.name] = before
+        try:
+            yield
+        finally:
+            for each, current in now:
+                each.tensors[each.name] = current
+
+    def _expect_writes_by_others(self, each: BufferSnapshot) -> None:
+        """Copy it in every forward from now on."""
+        if each.place not in self._set_by_others:
+            _warn_of_late_write(each)
+            self._set_by_others.add(each.place)
+            self._places = [*self._places, each.place]
 
     def _registered(self) -> Iterator[BufferSnapshot]:
         """Yield the buffers that a forward has registered."""
