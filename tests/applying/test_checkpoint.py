@@ -534,16 +534,6 @@ def test_a_graph_that_is_kept_can_be_used_twice_and_differentiated_again() -> No
     assert_trains_alike(train, ALL_THREE)
 
 
-def test_a_selective_block_that_runs_backward_twice_is_refused_by_name() -> None:
-    model: Any = make("stack")
-    saved = ("aten.addmm.default:0",)
-    apply_segments(model, [Segment(("layers.0",), mode="selective", saved_ops=saved)])
-    loss = model(**batch_for("stack"))
-    loss.backward(retain_graph=True)
-    with pytest.raises(InputError, match=r"'layers.0' under selective .* ran backward"):
-        loss.backward()
-
-
 @pytest.mark.parametrize("mode", ["recompute", "offload"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_gradients_of_torch_func_are_the_plain_models_with_a_warning(

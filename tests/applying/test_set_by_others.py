@@ -102,6 +102,14 @@ def remembers(tower: Any, x: Tensor, forwards: int) -> Tensor:
     return y
 
 
+def always_writes_to_bias(tower: Any, x: Tensor, forwards: int) -> Tensor:
+    """As the balancing of experts without an auxiliary loss does."""
+    y = in_a_row(tower, x, forwards)
+    for block in tower.blocks:
+        block.bias.add_(0.1)
+    return y
+
+
 def _losses(
     kind: type[Block],
     call: Callable[[Any, Tensor, int], Tensor],
@@ -121,6 +129,7 @@ def _losses(
         (ScaledByGlobal, sets_global),
         (Dropping, sets_probability),
         (Remembering, remembers),
+        (Biased, always_writes_to_bias),
     ],
 )
 def test_a_recomputation_finds_what_the_forward_found(

@@ -89,6 +89,12 @@ class BufferSnapshot(NamedTuple):
             return self
         return self._replace(copy=self.tensor.detach().clone())
 
+    def with_copy_on_host(self, *, kept: bool) -> BufferSnapshot:
+        """Return it with its copy moved to host memory, or without one."""
+        kept = kept and self.copy is not None and not self.copy.is_meta
+        copy = self.copy.cpu() if kept and self.copy is not None else None
+        return self._replace(copy=copy)
+
     def _is_written_through_data(self, now: torch.Tensor) -> bool:
         """Whether values differ: writes to ``.data`` do not bump versions."""
         if self.copy is None or isinstance(now, FakeTensor) or now.is_meta:
@@ -175,16 +181,23 @@ class MutatedBuffers:
         return [*written, *self._registered()]
 
     def others(
-        self, held: list[BufferSnapshot], mutated: list[BufferSnapshot]
+        self,
+        held: list[BufferSnapshot],
+        mutated: list[BufferSnapshot],
+        *,
+        compared: bool,
     ) -> list[BufferSnapshot]:
         """Return the buffers that a forward has left alone, for ``restored_others``.
 
-        Without copies, which would take memory until backward, except of those that
-        something else has written to before. Parameters are checked elsewhere.
+        Copies would take memory until backward: they stay only of those that something
+        else has written to before, and of a compared forward in host memory. Parameters
+        are checked elsewhere.
         """
         places = {each.place for each in mutated}
         return [
-            each if each.place in self._set_by_others else each._replace(copy=None)
+            each
+            if each.place in self._set_by_others
+            else each.with_copy_on_host(kept=compared)
             for each in held
             if each.table != "_parameters"
             and each.tensor is not None
@@ -195,7 +208,7 @@ class MutatedBuffers:
     def restored_others(self, held: list[BufferSnapshot]) -> Iterator[None]:
         """Set buffers that others have set since the forward as it found them.
 
-        The first time that one is written to in place, there is no copy: a warning.
+        Where one was written to in place and there is no copy, a warning says so.
         """
         now: list[tuple[BufferSnapshot, Any]] = []
         for each in held:
@@ -204,10 +217,11 @@ class MutatedBuffers:
             if current is before and before is not None:
                 if version(before) == each.version:
                     continue
-                before = each.copied_again()
-                if before is None:
-                    self._expect_writes_by_others(each)
+                self._expect_writes_by_others(each)
+                copy = each.copied_again()
+                if copy is None:
                     continue
+                before = copy.to(before.device)
             elif not each.may_be_replaced:
                 continue
             now.append((each, current))
@@ -220,10 +234,12 @@ class MutatedBuffers:
 
     def _expect_writes_by_others(self, each: BufferSnapshot) -> None:
         """Copy it in every forward from now on."""
-        if each.place not in self._set_by_others:
+        if each.place in self._set_by_others:
+            return
+        if each.copy is None and not isinstance(each.tensor, FakeTensor):
             _warn_of_late_write(each)
-            self._set_by_others.add(each.place)
-            self._places = [*self._places, each.place]
+        self._set_by_others.add(each.place)
+        self._places = [*self._places, each.place]
 
     def _registered(self) -> Iterator[BufferSnapshot]:
         """Yield the buffers that a forward has registered."""

@@ -168,7 +168,9 @@ class _RepeatableForward:
         self._buffers = self._owner.buffers.find_mutated(
             buffers, compared=self._values is not None
         )
-        self._others = self._owner.buffers.others(buffers, self._buffers)
+        self._others = self._owner.buffers.others(
+            buffers, self._buffers, compared=self._values is not None
+        )
         self._attributes = self._owner.attributes.changes(attributes)
         if self._values is not None:
             self._values.suspects = tuple(
