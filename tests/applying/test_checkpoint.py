@@ -181,7 +181,9 @@ def test_a_cache_asked_for_in_the_batch_is_kept_from_recomputed_blocks() -> None
     batch = batch_for("llama")
     plain = backward(make("llama"), batch)[1]
     apply_segments(model, segments_of("llama", ((0, 1), (2, 3, 4, 5))))
-    assert_same(backward(model, {**batch, "use_cache": True})[1], plain)
+    with pytest.warns(UserWarning, match="write no keys and values to a generation"):
+        found = backward(model, {**batch, "use_cache": True})[1]
+    assert_same(found, plain)
 
 
 @pytest.mark.parametrize("groups", [((0,),), ((0, 1),)])
@@ -194,6 +196,21 @@ def test_a_cache_of_earlier_tokens_is_not_dropped_without_a_word(
     apply_segments(model, segments_of("llama", groups))
     with pytest.raises(InputError, match="keys and values of earlier tokens"):
         model(**batch, past_key_values=earlier)
+
+
+@pytest.mark.filterwarnings("ignore:Blocks that are recomputed write")
+@pytest.mark.parametrize("groups", [((0,),), ((0, 1),), ((3,),)])
+def test_a_cache_that_recomputed_blocks_left_empty_is_not_read_by_them(
+    groups: tuple[tuple[int, ...], ...],
+) -> None:
+    """Else a model would train without the tokens of its first forward."""
+    model, ids = make("llama"), batch_for("llama")["input_ids"]
+    undo = apply_segments(model, segments_of("llama", groups))
+    for _ in range(2):  # another cache is another forward
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+    with pytest.raises(InputError, match="keys and values of earlier tokens"):
+        model(ids[:, 4:], past_key_values=cache)
+    undo()
 
 
 class Attending(nn.Module):
@@ -222,6 +239,7 @@ class WithCache(nn.Module):
         return x.sum()
 
 
+@pytest.mark.filterwarnings("ignore:Blocks that are recomputed write")
 def test_a_cache_that_a_model_always_fills_is_not_filled_twice() -> None:
     torch.manual_seed(0)
     model, batch = WithCache(), torch.ones(2, 3, 4)
@@ -514,6 +532,33 @@ def test_a_graph_that_is_kept_can_be_used_twice_and_differentiated_again() -> No
         sum(grad.square().sum() for grad in grads).backward()
 
     assert_trains_alike(train, ALL_THREE)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "offload"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_gradients_of_torch_func_are_the_plain_models_with_a_warning(
+    mode: Any, size: int
+) -> None:
+    model, plain = make("sequential").eval(), make("sequential").eval()
+    names = tuple(name for name, _ in model.named_children())[:size]
+    if mode == "recompute":
+        segments = [Segment(names)]
+    else:
+        segments = [Segment((name,), mode=mode) for name in names]
+    apply_segments(model, segments)
+
+    def gradients(model: nn.Module) -> Any:
+        def loss(weights: Any, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = torch.func.functional_call(model, weights, (x,))
+            return made
+
+        weights = {name: item.detach() for name, item in model.named_parameters()}
+        return torch.func.grad(loss)(weights, batch_for("sequential")["input"])
+
+    expected = gradients(plain)
+    with pytest.warns(UserWarning, match="allows no hooks for saved tensors"):
+        found = gradients(model)
+    assert all(torch.equal(found[name], item) for name, item in expected.items())
 
 
 @flat_and_nested

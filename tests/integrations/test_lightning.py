@@ -210,6 +210,14 @@ def test_another_model_is_refused() -> None:
         trained(tiny_model("llama"), plan, plan.lightning_callback())
 
 
+def test_what_is_frozen_inside_the_module_is_refused_by_name() -> None:
+    """As by a callback that freezes: the module around it has other names."""
+    plan, model = plan_for(tiny_model("gpt2")), tiny_model("gpt2")
+    model.get_submodule("transformer.h.0").requires_grad_(requires_grad=False)
+    with pytest.raises(InputError, match=r"frozen here: transformer\.h\.0"):
+        trained(model, plan, plan.lightning_callback())
+
+
 def test_the_exported_text_makes_a_trainer_that_trains(tmp_path: Path) -> None:
     model = tiny_model("llama")
     plan = plan_for(model)

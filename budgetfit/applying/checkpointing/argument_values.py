@@ -1,15 +1,16 @@
 """Restore numbers in containers that a block was given, for its recomputation.
 
 A list, dict or object among a block's arguments is the same one when the block runs
-again, and what called the block may have changed a number in it since. As with
-attributes, the recomputation has to find the values that the forward found. Tensors in
-them are not kept: that would keep activations alive.
+again, and what called the block may have changed a number in it since. The same goes
+for those that its attributes and globals lead to. As with attributes, the recomputation
+has to find the values that the forward found. Tensors in them are not kept: that would
+keep activations alive.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -24,13 +25,21 @@ from budgetfit.utils.mutable_state import (
 class ArgumentValues:
     """Numbers, text and other plain values in the arguments of one forward.
 
-    Larger containers than ``MAX_ITEMS`` are left out.
+    Larger containers than ``MAX_ITEMS`` are left out. ``others``: what its attributes
+    and globals lead to.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        others: Iterable[HeldState] = (),
+    ) -> None:
         given = [("", value) for value in (*args, *kwargs.values())]
-        held = mutable_state(given, limit=MAX_ITEMS)
-        self._held = [_plain_part(each) for each in held if each.parts]
+        held = [*mutable_state(given, limit=MAX_ITEMS), *others]
+        self._held = [
+            _plain_part(each) for each in held if each.parts and each.size <= MAX_ITEMS
+        ]
 
     @contextmanager
     def restored(self) -> Iterator[None]:

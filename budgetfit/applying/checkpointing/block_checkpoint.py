@@ -2,6 +2,8 @@
 
 import functools
 import sys
+import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -26,6 +28,9 @@ from budgetfit.errors import InputError
 # and fail or save other tensors than planned. As torch.compiler.disable, but dynamo
 # (seconds to import) is imported at the first call.
 _eager = _disable_dynamo
+
+# What transformers' layers drop where they train (``modeling_layers``).
+_CACHES = ("past_key_values", "layer_past")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +142,21 @@ class CheckpointedForward:
         self._position = position
         self._repeats = repeats
         self._nested = nested
+        self._emptied: weakref.ref[Any] | None = None  # the last cache left out
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the cache of the last forward, which copies have none of."""
+        return {**vars(self), "_emptied": None}
 
     @_eager
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block."""
+        if _allows_no_hooks():
+            return self.__wrapped__(*args, **kwargs)
         if not self._call.block.training and any(map(_is_cache, kwargs.values())):
             return self.__wrapped__(*args, **kwargs)  # as transformers' layers do
         if not self._call.offload:
-            kwargs = _without_cache(self._call.block, kwargs)
+            kwargs = self._without_cache(kwargs)
         if self._segment is None or self._repeats is None:
             return self._call(self.__wrapped__, *args, **kwargs)
         forward = self.__wrapped__
@@ -157,6 +169,61 @@ class CheckpointedForward:
             kwargs,
             random=self._call.random,
         )
+
+    def _without_cache(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Remove generation caches from the arguments, as transformers' layers do.
+
+        A recomputation would write to them a second time.
+
+        Raises:
+            InputError: If they hold earlier tokens, or would if they had not been
+                removed, which the block would run without.
+        """
+        block = self._call.block
+        is_layer = _is_transformers_layer(block)
+        keeps = getattr(block, "_can_checkpoint_with_cache", False)
+        names = _CACHES if is_layer else tuple(kwargs)
+        caches = [kwargs[name] for name in names if _is_cache(kwargs.get(name))]
+        if not torch.is_grad_enabled():
+            return kwargs
+        if is_layer and kwargs.get("use_cache"):
+            kwargs = {**kwargs, "use_cache": False}
+        if not caches or keeps:
+            return kwargs
+        before = None if self._emptied is None else self._emptied()
+        if any(each is before or _holds_tokens(each, block) for each in caches):
+            raise InputError(
+                "A block that is to be recomputed gets keys and values of earlier "
+                "tokens (past_key_values), as in peft's prefix tuning. A recomputation "
+                "would write to them a second time, and without them something else "
+                "would train. Keep or offload such blocks: leave them out of the "
+                "Recipe's segments, as budgetfit.plan does."
+            )
+        self._emptied = weakref.ref(caches[-1])
+        warnings.warn(
+            "Blocks that are recomputed write no keys and values to a generation cache "
+            "while they train, and something asked for one (use_cache=True): the "
+            "outputs' past_key_values lack them. Keep or offload these blocks if a "
+            "later forward is to read it.",
+            stacklevel=4,
+        )
+        return {
+            name: None if any(value is each for each in caches) else value
+            for name, value in kwargs.items()
+        }
+
+
+def _allows_no_hooks() -> bool:
+    """Whether hooks for saved tensors are disabled, which a checkpoint consists of."""
+    if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is None:
+        return False
+    warnings.warn(
+        "Blocks keep their activations under torch.func.grad and the like, where torch "
+        "allows no hooks for saved tensors. Gradients are the same, and more memory is "
+        "used than planned.",
+        stacklevel=3,
+    )
+    return True
 
 
 def _is_transformers_layer(block: nn.Module) -> bool:
@@ -178,37 +245,6 @@ def _keywords_first(
         return function(*values[:given], **named, **others)
 
     return call, (*args, *(kwargs[name] for name in names)), rest
-
-
-def _without_cache(block: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove generation caches from the arguments, as transformers' layers do.
-
-    A recomputation would write to them a second time.
-
-    Raises:
-        InputError: If they hold earlier tokens, which the block would run without.
-    """
-    if not torch.is_grad_enabled():
-        return kwargs
-    keeps = getattr(block, "_can_checkpoint_with_cache", False)
-    if not keeps and any(_holds_tokens(value, block) for value in kwargs.values()):
-        raise InputError(
-            "A block that is to be recomputed gets keys and values of earlier tokens "
-            "(past_key_values), as in peft's prefix tuning. A recomputation would "
-            "write to them a second time, and without them something else would train. "
-            "Keep or offload such blocks: leave them out of the Recipe's segments, as "
-            "budgetfit.plan does."
-        )
-    if not _is_transformers_layer(block):
-        return {k: None if _is_cache(value) else value for k, value in kwargs.items()}
-    kwargs = dict(kwargs)
-    if kwargs.get("use_cache"):
-        kwargs["use_cache"] = False
-    if not keeps:
-        for name in ("past_key_values", "layer_past"):
-            if name in kwargs:
-                kwargs[name] = None
-    return kwargs
 
 
 def _holds_tokens(value: Any, block: nn.Module) -> bool:

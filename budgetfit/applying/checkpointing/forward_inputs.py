@@ -24,13 +24,22 @@ class ForwardInputs:
     Args:
         block: The block.
         arguments: Of its forward. Only weak references are kept.
+
+    ``after_forward`` has to follow the forward, which may write to its parameters
+    (``Embedding(max_norm=...)``).
     """
 
     def __init__(self, block: nn.Module, arguments: object) -> None:
         self._arguments = [
             (weakref.ref(tensor), version(tensor)) for tensor in tensors_in(arguments)
         ]
-        self._parameters = _identities(block)
+        self._parameters = [*block.parameters()]
+        self._before = [*map(version, self._parameters)]
+        self._after = self._before
+
+    def after_forward(self) -> None:
+        """Note which parameters the forward has written to."""
+        self._after = [*map(version, self._parameters)]
 
     def check(self, block: nn.Module, name: str, arguments: object) -> None:
         """Check that a recomputation is given the same, in the same state.
@@ -46,22 +55,42 @@ class ForwardInputs:
         Raises:
             RecomputationError: If it is not.
         """
-        if _identities(block) != self._parameters:
+        now = [*block.parameters()]
+        if [*map(id, now)] != [*map(id, self._parameters)]:
             _refuse(
                 name,
                 "its parameters are others than in the forward, as by "
-                "torch.func.functional_call",
+                "torch.func.functional_call or where the forward makes them",
                 "call it outside of the plan (run.undo())",
             )
-        for now, (before, count) in zip(
+        if [*map(version, now)] != self._after:
+            self._refuse_written(block, name)
+        for given, (before, count) in zip(
             tensors_in(arguments), self._arguments, strict=False
         ):
-            if before() is now and version(now) != count:
+            if before() is given and version(given) != count:
                 _refuse(
                     name,
-                    f"a tensor among its arguments, of shape {list(now.shape)}, was "
+                    f"a tensor among its arguments, of shape {list(given.shape)}, was "
                     "written to in place since its forward began",
                     "write to a copy of that tensor",
+                )
+
+    def _refuse_written(self, block: nn.Module, name: str) -> None:
+        """Refuse if a parameter was written to since the forward.
+
+        Without recomputation autograd would refuse it, where it has saved it. What the
+        forward writes to itself is compared by values.
+        """
+        for (inner, parameter), before, after in zip(
+            block.named_parameters(), self._before, self._after, strict=True
+        ):
+            if version(parameter) != after == before:
+                _refuse(
+                    name,
+                    f"its parameter {inner!r} was written to in place since its "
+                    "forward, as by an optimizer step between them",
+                    "run backward before weights are updated",
                 )
 
 
@@ -96,7 +125,3 @@ def _refuse(name: str, what: str, instead: str) -> NoReturn:
         block=name,
         difference=math.inf,
     )
-
-
-def _identities(block: nn.Module) -> list[int]:
-    return [id(parameter) for parameter in block.parameters()]

@@ -35,6 +35,7 @@ _OTHER: Any = object()  # not kept: may hold the graph of an earlier step
 # The last: weights that DeepSpeed's ZeRO-3, in a forward, has found that a module takes
 # from another one. It gathers them before the module runs, so also when it runs again.
 _NOT_OF_BLOCK = frozenset((*vars(nn.Module()), "_external_params"))
+_PLAIN = frozenset((bool, int, float, complex, str, type(None), torch.dtype))
 _WITHOUT_GRAPH = (nn.Module, type, types.FunctionType, types.ModuleType, Enum)
 
 
@@ -120,6 +121,37 @@ class AttributesSnapshot(NamedTuple):
         return None
 
 
+class Settings(NamedTuple):
+    """Numbers, text and flags that a forward found in attributes and globals.
+
+    Others may set them before backward: a dropout's ``p``, the weight of a mixup.
+
+    Attributes:
+        places: The attributes' dicts and names.
+        values: Theirs.
+        globals: All of them, with their values.
+    """
+
+    places: list[tuple[dict[str, Any], str]]
+    values: list[Any]
+    globals: list[AttributeChange]
+
+    def changes(self) -> list[Change]:
+        """Return those that have another value now."""
+        found: list[Change] = [
+            AttributeChange(place, name, before)
+            for (place, name), before in zip(self.places, self.values, strict=True)
+            if place.get(name, _ABSENT) is not before and type(before) in _PLAIN
+        ]
+        found += [
+            each
+            for each in self.globals
+            if each.attributes.get(each.name, _ABSENT) is not each.before
+            and type(each.before) in _PLAIN
+        ]
+        return found
+
+
 class MutatedAttributes:
     """Detects which attributes of its modules a block's forward mutates.
 
@@ -142,6 +174,9 @@ class MutatedAttributes:
         self._is_first = True  # forward since then
         modules = [*self._block.modules()]
         self._inside = [item for item in modules if _may_set(item)]
+        self._all = modules
+        self._plain: list[tuple[dict[str, Any], str]] = []
+        self._count = -1  # of attributes when these were found
         kinds = list(dict.fromkeys(map(type, self._inside)))
         self._hooks = users_hooks(modules)
         held_by_hooks = list(_reached(map(_held_by_hook, self._hooks)))
@@ -204,6 +239,20 @@ class MutatedAttributes:
         for hook in self._hooks:
             name = getattr(hook, "__qualname__", type(hook).__qualname__)
             yield name, _held_by_hook(hook)
+
+    def settings(self, held: AttributesSnapshot) -> Settings:
+        """Return the numbers, text and flags that a forward found."""
+        count = sum(map(len, held.attributes))
+        if count != self._count:
+            self._count = count
+            self._plain = [
+                (module.__dict__, name)
+                for module in (*self._all, *self.outside)
+                for name, value in module.__dict__.items()
+                if type(value) in _PLAIN and name not in _NOT_OF_BLOCK
+            ]
+        values = [place.get(name, _ABSENT) for place, name in self._plain]
+        return Settings(self._plain, values, held.globals)
 
     def changes(self, held: AttributesSnapshot) -> list[Change]:
         """Return what a forward may have changed since ``held``."""

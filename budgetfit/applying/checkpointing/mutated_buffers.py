@@ -43,6 +43,11 @@ class BufferSnapshot(NamedTuple):
     is_new: bool = False
 
     @property
+    def place(self) -> _Place:
+        """Where it is."""
+        return self.module, self.table, self.name
+
+    @property
     def tensors(self) -> dict[str, Any]:
         """The module's buffers, attributes or parameters."""
         return getattr(self.module, self.table)
@@ -84,6 +89,12 @@ class BufferSnapshot(NamedTuple):
             return self
         return self._replace(copy=self.tensor.detach().clone())
 
+    def with_copy_on_host(self, *, kept: bool) -> BufferSnapshot:
+        """Return it with its copy moved to host memory, or without one."""
+        kept = kept and self.copy is not None and not self.copy.is_meta
+        copy = self.copy.cpu() if kept and self.copy is not None else None
+        return self._replace(copy=copy)
+
     def _is_written_through_data(self, now: torch.Tensor) -> bool:
         """Whether values differ: writes to ``.data`` do not bump versions."""
         if self.copy is None or isinstance(now, FakeTensor) or now.is_meta:
@@ -118,6 +129,7 @@ class MutatedBuffers:
                         copied = is_small and table != "_parameters"
                         (self._small if copied else self._others).append(place)
         self._places = self._small
+        self._set_by_others: set[_Place] = set()
         self._known = [(each, len(each._buffers)) for each in modules]
 
     def snapshot(self, *, every: bool = False) -> list[BufferSnapshot]:
@@ -162,11 +174,72 @@ class MutatedBuffers:
                 written.append(each.with_copy())
                 if each.is_overwritten() and not compared:
                     _warn_of_late_write(each)
-        places = [(each.module, each.table, each.name) for each in written]
+        places = [each.place for each in written]
         if self._places is self._small:
             self._places = []
         self._places += [place for place in places if place not in self._places]
         return [*written, *self._registered()]
+
+    def others(
+        self,
+        held: list[BufferSnapshot],
+        mutated: list[BufferSnapshot],
+        *,
+        compared: bool,
+    ) -> list[BufferSnapshot]:
+        """Return the buffers that a forward has left alone, for ``restored_others``.
+
+        Copies would take memory until backward: they stay only of those that something
+        else has written to before, and of a compared forward in host memory. Parameters
+        are checked elsewhere.
+        """
+        places = {each.place for each in mutated}
+        return [
+            each
+            if each.place in self._set_by_others
+            else each.with_copy_on_host(kept=compared)
+            for each in held
+            if each.table != "_parameters"
+            and each.tensor is not None
+            and each.place not in places
+        ]
+
+    @contextmanager
+    def restored_others(self, held: list[BufferSnapshot]) -> Iterator[None]:
+        """Set buffers that others have set since the forward as it found them.
+
+        Where one was written to in place and there is no copy, a warning says so.
+        """
+        now: list[tuple[BufferSnapshot, Any]] = []
+        for each in held:
+            current = each.tensors.get(each.name)
+            before = each.tensor
+            if current is before and before is not None:
+                if version(before) == each.version:
+                    continue
+                self._expect_writes_by_others(each)
+                copy = each.copied_again()
+                if copy is None:
+                    continue
+                before = copy.to(before.device)
+            elif not each.may_be_replaced:
+                continue
+            now.append((each, current))
+            each.tensors[each.name] = before
+        try:
+            yield
+        finally:
+            for each, current in now:
+                each.tensors[each.name] = current
+
+    def _expect_writes_by_others(self, each: BufferSnapshot) -> None:
+        """Copy it in every forward from now on."""
+        if each.place in self._set_by_others:
+            return
+        if each.copy is None and not isinstance(each.tensor, FakeTensor):
+            _warn_of_late_write(each)
+        self._set_by_others.add(each.place)
+        self._places = [*self._places, each.place]
 
     def _registered(self) -> Iterator[BufferSnapshot]:
         """Yield the buffers that a forward has registered."""

@@ -191,8 +191,9 @@ class SavedTensorCheck:
             f"its forward changes {names}, which holds tensors of the graph or objects "
             "that cannot be copied."
             if names
-            else "look for a counter, a cache, a hook, a hidden generator, or other "
-            "parameters than the model's (torch.func.functional_call)."
+            else "look for a counter, a cache, a hook, a hidden generator, other "
+            "parameters than the model's (torch.func.functional_call), or "
+            "requires_grad switched between forward and backward."
         )
         raise RecomputationError(
             f"Block {self._block!r} did something else when it ran again in backward: "

@@ -1,10 +1,10 @@
 """Make a block's forward repeatable: restore its state for recomputation.
 
 ``torch.utils.checkpoint`` restores torch's RNG states and autocast. This adds Python's
-and numpy's RNG states, buffers, attributes and globals that the forward mutates, plain
-values in its arguments and training modes. It checks for what cannot be restored:
-arguments that were written to, other parameters, and, by values, a hidden generator or
-a counter in another object.
+and numpy's RNG states, buffers, attributes and globals that the forward mutates, and
+what others may have set since: plain values in arguments and attributes, and training
+modes. It checks for what cannot be restored: arguments and parameters that were written
+to, other parameters, and, by values, a hidden generator or a counter in another object.
 """
 
 import functools
@@ -24,6 +24,7 @@ from budgetfit.applying.checkpointing.forward_inputs import (
 from budgetfit.applying.checkpointing.mutated_attributes import (
     Change,
     MutatedAttributes,
+    Settings,
     restored_attributes,
 )
 from budgetfit.applying.checkpointing.mutated_buffers import (
@@ -140,7 +141,9 @@ class _RepeatableForward:
         self._arguments: ArgumentValues | None = None
         self._generators: HostRngState | None = None
         self._buffers: list[BufferSnapshot] = []
+        self._others: list[BufferSnapshot] = []
         self._attributes: list[Change] = []
+        self._settings: Settings | None = None
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -149,19 +152,24 @@ class _RepeatableForward:
             self._inputs.check(self._owner.block, self._owner.name, (args, kwargs))
             return self._recompute(self._generators, args, kwargs)
         self._inputs = ForwardInputs(self._owner.block, (args, kwargs))
-        self._arguments = ArgumentValues(args, kwargs)
         generators = HostRngState.now()
         self._modes = module_modes(self._owner.block)
         buffers = self._owner.buffers.snapshot(every=self._values is not None)
         attributes = self._owner.attributes.snapshot(every=self._values is not None)
+        self._settings = self._owner.attributes.settings(attributes)
+        self._arguments = ArgumentValues(args, kwargs, attributes.contents)
         if self._values is not None:
             self._values.refuse_iterator(attributes.iterator())
         with self._values.recorded() if self._values is not None else nullcontext():
             output = self._function(*args, **kwargs)
+        self._inputs.after_forward()
         if self._values is not None and self._owner.in_segment:
             self._values.record_output(output)
         self._buffers = self._owner.buffers.find_mutated(
             buffers, compared=self._values is not None
+        )
+        self._others = self._owner.buffers.others(
+            buffers, self._buffers, compared=self._values is not None
         )
         self._attributes = self._owner.attributes.changes(attributes)
         if self._values is not None:
@@ -179,6 +187,10 @@ class _RepeatableForward:
             generators.restore()
             stack.enter_context(without_new_hooks(self._owner.block, (args, kwargs)))
             stack.enter_context(restored_modes(self._modes))
+            if self._settings is not None:
+                changes = self._settings.changes()
+                stack.enter_context(restored_attributes(changes))
+            stack.enter_context(self._owner.buffers.restored_others(self._others))
             stack.enter_context(restored_buffers(self._buffers))
             stack.enter_context(restored_attributes(self._attributes))
             if self._arguments is not None:

@@ -32,6 +32,7 @@ CPU_EQUIVALENTS: Final = {
 
 _SHOWN: Final = 4  # calls in a warning
 _MUTATED = "has been mutated"  # text of torch's error, _VersionWrapper.get_val
+_SECOND_BACKWARD = "backward an extra time"  # the same, _CachedTorchDispatchMode
 
 
 class SelectiveCheckpoint:
@@ -221,6 +222,8 @@ class _Context:
         if isinstance(error, RuntimeError) and _MUTATED in str(error):
             block = self._policy.block
             raise InputError(_overwritten(block, "a tensor", "something")) from error
+        if isinstance(error, RuntimeError) and _SECOND_BACKWARD in str(error):
+            raise InputError(_ran_twice(self._policy.block)) from error
         if error is None and self._policy.calls and not self._policy.saves:
             self._on_nothing(self._policy.calls)
 
@@ -256,6 +259,15 @@ def _overwritten(block: str, what: str, by: str) -> str:
     return (
         f"Block {block!r} saves {what}, which {by} then writes to in place. Leave it "
         "out of the block's saved_ops, or compute out of place."
+    )
+
+
+def _ran_twice(block: str) -> str:
+    return (
+        f"Block {block!r} under selective checkpointing ran backward twice, as where a "
+        "model or its loss takes gradients of its own (create_graph=True), or with "
+        "retain_graph=True: torch frees what such a block saves after the first. Use "
+        "segments of mode='recompute' for it."
     )
 
 

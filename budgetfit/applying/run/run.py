@@ -92,13 +92,6 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-_SECOND_BACKWARD = "backward an extra time"  # torch's selective checkpoints say so
-_SELECTIVE_ONCE = (
-    "A block under selective checkpointing ran backward twice, as where a model or its "
-    "loss takes gradients of its own (create_graph=True): torch frees what such a "
-    "block saves after the first. Use segments of mode='recompute' for it."
-)
-
 
 class Run:
     """A model that trains by a recipe, until undone.
@@ -676,8 +669,6 @@ class Run:
             report = self._monitor.report(error, batch, step)
             self.drop_group()
             self._monitor.restore_rng_states()
-            if _SECOND_BACKWARD in str(error):
-                raise InputError(_SELECTIVE_ONCE) from error
             if report is None:
                 raise
         # The error is gone here, and with its frames the tensors of the failed step.

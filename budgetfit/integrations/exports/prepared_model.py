@@ -152,17 +152,16 @@ def find_planned(plan: Plan, module: nn.Module) -> nn.Module:
     Raises:
         InputError: If there is none.
     """
-    found = [
-        each
-        for each in (module.modules() if isinstance(module, nn.Module) else ())
-        if is_same_model(plan, each)
+    inside = [*module.modules()] if isinstance(module, nn.Module) else []
+    found = [each for each in inside if is_same_model(plan, each)]
+    # A wrapper has as many parameters as the wrapped model, but other block names.
+    blocks = set(plan.model.blocks)
+    named = [
+        each for each in found or inside if blocks <= dict(each.named_modules()).keys()
     ]
     if not found:
         _check_adapters(plan, module)
-        check_same_model(plan, module)
-    # A wrapper has as many parameters as the wrapped model, but other block names.
-    blocks = set(plan.model.blocks)
-    named = [each for each in found if blocks <= dict(each.named_modules()).keys()]
+        check_same_model(plan, (named or [module])[0])
     return (named or found)[0]
 
 
