@@ -90,10 +90,14 @@ class BufferSnapshot(NamedTuple):
         return self._replace(copy=self.tensor.detach().clone())
 
     def with_copy_on_host(self, *, kept: bool) -> BufferSnapshot:
-        """Return it with its copy moved to host memory, or without one."""
-        kept = kept and self.copy is not None and not self.copy.is_meta
-        copy = self.copy.cpu() if kept and self.copy is not None else None
-        return self._replace(copy=copy)
+        """Return it with its copy moved to host memory, or without one.
+
+        In a trace nothing is in host memory, and there are no values to keep.
+        """
+        copy = self.copy
+        if copy is None or not kept or copy.is_meta or isinstance(copy, FakeTensor):
+            return self._replace(copy=None)
+        return self._replace(copy=copy.cpu())
 
     def _is_written_through_data(self, now: torch.Tensor) -> bool:
         """Whether values differ: writes to ``.data`` do not bump versions."""

@@ -163,8 +163,8 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
             log_weights(fake, log, tracker)
             for other in others:
                 log_weights(other, log)
-            runner = program(fake, recorder.start_phase)
             _log_attributes((fake, *others), log)
+            runner = program(fake, recorder.start_phase)
             at_end.callback(_remove_optimizer_hooks, runner)
             if parallelism is not None:
                 tracker.hook_wrapped(fake)
