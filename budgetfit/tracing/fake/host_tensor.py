@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter, tree_map_only
 
 _MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type_as})
+_MAY_HOLD: Final = (torch.Tensor, list, tuple, dict)
+_OF_ALL_MODULES: Final = frozenset(vars(nn.Module()))  # parameters, buffers, hooks
 _ELSEWHERE: Final = torch.device("cuda")  # it differs from that of all other fakes
 
 
@@ -77,7 +79,9 @@ def moves_attributes(module: nn.Module) -> bool:
 
 def host_tensors(module: nn.Module) -> Iterator[HostTensor]:
     """Yield those in attributes of a fake module, or in containers there."""
-    for value in vars(module).values():
+    for name, value in vars(module).items():
+        if name in _OF_ALL_MODULES or not isinstance(value, _MAY_HOLD):
+            continue
         for leaf in tree_iter(value):
             if type(leaf) is HostTensor:
                 yield leaf
