@@ -190,6 +190,32 @@ def _weights(
     return result
 
 
+def _lstm(  # noqa: PLR0913 - aten's, and counts
+    x: Tensor,
+    hx: Sequence[Tensor],
+    params: Sequence[Tensor],
+    *,
+    has_biases: bool,
+    dropout: float,
+    bidirectional: bool,
+    counts: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    hidden, cell = hx
+    out, last = _layers(
+        _lstm_cell,
+        x,
+        list(zip(hidden.unbind(0), cell.unbind(0), strict=True)),
+        _weights(
+            params, has_biases=has_biases, projects=hidden.size(2) != cell.size(2)
+        ),
+        dropout=dropout,
+        bidirectional=bidirectional,
+        counts=counts,
+    )
+    hiddens, cells = zip(*last, strict=True)
+    return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
+
+
 def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
     x: Tensor,
     hx: Sequence[Tensor],
@@ -203,20 +229,15 @@ def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run ``lstm.input`` as CUDA without cuDNN."""
     del num_layers
-    hidden, cell = hx
-    out, last = _layers(
-        _lstm_cell,
+    out, hidden, cell = _lstm(
         x.transpose(0, 1) if batch_first else x,
-        list(zip(hidden.unbind(0), cell.unbind(0), strict=True)),
-        _weights(
-            params, has_biases=has_biases, projects=hidden.size(2) != cell.size(2)
-        ),
+        hx,
+        params,
+        has_biases=has_biases,
         dropout=dropout if train else 0.0,
         bidirectional=bidirectional,
     )
-    out = out.transpose(0, 1) if batch_first else out
-    hiddens, cells = zip(*last, strict=True)
-    return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
+    return out.transpose(0, 1) if batch_first else out, hidden, cell
 
 
 def lstm_of_packed(  # noqa: PLR0913, PLR0917 - aten's signature
@@ -232,56 +253,39 @@ def lstm_of_packed(  # noqa: PLR0913, PLR0917 - aten's signature
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run ``lstm.data`` as CUDA without cuDNN."""
     del num_layers
-    hidden, cell = hx
-    out, last = _layers(
-        _lstm_cell,
+    return _lstm(
         rows,
-        list(zip(hidden.unbind(0), cell.unbind(0), strict=True)),
-        _weights(
-            params, has_biases=has_biases, projects=hidden.size(2) != cell.size(2)
-        ),
+        hx,
+        params,
+        has_biases=has_biases,
         dropout=dropout if train else 0.0,
         bidirectional=bidirectional,
         counts=_numbers(batch_sizes),
     )
-    hiddens, cells = zip(*last, strict=True)
-    return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
 
 
-def packed_layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return ``gru.data``, ``rnn_tanh.data`` or ``rnn_relu.data`` for a cell."""
-
-    def layer(  # noqa: PLR0913, PLR0917 - aten's signature
-        rows: Tensor,
-        batch_sizes: Tensor,
-        hx: Tensor,
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-    ) -> tuple[Tensor, Tensor]:
-        del num_layers
-        out, last = _layers(
-            cell,
-            rows,
-            [(state,) for state in hx.unbind(0)],
-            _weights(params, has_biases=has_biases, projects=False),
-            dropout=dropout if train else 0.0,
-            bidirectional=bidirectional,
-            counts=_numbers(batch_sizes),
-        )
-        return out, torch.stack([state[0] for state in last], 0)
-
-    return layer
-
-
-def _numbers(batch_sizes: Tensor) -> list[int]:
-    """Return the values of a tensor in host memory, which is none of the fakes."""
-    with _disable_current_modes():
-        found: list[int] = batch_sizes.tolist()
-    return found
+def _one_state(  # noqa: PLR0913 - aten's, and counts
+    cell: Any,
+    x: Tensor,
+    hx: Tensor,
+    params: Sequence[Tensor],
+    *,
+    has_biases: bool,
+    dropout: float,
+    bidirectional: bool,
+    counts: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Run layers whose cells have one state: those of a GRU or a plain RNN."""
+    out, last = _layers(
+        cell,
+        x,
+        [(state,) for state in hx.unbind(0)],
+        _weights(params, has_biases=has_biases, projects=False),
+        dropout=dropout,
+        bidirectional=bidirectional,
+        counts=counts,
+    )
+    return out, torch.stack([state[0] for state in last], 0)
 
 
 def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -299,18 +303,54 @@ def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
         batch_first: bool,
     ) -> tuple[Tensor, Tensor]:
         del num_layers
-        out, last = _layers(
+        out, last = _one_state(
             cell,
             x.transpose(0, 1) if batch_first else x,
-            [(state,) for state in hx.unbind(0)],
-            _weights(params, has_biases=has_biases, projects=False),
+            hx,
+            params,
+            has_biases=has_biases,
             dropout=dropout if train else 0.0,
             bidirectional=bidirectional,
         )
-        out = out.transpose(0, 1) if batch_first else out
-        return out, torch.stack([state[0] for state in last], 0)
+        return out.transpose(0, 1) if batch_first else out, last
 
     return layer
+
+
+def packed_layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return ``gru.data``, ``rnn_tanh.data`` or ``rnn_relu.data`` for a cell."""
+
+    def layer(  # noqa: PLR0913, PLR0917 - aten's signature
+        rows: Tensor,
+        batch_sizes: Tensor,
+        hx: Tensor,
+        params: Sequence[Tensor],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> tuple[Tensor, Tensor]:
+        del num_layers
+        return _one_state(
+            cell,
+            rows,
+            hx,
+            params,
+            has_biases=has_biases,
+            dropout=dropout if train else 0.0,
+            bidirectional=bidirectional,
+            counts=_numbers(batch_sizes),
+        )
+
+    return layer
+
+
+def _numbers(batch_sizes: Tensor) -> list[int]:
+    """Return the values of a tensor in host memory, which is none of the fakes."""
+    with _disable_current_modes():
+        found: list[int] = batch_sizes.tolist()
+    return found
 
 
 def lstm_cell(
