@@ -190,32 +190,6 @@ def _weights(
     return result
 
 
-def _lstm(  # noqa: PLR0913 - aten's, and counts
-    x: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    *,
-    has_biases: bool,
-    dropout: float,
-    bidirectional: bool,
-    counts: Sequence[int] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    hidden, cell = hx
-    out, last = _layers(
-        _lstm_cell,
-        x,
-        list(zip(hidden.unbind(0), cell.unbind(0), strict=True)),
-        _weights(
-            params, has_biases=has_biases, projects=hidden.size(2) != cell.size(2)
-        ),
-        dropout=dropout,
-        bidirectional=bidirectional,
-        counts=counts,
-    )
-    hiddens, cells = zip(*last, strict=True)
-    return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
-
-
 def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
     x: Tensor,
     hx: Sequence[Tensor],
@@ -225,67 +199,27 @@ def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
     dropout: float,
     train: bool,
     bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run ``lstm.input`` as CUDA without cuDNN."""
-    del num_layers
-    out, hidden, cell = _lstm(
-        x.transpose(0, 1) if batch_first else x,
-        hx,
-        params,
-        has_biases=has_biases,
-        dropout=dropout if train else 0.0,
-        bidirectional=bidirectional,
-    )
-    return out.transpose(0, 1) if batch_first else out, hidden, cell
-
-
-def lstm_of_packed(  # noqa: PLR0913, PLR0917 - aten's signature
-    rows: Tensor,
-    batch_sizes: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run ``lstm.data`` as CUDA without cuDNN."""
-    del num_layers
-    return _lstm(
-        rows,
-        hx,
-        params,
-        has_biases=has_biases,
-        dropout=dropout if train else 0.0,
-        bidirectional=bidirectional,
-        counts=_numbers(batch_sizes),
-    )
-
-
-def _one_state(  # noqa: PLR0913 - aten's, and counts
-    cell: Any,
-    x: Tensor,
-    hx: Tensor,
-    params: Sequence[Tensor],
+    batch_first: bool = False,
     *,
-    has_biases: bool,
-    dropout: float,
-    bidirectional: bool,
     counts: Sequence[int] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Run layers whose cells have one state: those of a GRU or a plain RNN."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run ``lstm.input`` as CUDA without cuDNN; ``counts`` as in ``_layers``."""
+    del num_layers
+    hidden, cell = hx
     out, last = _layers(
-        cell,
-        x,
-        [(state,) for state in hx.unbind(0)],
-        _weights(params, has_biases=has_biases, projects=False),
-        dropout=dropout,
+        _lstm_cell,
+        x.transpose(0, 1) if batch_first else x,
+        list(zip(hidden.unbind(0), cell.unbind(0), strict=True)),
+        _weights(
+            params, has_biases=has_biases, projects=hidden.size(2) != cell.size(2)
+        ),
+        dropout=dropout if train else 0.0,
         bidirectional=bidirectional,
         counts=counts,
     )
-    return out, torch.stack([state[0] for state in last], 0)
+    out = out.transpose(0, 1) if batch_first else out
+    hiddens, cells = zip(*last, strict=True)
+    return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
 
 
 def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -300,50 +234,33 @@ def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
         dropout: float,
         train: bool,
         bidirectional: bool,
-        batch_first: bool,
+        batch_first: bool = False,
+        *,
+        counts: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         del num_layers
-        out, last = _one_state(
+        out, last = _layers(
             cell,
             x.transpose(0, 1) if batch_first else x,
-            hx,
-            params,
-            has_biases=has_biases,
+            [(state,) for state in hx.unbind(0)],
+            _weights(params, has_biases=has_biases, projects=False),
             dropout=dropout if train else 0.0,
             bidirectional=bidirectional,
+            counts=counts,
         )
-        return out.transpose(0, 1) if batch_first else out, last
+        out = out.transpose(0, 1) if batch_first else out
+        return out, torch.stack([state[0] for state in last], 0)
 
     return layer
 
 
-def packed_layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return ``gru.data``, ``rnn_tanh.data`` or ``rnn_relu.data`` for a cell."""
+def over_packed(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``lstm.data``, ``gru.data`` ... for ``lstm.input``, ``gru.input`` ..."""
 
-    def layer(  # noqa: PLR0913, PLR0917 - aten's signature
-        rows: Tensor,
-        batch_sizes: Tensor,
-        hx: Tensor,
-        params: Sequence[Tensor],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-    ) -> tuple[Tensor, Tensor]:
-        del num_layers
-        return _one_state(
-            cell,
-            rows,
-            hx,
-            params,
-            has_biases=has_biases,
-            dropout=dropout if train else 0.0,
-            bidirectional=bidirectional,
-            counts=_numbers(batch_sizes),
-        )
+    def packed(rows: Tensor, batch_sizes: Tensor, *settings: Any) -> Any:
+        return layer(rows, *settings, counts=_numbers(batch_sizes))
 
-    return layer
+    return packed
 
 
 def _numbers(batch_sizes: Tensor) -> list[int]:
@@ -385,15 +302,15 @@ CUDNN_NOTE = (
     "prediction"
 )
 # Those of nn.RNNCell are the same ops on either device.
+_LAYERS: dict[str, Callable[..., Any]] = {
+    "lstm": lstm,
+    "gru": layer_of(_gru_cell),
+    "rnn_tanh": layer_of(_plain_cell(torch.tanh)),
+    "rnn_relu": layer_of(_plain_cell(torch.relu)),
+}
 RECURRENT_OPS: dict[str, Callable[..., Any]] = {
-    "lstm.input": lstm,
-    "gru.input": layer_of(_gru_cell),
-    "rnn_tanh.input": layer_of(_plain_cell(torch.tanh)),
-    "rnn_relu.input": layer_of(_plain_cell(torch.relu)),
-    "lstm.data": lstm_of_packed,
-    "gru.data": packed_layer_of(_gru_cell),
-    "rnn_tanh.data": packed_layer_of(_plain_cell(torch.tanh)),
-    "rnn_relu.data": packed_layer_of(_plain_cell(torch.relu)),
+    **{f"{name}.input": layer for name, layer in _LAYERS.items()},
+    **{f"{name}.data": over_packed(layer) for name, layer in _LAYERS.items()},
     "lstm_cell": lstm_cell,
     "gru_cell": gru_cell,
 }
