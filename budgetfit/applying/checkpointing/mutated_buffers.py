@@ -92,10 +92,10 @@ class BufferSnapshot(NamedTuple):
     def with_copy_on_host(self, *, kept: bool) -> BufferSnapshot:
         """Return it with its copy moved to host memory, or without one.
 
-        In a trace nothing is in host memory, and there are no values to keep.
+        Traces compare no values, so in them none is kept.
         """
         copy = self.copy
-        if copy is None or not kept or copy.is_meta or isinstance(copy, FakeTensor):
+        if copy is None or not kept or copy.is_meta:
             return self._replace(copy=None)
         return self._replace(copy=copy.cpu())
 
