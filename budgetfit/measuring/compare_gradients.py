@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from budgetfit.errors import RecomputationError
-from budgetfit.measuring.preserve_model import restore_attributes, snapshot_attributes
+from budgetfit.measuring.preserve_model import snapshot_attributes, snapshot_outside
 from budgetfit.measuring.protocols import MakeRun
 from budgetfit.measuring.recomputed_blocks import (
     RecomputationWatcher,
@@ -97,7 +97,7 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
     planned: Collection[str] = (),
     seed: int = 0,
     mean: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
-    loss_modules: Sequence[nn.Module] = (),
+    loss: object = None,
     more_runs: int = MORE_RUNS,
 ) -> GradientCheck:
     """Compare one micro-batch's gradients, with the same batch and RNG state.
@@ -115,13 +115,13 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
         seed: Of the random generators.
         mean: Returns the mean over all ranks of a gradient of the unmodified model, in
             CPU memory; where there are several.
-        loss_modules: What only the loss runs; it may change them, as the model's
-            forward its buffers.
+        loss: The user's own, if there is one: what it and hooks change is restored, as
+            are the model's buffers.
         more_runs: How often the unmodified model may run again where gradients differ,
             for its noise. 0 where ranks might not agree that they do.
     """
     seen = RecomputationWatcher()
-    restore = _restorer((model, *loss_modules))
+    restore = _restorer(model, loss)
     plain = _run_to_gradients(
         model, make_plain, batch, seed, lambda trained: dict(_copies(trained, mean))
     )
@@ -181,7 +181,7 @@ def gradient_difference(  # noqa: PLR0913 - as ``check_gradients``
     make_other: MakeRun,
     batch: Any,
     *,
-    loss_modules: Sequence[nn.Module] = (),
+    loss: object = None,
     left_out: Collection[str] = (),
 ) -> tuple[float, str]:
     """Return by how much a gradient differs most between two runs, and its parameter.
@@ -189,7 +189,7 @@ def gradient_difference(  # noqa: PLR0913 - as ``check_gradients``
     Relative to its norm in the other run. Arguments as for ``check_gradients``;
     ``left_out``: parameters that are not compared.
     """
-    restore = _restorer((model, *loss_modules))
+    restore = _restorer(model, loss)
     other = _run_to_gradients(
         model, make_other, batch, 0, lambda trained: dict(_copies(trained))
     )
@@ -294,19 +294,19 @@ def _copies(
         yield name, None if grad is None else mean(grad.to("cpu", copy=True))
 
 
-def _restorer(models: Sequence[nn.Module]) -> Callable[[], None]:
-    """Return a function that restores what forward and loss may change."""
-    attributes = [snapshot_attributes(model) for model in models]
+def _restorer(model: nn.Module, loss: object) -> Callable[[], None]:
+    """Return a function that restores what forward, loss and hooks may change."""
+    attributes = snapshot_attributes(model)
+    restore_outside = snapshot_outside(model, loss)
     tensors = [
         (tensor, tensor.detach().to("cpu", copy=True))
-        for model in models
         for tensor in _untrained_tensors(model)
         if tensor.nbytes <= _MOST_STATE_BYTES
     ]
 
     def restore() -> None:
-        for each in attributes:
-            restore_attributes(each)
+        attributes.restore()
+        restore_outside()
         with torch.no_grad():
             for tensor, value in tensors:
                 tensor.data.copy_(value)

@@ -1,6 +1,6 @@
 """Compare a loss in parts with the model's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ def with_loss_compared(  # noqa: PLR0913 - as ``check_gradients``, and where to 
     batch: Any,  # noqa: ANN401
     *,
     dtype: torch.dtype,
-    loss_modules: Sequence[nn.Module],
+    loss: object,
     notes: list[str],
 ) -> GradientCheck:
     """Return the check of a plan whose loss is in parts, and compared with the whole.
@@ -46,7 +46,7 @@ def with_loss_compared(  # noqa: PLR0913 - as ``check_gradients``, and where to 
         plain: The recipe without recomputation, its loss in parts.
         batch: As for ``check_gradients``.
         dtype: That the output head computes in.
-        loss_modules: As for ``check_gradients``.
+        loss: As for ``check_gradients``.
         notes: Receives that there was too little memory to compare.
     """
     try:
@@ -55,7 +55,7 @@ def with_loss_compared(  # noqa: PLR0913 - as ``check_gradients``, and where to 
             make(plain),
             make(replace(plain, loss_chunks=1)),
             batch,
-            loss_modules=loss_modules,
+            loss=loss,
             left_out=found.left_out,
         )
     except torch.OutOfMemoryError:

@@ -87,7 +87,7 @@ def measure_ranks(
     ranks = Ranks(parallelism, setup.device)
     setup = replace(setup, device=ranks.device)
     with (
-        preserved_model(setup.model, ranks.device, weights=False),
+        preserved_model(setup.model, ranks.device, weights=False, loss=setup.loss),
         warnings.catch_warnings(),
     ):
         # Of copies of the model, and of one that trains alone to compare with.
@@ -121,10 +121,7 @@ def _measure(  # noqa: PLR0913, PLR0917 - one value each, all needed
     batch = setup.resized_batch(recipe.batch_size)
     counted = setup.device.type == "cpu" and recipe.zero_stage is None
     free_memory(setup.device)
-    with (
-        loss_modules_on(setup.device, setup.loss, setup.model) as loss_modules,
-        preserved_model(torch.nn.ModuleList(loss_modules), setup.device),
-    ):
+    with loss_modules_on(setup.device, setup.loss, setup.model) as loss_modules:
         say(f"running {steps} real steps of batch {recipe.batch_size} on each rank")
         copied = replace(setup, model=deepcopy_model(setup.model, {}))
         live_bytes = functools.partial(
@@ -142,14 +139,13 @@ def _measure(  # noqa: PLR0913, PLR0917 - one value each, all needed
         del copied, live_bytes
         free_memory(setup.device)
         say("comparing gradients with one process's")
-        return measured, _compare(plan, setup, ranks, loss_modules, notes)
+        return measured, _compare(plan, setup, ranks, notes)
 
 
 def _compare(
     plan: Plan,
     setup: TrainingSetup,
     ranks: Ranks,
-    loss_modules: Sequence[nn.Module],
     notes: list[str],
 ) -> GradientCheck | None:
     """Compare the reduced gradients with the mean over all ranks of plain ones.
@@ -187,7 +183,7 @@ def _compare(
             planned=recomputed_blocks(recipe),
             seed=ranks.rank,
             mean=ranks.mean if as_one else torch.Tensor.detach,
-            loss_modules=loss_modules,
+            loss=setup.loss,
             more_runs=0,
         )
     except torch.OutOfMemoryError:
@@ -205,7 +201,7 @@ def _compare(
         plain,
         batch,
         dtype=_computes_in(plain),
-        loss_modules=loss_modules,
+        loss=setup.loss,
         notes=notes,
     )
 

@@ -1,6 +1,7 @@
 """``verify_plan``: run real training steps of a plan and measure them."""
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -156,9 +157,10 @@ def _run(  # noqa: PLR0913, PLR0917 - one value each, all needed
     free_memory(device)
     with loss_modules_on(device, setup.loss, setup.model) as loss_modules:
         counted = (setup.model, *loss_modules)
-        # A loss may change its modules, too, such as a running mean of outputs.
-        whole = nn.ModuleList(counted)
-        with preserved_model(whole, device), _cpu_autocast_named(recipe, device):
+        preserved = functools.partial(
+            preserved_model, setup.model, device, loss=setup.loss
+        )
+        with preserved(), _cpu_autocast_named(recipe, device):
             say(f"running {steps} real steps of batch {recipe.batch_size}")
             if not on_cuda:
                 _warn_of_little_memory(plan)
@@ -172,9 +174,9 @@ def _run(  # noqa: PLR0913, PLR0917 - one value each, all needed
                 shorter=setup.shorter,
                 say=say,
             )
-        with preserved_model(whole, device):
+        with preserved():
             say("comparing gradients with the unmodified model")
-            return measured, _compare(plan, setup, loss_modules, notes, on_cuda=on_cuda)
+            return measured, _compare(plan, setup, notes, on_cuda=on_cuda)
 
 
 def _warn_of_little_memory(plan: Plan) -> None:
@@ -229,7 +231,6 @@ def with_recorded_step_time(
 def _compare(
     plan: Plan,
     setup: TrainingSetup,
-    loss_modules: Sequence[nn.Module],
     notes: list[str],
     *,
     on_cuda: bool,
@@ -252,7 +253,7 @@ def _compare(
             batch,
             blocks=plan.model.blocks,
             planned=recomputed_blocks(plan.recipe),
-            loss_modules=loss_modules,
+            loss=setup.loss,
         )
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
@@ -266,7 +267,7 @@ def _compare(
         plain,
         batch,
         dtype=computes_in(find_precision(plain.precision)),
-        loss_modules=loss_modules,
+        loss=setup.loss,
         notes=notes,
     )
 

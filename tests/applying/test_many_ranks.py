@@ -1,6 +1,7 @@
 """A plan for several GPUs, carried out by two processes with gloo."""
 
 import contextlib
+import functools
 import gc
 import importlib
 import warnings
@@ -318,8 +319,9 @@ def _longest_first(engine: str) -> list[tuple[Any, ...]]:
         if rank is None:
             rank = torch.distributed.get_rank()
         seen: list[int] = []
+        held = functools.cache(lambda seen=seen: seen)  # what a run does not restore
         run.model.register_forward_pre_hook(
-            lambda _, __, given, seen=seen: seen.append(given["input_ids"].shape[1]),
+            lambda _, __, given, held=held: held().append(given["input_ids"].shape[1]),
             with_kwargs=True,
         )
         own = batches(2 * RANKS * UPDATES)[rank::RANKS]

@@ -1,5 +1,6 @@
 """A user's own DDP around a run for one GPU, on two processes with gloo."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -116,8 +117,9 @@ def _longest_first() -> list[tuple[list[int], list[float]]]:
         settings = {"optimizer": "sgd", "longest_batch_first": first}
         run = budgetfit.apply(plan_for(planned, (), **settings), planned)
         seen: list[int] = []
+        held = functools.cache(lambda seen=seen: seen)  # what a run does not restore
         planned.register_forward_pre_hook(
-            lambda _, __, given, seen=seen: seen.append(given["input_ids"].shape[1]),
+            lambda _, __, given, held=held: held().append(given["input_ids"].shape[1]),
             with_kwargs=True,
         )
         run.model = DistributedDataParallel(planned)

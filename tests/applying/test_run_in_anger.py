@@ -4,6 +4,7 @@
 import gc
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -30,7 +31,9 @@ from tests.applying.training_runs import (
     start,
     without_dropout,
 )
+from tests.models import counting_hook
 from tests.reporting.sample_plans import sample_model, sample_plan
+from tests.stateful_losses import LOSSES
 
 FULL = (
     "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of "
@@ -174,6 +177,32 @@ def test_U5_a_longer_batch_than_planned_is_warned_of_before_it_runs() -> None:
             run.step(batches(1, 5)[0])
     assert not ran
     run.step(batches(1, 5)[0])  # said once
+
+
+class Pooled(nn.Linear):
+    """Samples of any length."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.mean(1))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_longest_batch_that_runs_first_leaves_nothing_in_the_loss(name: str) -> None:
+    """Its results are dropped, and so is what the loss keeps of it."""
+    batch = {"x": torch.ones(2, 3, 4)}
+    plan = sample_plan(model=sample_model(batch={"x": ((2, 5, 4), "float32")}))
+
+    def losses(*, first: bool) -> list[float]:
+        torch.manual_seed(0)
+        model, loss = Pooled(4, 4), LOSSES[name]()
+        runs = Counter[str]()
+        model.register_forward_pre_hook(counting_hook(runs, "model"))
+        run = Run(model, recipe(2, longest_batch_first=first), loss=loss, plan=plan)
+        found = [float(run.step(batch)) for _ in range(3)]
+        assert runs["model"] == 3 + first
+        return found
+
+    assert losses(first=True) == losses(first=False)
 
 
 def test_U8_parameters_without_a_gradient_are_named_after_the_first_step() -> None:

@@ -26,6 +26,7 @@ from tests.reporting.sample_plans import (
     sample_recipe,
     singles,
 )
+from tests.stateful_losses import LOSSES, Loss, RunningMean
 
 
 def compare(
@@ -178,21 +179,7 @@ def test_noise_that_is_nearly_nothing_hides_no_other_gradient(
     assert found.noise == pytest.approx(0.0 if match else 1.4, abs=0.5)
 
 
-class RunningMean(nn.Module):
-    """A loss with state, as DINO's center."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("center", torch.zeros(4))
-        self.center: torch.Tensor
-
-    def forward(self, outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        value = (outputs - self.center).square().mean()
-        self.center.mul_(0.9).add_(0.1 * outputs.detach().mean(0))
-        return value
-
-
-def tanh_plan(loss: nn.Module) -> tuple[Plan, nn.Module]:
+def tanh_plan(loss: Loss) -> tuple[Plan, nn.Module]:
     model = nn.Sequential(
         *(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
     )
@@ -216,6 +203,23 @@ def test_verify_restores_the_modules_of_the_loss() -> None:
     check = budgetfit.verify(plan, model, loss=loss, device="cpu")
     assert check.gradients_match
     assert not loss.center.any()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_verify_restores_what_a_loss_holds(name: str) -> None:
+    torch.manual_seed(0)
+    loss = LOSSES[name]()
+    plan, model = tanh_plan(loss)
+    outputs = torch.ones(2, 4, requires_grad=True)
+    torch.manual_seed(0)
+    expected = LOSSES[name]()(outputs, None)
+    if name == "global":
+        LOSSES[name]()  # none seen
+
+    check = budgetfit.verify(plan, model, loss=loss, device="cpu")
+
+    assert check.gradients_match
+    assert loss(outputs, None) == expected
 
 
 def test_gradients_that_are_all_nan_show_nothing() -> None:

@@ -87,6 +87,48 @@ def test_buffers_that_were_replaced_or_made_are_the_old_ones_again() -> None:
     assert not hasattr(model, "new")
 
 
+def test_what_hooks_of_modules_and_gradients_count_is_as_before() -> None:
+    model, counts = nn.Sequential(nn.Linear(2, 2)), {"forward": 0, "backward": 0}
+    seen: list[torch.Tensor] = []
+    total = torch.zeros(2)
+
+    def count_forward(*_: object) -> None:
+        counts["forward"] += 1
+
+    def count_backward(*_: object) -> None:
+        counts["backward"] += 1
+
+    model[0].register_forward_hook(count_forward)
+    model[0].register_full_backward_hook(count_backward)
+    model[0].weight.register_hook(seen.append)
+
+    def add_to_total(bias: torch.Tensor) -> None:
+        total.add_(bias.grad)
+
+    model[0].bias.register_post_accumulate_grad_hook(add_to_total)
+    with preserved_model(model, CPU, weights=False):
+        model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+        assert counts == {"forward": 1, "backward": 1}
+        assert len(seen) == 1
+        assert total.tolist() == [1.0, 1.0]
+    assert counts == {"forward": 0, "backward": 0}
+    assert not seen
+    assert not total.any()
+
+
+def test_gradients_of_a_model_that_the_loss_leads_to_are_as_before() -> None:
+    model, critic = nn.Linear(2, 2), nn.Linear(2, 1)
+    critic.weight.grad = torch.ones(1, 2)
+
+    def loss(outputs: torch.Tensor, _: object) -> torch.Tensor:
+        return critic(outputs).sum()
+
+    with preserved_model(model, CPU, weights=False, loss=loss):
+        loss(model(torch.ones(1, 2)), None).backward()
+    assert critic.weight.grad.tolist() == [[1.0, 1.0]]
+    assert critic.bias.grad is None
+
+
 def test_hooks_that_a_forward_leaves_are_removed_with_the_note_that_it_did() -> None:
     """As of transformers where router logits are collected: else it hooks once more."""
     model = nn.Sequential(nn.Linear(4, 4))

@@ -590,7 +590,7 @@ class Run:
         ranks reduce the gradients of the last; after that DDP makes its buckets anew.
         """
         parallelism = self.recipe.parallelism
-        with preserved_model(self.model, self.device, weights=False):
+        with preserved_model(self.model, self.device, weights=False, loss=self._loss):
             for number, batch in enumerate(batches, 1):
                 moved = cast_batch(batch, self._of_inputs, self.device)
                 is_last = reduce and number == len(batches)
