@@ -21,10 +21,12 @@ class Mutated(NamedTuple):
         globals: Globals, and attributes of Python modules: those that are assigned, and
             containers, tensors and other objects. Each with its namespace.
         functions: Functions with a closure, attributes or mutable defaults.
+        names: Of globals and attributes in all of this code.
     """
 
     globals: tuple[tuple[dict[str, Any], str], ...]
     functions: tuple[types.FunctionType, ...]
+    names: frozenset[str]
 
 
 def mutated_outside(kinds: Iterable[Any], functions: Iterable[Any] = ()) -> Mutated:
@@ -39,7 +41,8 @@ def mutated_outside(kinds: Iterable[Any], functions: Iterable[Any] = ()) -> Muta
         for place, name in each.globals
     }
     kept = dict.fromkeys(function for each in found for function in each.functions)
-    return Mutated(tuple(places.values()), tuple(kept))
+    names = frozenset[str]().union(*(each.names for each in found))
+    return Mutated(tuple(places.values()), tuple(kept), names)
 
 
 @functools.cache
@@ -54,6 +57,7 @@ def _mutated_by(code: Iterable[Any]) -> Mutated:
     """
     found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
     seen: dict[Any, bool] = {}  # functions and classes; whether it keeps something
+    all_names: set[str] = set()
     waiting = list(code)
     while waiting:
         value = _function_or_class(waiting.pop())
@@ -71,6 +75,7 @@ def _mutated_by(code: Iterable[Any]) -> Mutated:
             or any(map(_is_mutable, defaults))
         )
         names, own = names_in(value.__code__), value.__globals__
+        all_names |= names
         assigned = {*_assigned(value.__code__, "STORE_ATTR")}
         found |= {
             (id(own), name): (own, name)
@@ -82,9 +87,8 @@ def _mutated_by(code: Iterable[Any]) -> Mutated:
                 is_assigned = place is not own and name in assigned
                 if is_assigned or _is_mutable(place[name]):
                     found[id(place), name] = place, name
-    return Mutated(
-        tuple(found.values()), tuple(each for each, keeps in seen.items() if keeps)
-    )
+    functions = tuple(each for each, keeps in seen.items() if keeps)
+    return Mutated(tuple(found.values()), functions, frozenset(all_names))
 
 
 def _function_or_class(value: Any) -> Any:  # noqa: ANN401

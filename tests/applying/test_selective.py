@@ -27,7 +27,7 @@ from budgetfit.errors import InputError
 from tests.applying.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
 from tests.applying.test_checkpoint import Gradients, assert_same, segments_of
-from tests.models import without_loss
+from tests.models import Chain, mean, without_loss
 
 aten = torch.ops.aten
 
@@ -469,3 +469,34 @@ def test_a_block_that_makes_one_of_its_calls_is_not_warned_about() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compute_loss(model, batch_for("stack"), None).backward()
+
+
+class Noting(nn.Module):
+    """Two buffers, one of which it writes to, and calls of its own that copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.SyncBatchNorm(6)
+        self.register_buffer("count", torch.zeros(6))
+        self.register_buffer("table", torch.ones(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        y = torch.tanh(self.norm(self.linear(x)) * self.count).clone()
+        return x + (2 * x).clone() * torch.sin(y).clone() * self.table
+
+
+@pytest.mark.parametrize("call", range(3))
+def test_copies_of_buffers_are_no_calls_of_the_block(call: int) -> None:
+    """A forward copies other ones than its recomputation, which would find others'."""
+    segments = tuple(
+        selective(f"blocks.{n}", f"aten.clone.default:{call}") for n in (0, 1)
+    )
+    found = []
+    for chosen in ((), segments):
+        torch.manual_seed(0)
+        model = Chain(Noting(), Noting())
+        with Run(model, Recipe(batch_size=4, segments=chosen), loss=mean) as run:
+            losses = [float(run.step(torch.randn(4, 6))) for _ in range(7)]
+        found.append((losses, *model.state_dict().values()))
+    torch.testing.assert_close(found[1], found[0])

@@ -4,6 +4,7 @@ Counters, flags, the state of a recurrent layer, a private generator: as with bu
 recomputation must start from the values before the forward, and leave those after it.
 """
 
+import functools
 import gc
 import itertools
 import operator
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, get_origin
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
+from torch.nn.modules.batchnorm import _NormBase
 
 from budgetfit.applying.checkpointing.mutated_buffers import MAX_ELEMENTS, version
 from budgetfit.utils.mutable_state import (
@@ -28,13 +30,14 @@ from budgetfit.utils.mutable_state import (
     mutable_state,
 )
 from budgetfit.utils.mutated_globals import mutated_outside
-from budgetfit.utils.user_code import function_of, users_hooks
+from budgetfit.utils.user_code import function_of, names_in, users_hooks
 
 _ABSENT: Any = object()
 _OTHER: Any = object()  # not kept: may hold the graph of an earlier step
 # The last: weights that DeepSpeed's ZeRO-3, in a forward, has found that a module takes
 # from another one. It gathers them before the module runs, so also when it runs again.
 _NOT_OF_BLOCK = frozenset((*vars(nn.Module()), "_external_params"))
+_STATISTICS = frozenset(("running_mean", "running_var"))
 _PLAIN = frozenset((bool, int, float, complex, str, type(None), torch.dtype))
 _WITHOUT_GRAPH = (nn.Module, type, types.FunctionType, types.ModuleType, Enum)
 
@@ -162,6 +165,8 @@ class MutatedAttributes:
     Attributes:
         outside: Modules outside of the block that its code, hooks or attributes lead
             to, without the modules in these.
+        names_statistics: Whether code other than that of norms names running statistics
+            (``functional.batch_norm``, torch.ao's fused convolutions).
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -182,7 +187,10 @@ class MutatedAttributes:
         held_by_hooks = list(_reached(map(_held_by_hook, self._hooks)))
         others = dict.fromkeys(each for each in held_by_hooks if isinstance(each, type))
         functions = map(function_of, self._hooks)
-        self._globals, self._functions = mutated_outside(kinds, functions)
+        self._globals, self._functions, names = mutated_outside(kinds, functions)
+        self.names_statistics = not _STATISTICS.isdisjoint(names) or any(
+            map(_names_statistics, kinds)
+        )
         self._classes = class_attributes(kinds)
         self._classes_of_hooks = class_attributes(others)
         roots = itertools.chain((value for _, value in self._roots()), self._functions)
@@ -366,6 +374,17 @@ def _set(each: AttributeChange, value: Any) -> None:
         each.attributes.pop(each.name, None)
     elif value is not _OTHER:
         each.attributes[each.name] = value
+
+
+@functools.cache
+def _names_statistics(kind: Any) -> bool:
+    """Whether methods of a module's class name running statistics, if it is no norm."""
+    return not issubclass(kind, _NormBase) and any(
+        not _STATISTICS.isdisjoint(names_in(value.__code__))
+        for parent in kind.__mro__
+        for value in vars(parent).values()
+        if isinstance(value, types.FunctionType)
+    )
 
 
 def _may_set(module: nn.Module) -> bool:

@@ -54,8 +54,9 @@ class BufferSnapshot(NamedTuple):
 
     def is_mutated(self) -> bool:
         """Whether the forward wrote to it or replaced it."""
-        if isinstance(self.module, _NormBase) and self.table == "_buffers":
-            return self.module.training  # its kernels do not bump versions
+        is_norms = isinstance(self.module, _NormBase) and self.table == "_buffers"
+        if is_norms and self.module.training:
+            return True  # its kernels do not bump versions
         now = self.tensors.get(self.name)
         if now is not self.tensor:
             return self.may_be_replaced
@@ -114,10 +115,18 @@ class MutatedBuffers:
     The first forward copies all small buffers, later ones only those that were ever
     mutated. What is written to without a copy keeps what was written, and is copied
     from then on.
+
+    Args:
+        modules: Of the block, and others that its code leads to.
+        copies_statistics: Whether running statistics of torch's norms are copied, too:
+            where other code than the norm's own reads or writes them.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], *, copies_statistics: bool = False
+    ) -> None:
         modules = [*modules]
+        self._copies_statistics = copies_statistics
         self._small: list[_Place] = []
         self._others: list[_Place] = []
         self._empty: set[_Place] = set()
@@ -150,7 +159,8 @@ class MutatedBuffers:
                 held.append(BufferSnapshot(*place, None, 0, None))
             if not _is_frozen(tensor):
                 continue
-            is_norm = module.training and _is_torchs_norm(module) and not every
+            copies_all = every or self._copies_statistics
+            is_norm = module.training and _is_torchs_norm(module) and not copies_all
             is_table = place in self._empty and tensor.numel() > MAX_ELEMENTS
             copied = place in to_copy and not is_table and not is_norm
             held.append(

@@ -33,6 +33,7 @@ from budgetfit.applying.checkpointing.mutated_buffers import (
     restored_buffers,
 )
 from budgetfit.applying.checkpointing.recomputation_check import SavedTensorCheck
+from budgetfit.applying.checkpointing.selective import not_counted
 from budgetfit.applying.training_modes import module_modes, restored_modes
 from budgetfit.utils.rng_state import HostRngState
 from budgetfit.utils.user_code import is_library, users_hooks
@@ -85,7 +86,10 @@ class RepeatableForwards:
         return {**vars(self), "_parts": [], "buffers": MutatedBuffers(())}
 
     def _all_buffers(self) -> MutatedBuffers:
-        return MutatedBuffers((*self.block.modules(), *self.attributes.outside))
+        return MutatedBuffers(
+            (*self.block.modules(), *self.attributes.outside),
+            copies_statistics=self.attributes.names_statistics,
+        )
 
     def forward(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``function`` for one forward and its recomputations."""
@@ -154,8 +158,10 @@ class _RepeatableForward:
         self._inputs = ForwardInputs(self._owner.block, (args, kwargs))
         generators = HostRngState.now()
         self._modes = module_modes(self._owner.block)
-        buffers = self._owner.buffers.snapshot(every=self._values is not None)
-        attributes = self._owner.attributes.snapshot(every=self._values is not None)
+        compared = self._values is not None
+        with not_counted():
+            buffers = self._owner.buffers.snapshot(every=compared)
+            attributes = self._owner.attributes.snapshot(every=compared)
         self._settings = self._owner.attributes.settings(attributes)
         self._arguments = ArgumentValues(args, kwargs, attributes.contents)
         if self._values is not None:
@@ -165,13 +171,12 @@ class _RepeatableForward:
         self._inputs.after_forward()
         if self._values is not None and self._owner.in_segment:
             self._values.record_output(output)
-        self._buffers = self._owner.buffers.find_mutated(
-            buffers, compared=self._values is not None
-        )
-        self._others = self._owner.buffers.others(
-            buffers, self._buffers, compared=self._values is not None
-        )
-        self._attributes = self._owner.attributes.changes(attributes)
+        with not_counted():
+            self._buffers = self._owner.buffers.find_mutated(buffers, compared=compared)
+            self._others = self._owner.buffers.others(
+                buffers, self._buffers, compared=compared
+            )
+            self._attributes = self._owner.attributes.changes(attributes)
         if self._values is not None:
             self._values.suspects = tuple(
                 dict.fromkeys(e.name for e in self._attributes if not e.is_kept)
@@ -187,14 +192,15 @@ class _RepeatableForward:
             generators.restore()
             stack.enter_context(without_new_hooks(self._owner.block, (args, kwargs)))
             stack.enter_context(restored_modes(self._modes))
-            if self._settings is not None:
-                changes = self._settings.changes()
-                stack.enter_context(restored_attributes(changes))
-            stack.enter_context(self._owner.buffers.restored_others(self._others))
-            stack.enter_context(restored_buffers(self._buffers))
-            stack.enter_context(restored_attributes(self._attributes))
-            if self._arguments is not None:
-                stack.enter_context(self._arguments.restored())
+            with not_counted():
+                if self._settings is not None:
+                    changes = self._settings.changes()
+                    stack.enter_context(restored_attributes(changes))
+                stack.enter_context(self._owner.buffers.restored_others(self._others))
+                stack.enter_context(restored_buffers(self._buffers))
+                stack.enter_context(restored_attributes(self._attributes))
+                if self._arguments is not None:
+                    stack.enter_context(self._arguments.restored())
             if self._values is not None:
                 stack.enter_context(self._values.compared())
             output = self._function(*args, **kwargs)

@@ -4,14 +4,19 @@ The tensors are kept by torch's ``create_selective_checkpoint_contexts``; the po
 selects them by op and number of the call within the block.
 """
 
+import contextlib
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode,
+    _pop_mode_temporarily,
+)
 from torch.utils._pytree import tree_iter
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -30,6 +35,8 @@ CPU_EQUIVALENTS: Final = {
     "aten._scaled_dot_product_flash_attention.default": _CPU_ATTENTION,
 }
 
+# Of torch's two contexts, which see every op of a block.
+_MODES: Final = tuple(map(type, create_selective_checkpoint_contexts([])))
 _SHOWN: Final = 4  # calls in a warning
 _MUTATED = "has been mutated"  # text of torch's error, _VersionWrapper.get_val
 _SECOND_BACKWARD = "backward an extra time"  # the same, _CachedTorchDispatchMode
@@ -106,6 +113,17 @@ class SelectiveCheckpoint:
             f"It makes {', '.join(made[:_SHOWN])}, for example.",
             stacklevel=2,
         )
+
+
+@contextlib.contextmanager
+def not_counted() -> Iterator[None]:
+    """Hide ops from the selective checkpoint that they run in: the block's are counted.
+
+    A forward copies other buffers than its recomputation.
+    """
+    is_inside = isinstance(_get_current_dispatch_mode(), _MODES)
+    with _pop_mode_temporarily() if is_inside else contextlib.nullcontext():
+        yield
 
 
 def draws_random_numbers(
