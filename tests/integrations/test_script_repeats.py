@@ -24,6 +24,14 @@ class Normed(Block):
         return y
 
 
+class NormedByFunction(Normed):
+    def between(self, x: Tensor) -> Tensor:
+        norm = self.norm
+        return nn.functional.batch_norm(
+            x, norm.running_mean, norm.running_var, training=True
+        )
+
+
 class GrowingTable(Block):
     """Its table is made anew for the first batch of each size."""
 
@@ -84,6 +92,9 @@ def test_what_runs_again_counts_once_and_draws_again(
         assert torch.equal(found[name], value), name
 
 
-def test_a_block_that_changes_a_buffer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"of a CounterBuffer changes in its for"):
-        trained(CounterBuffer, script_of(tmp_path, Segment(H[:1])))
+@pytest.mark.parametrize("kind", [CounterBuffer, NormedByFunction])
+def test_a_block_that_changes_a_buffer_is_refused(
+    kind: type[Block], tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError, match=f"of a {kind.__name__} changes in its for"):
+        trained(kind, script_of(tmp_path, Segment(H[:1])))
