@@ -59,6 +59,7 @@ class DepthExtrapolator:
         self._validated: set[Kind] = set()
         self._grow: set[Kind] = set()
         self._failed: dict[Kind, str] = {}
+        self._shortenings: dict[tuple[tuple[BlockRun, ...], int], Shortening] = {}
         self._affine = True  # as far as is known
         self.compared = set() if compared is None else compared
 
@@ -108,7 +109,17 @@ class DepthExtrapolator:
         runs = self._runs(workload, program)
         if not runs or not self.compared:
             return None
-        return shortening(workload.model, workload.blocks, runs, KEPT_PERIODS)
+        return self._shortening(workload, runs, KEPT_PERIODS)
+
+    def _shortening(
+        self, workload: Workload, runs: tuple[BlockRun, ...], periods: int
+    ) -> Shortening:
+        """Return how to shorten the model: programs with equal runs share it."""
+        key = runs, periods
+        if key not in self._shortenings:
+            model, blocks = workload.model, workload.blocks
+            self._shortenings[key] = shortening(model, blocks, runs, periods)
+        return self._shortenings[key]
 
     def _runs(self, workload: Workload, program: Program) -> tuple[BlockRun, ...]:
         """Return a program's runs; none if shortening them saves little."""
@@ -132,9 +143,10 @@ class DepthExtrapolator:
         tracer: Tracer,
         trace_at: Callable[[int, Shortening], RawTrace],
     ) -> StepTrace:
-        model, blocks = tracer.workload.model, tracer.workload.blocks
+        workload = tracer.workload
+        blocks = workload.blocks
         short, longer = (
-            shortening(model, blocks, runs, KEPT_PERIODS + more) for more in (0, 1)
+            self._shortening(workload, runs, KEPT_PERIODS + more) for more in (0, 1)
         )
         layouts = [run_layout(run, tuple(short.paths), blocks) for run in runs]
         extra = [len(run.periods) - KEPT_PERIODS for run in runs]

@@ -50,6 +50,8 @@ _SCALARS: Final = (
     re.Pattern,
     PurePath,
 )
+# Most values are of these very types, which are looked up faster.
+_COMMON: Final = frozenset({bool, int, float, str, type(None)})
 # Types that are hashed by the attributes named here.
 _PARTS: Final = (
     (types.MethodType, "__func__"),
@@ -88,7 +90,18 @@ _BOOKKEEPING: Final = frozenset(
 )
 # Of transformers' GenerationConfig: a string hash, different in every process.
 _PER_PROCESS: Final = frozenset({"_original_object_hash"})
-_HOOKS: Final = re.compile(r"_(forward|backward)(_pre)?_hooks")
+# Empty in a module without hooks.
+_HOOKS: Final = frozenset(
+    {
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_forward_hooks",
+        "_forward_hooks_always_called",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+    }
+)
 
 
 class ValueHash:
@@ -126,11 +139,13 @@ class ValueHash:
                 raise NotCacheableError(type(value).__qualname__) from None
 
     def _write(self, kind: str, text: bytes = b"") -> None:
-        self._hash.update(f"{kind} {len(text)}:".encode())
-        self._hash.update(text)
+        self._hash.update(b"%s %d:%s" % (kind.encode(), len(text), text))
 
     def _add(self, value: Any) -> None:  # noqa: ANN401
-        if isinstance(value, enum.Enum):
+        if type(value) in _COMMON:
+            text = repr(value).encode("utf-8", "backslashreplace")
+            self._write(type(value).__qualname__, text)
+        elif isinstance(value, enum.Enum):
             self._write("enum", f"{type(value).__qualname__}.{value.name}".encode())
             self.add_once(type(value), add_class)
         elif isinstance(value, _SCALARS):
@@ -243,13 +258,14 @@ class ValueHash:
         """Hash a module, its children, attributes, parameters and buffers."""
         self.add(type(module))
         for name, content in vars(module).items():
-            if _HOOKS.fullmatch(name):
+            if name in _HOOKS:
                 if content:
                     raise NotCacheableError(f"{type(module).__qualname__}.{name}")
             elif name not in _BOOKKEEPING:
                 self.add(name, content)
         for kind in ("_parameters", "_buffers", "_modules"):
-            self.add(kind, dict(vars(module)[kind]))
+            if content := vars(module)[kind]:
+                self.add(kind, dict(content))
 
     def _add_code_or_object(self, value: Any) -> None:  # noqa: ANN401
         if isinstance(value, type):
