@@ -330,9 +330,9 @@ def check(*, plan_file: Path, as_json: bool, **given: Any) -> None:
     if as_json:
         typer.echo(json_writer().estimate_json(found))
     else:
-        card = asked["gpu"] or asked["vram"]
+        card = (asked["gpu"], asked["vram"])
         shown = estimate_with_option_names(found, app)
-        text_writer().show(text_writer().check_text(made, shown, card, versions))
+        text_writer().show(text_writer().check_text(made, shown, *card, versions))
     exit_unless_fits(fits=found.fits is not False)
 
 

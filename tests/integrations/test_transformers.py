@@ -59,6 +59,14 @@ POSITIONS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("field", ["vocab_size", "intermediate_size"])
+def test_a_size_of_zero_is_refused(field: str) -> None:
+    config = transformers.LlamaConfig(**{**LLAMA, field: 0})
+    with pytest.raises(InputError, match=r"weight the size 0x16.* Correct the config"):
+        model_from_config(config, name="empty")
+
+
 @pytest.mark.parametrize("kind", POSITIONS)
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
 def test_tables_that_code_freezes_are_planned_as_from_pretrained_leaves_them(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.nn.parameter import is_lazy
 from transformers.models.auto import modeling_auto
 
 from budgetfit.errors import InputError
@@ -158,6 +159,7 @@ def _resolved(
             f"{name or 'The model'} cannot be built from its config: {one_line(error)} "
             "Correct the config, or build the module and pass that."
         ) from error
+    _refuse_empty_weights(model, name)
     return ResolvedModel(
         model=model,
         name=name or type(model).__name__,
@@ -165,6 +167,22 @@ def _resolved(
         materialize=materialize,
         notes=tuple(notes),
     )
+
+
+def _refuse_empty_weights(model: nn.Module, name: str) -> None:
+    """Refuse a config with a size of 0, such as a vocabulary without tokens.
+
+    Raises:
+        InputError: Names a weight without elements.
+    """
+    for path, weight in model.named_parameters():
+        # Tokens that a model does not use may be an empty parameter (timm's ViTs).
+        if path.endswith("weight") and not is_lazy(weight) and not weight.numel():
+            shape = "x".join(map(str, weight.shape))
+            raise InputError(
+                f"The config of {name or 'the model'} gives {path} the size {shape}, "
+                "so nothing is in it. Correct the config: one of its sizes is 0."
+            )
 
 
 def _of_diffusers(fields: dict[str, Any], name: str, source: str) -> ResolvedModel:
