@@ -59,6 +59,15 @@ POSITIONS = {
 }
 
 
+def test_a_model_of_two_text_models_is_built() -> None:
+    config = transformers.AutoConfig.for_model("musicgen_melody")
+    for part in (config.text_encoder, config.audio_encoder, config.decoder):
+        part.num_hidden_layers = part.num_layers = 1
+    config.architectures = ["MusicgenMelodyForConditionalGeneration"]
+    made = model_from_config(config)
+    assert type(made.model).__name__ == config.architectures[0]
+
+
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("field", ["vocab_size", "intermediate_size"])
 def test_a_size_of_zero_is_refused(field: str) -> None:

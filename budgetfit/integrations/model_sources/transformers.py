@@ -222,7 +222,7 @@ def _native_builder(
             says = f"names {named}, which transformers does not have for it"
         notes.append(f"the config {says}: planned as {model_class.__name__}")
     is_part = model_class.config_class is not type(config)
-    own = config.get_text_config() if is_part else config
+    own = _text_part(config) if is_part else config
     own.dtype = own.dtype or config.dtype
     # Auto classes have from_config, but choose the class by the config's type.
     return _builder(own, model_class._from_config, notes)  # noqa: SLF001
@@ -235,10 +235,18 @@ def _named_class(
     for name in config.architectures or ():
         found = _model_class(str(name))
         # A text model may be described by the config of the model that contains it.
-        own = (type(config), type(config.get_text_config()))
+        own = (type(config), type(_text_part(config)))
         if found is not None and found.config_class in own:
             return found
     return None
+
+
+def _text_part(config: transformers.PreTrainedConfig) -> transformers.PreTrainedConfig:
+    """Return the config of the text model inside; the whole one where there are two."""
+    try:
+        return config.get_text_config()
+    except ValueError:  # MusicGen: a text encoder and a decoder
+        return config
 
 
 def _usual_class(
