@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Never 1: broadcasting and squeezing differ there.
 TRACED_BATCH_SIZES = (2, 3)
-_SLOW_SECONDS = 10.0  # of one trace: what a few take is worth a word
+SLOW_SECONDS = 10.0  # of one trace: what a few take is worth a word
 # Inductor chooses other kernels for the least batches, and where those end depends on
 # the model: each pair is tried in turn.
 COMPILED_BATCH_SIZES = ((16, 24), (24, 36), (36, 54))
@@ -204,7 +204,7 @@ class Tracer:
         if not known:
             seconds = time.perf_counter() - began
             self._pace = ""
-            if seconds > _SLOW_SECONDS:
+            if seconds > SLOW_SECONDS:
                 self._pace = (
                     f"; the last one took {seconds:.0f} s: samples of fewer tokens are "
                     "faster where layers run token by token, or the loss in many parts"
