@@ -43,8 +43,9 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
     Args:
         plan: From ``plan()``, or loaded from disk.
         model: Needed where the plan has none; a loaded one knows a hub id or config.
-        gpu: Another card; the planned one if neither this nor ``vram`` is given.
-        vram: Another limit.
+        gpu: Another card; left out: the planned one.
+        vram: Another limit; alone, of the planned card, or of an assumed one where that
+            has less.
         headroom: As for ``plan``; of the planned card, what was planned.
         host_ram: As for ``plan``; left out: of the planned card what was planned, of
             another what was given for the plan, else what is usual for that card.

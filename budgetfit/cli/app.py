@@ -66,6 +66,7 @@ from budgetfit.cli.output import (
     ignore_odd_width,
     import_or_exit,
     json_writer,
+    readable_errors,
     show_progress,
     text_writer,
     write,
@@ -114,10 +115,9 @@ app.add_typer(cache.app, name="cache")
 def main() -> None:
     """Run the command line; the entry point of ``budgetfit``."""
     for stream in (sys.stdout, sys.stderr):
-        # Characters missing in the terminal's encoding must not raise.
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
+            reconfigure(errors=readable_errors())
     ignore_odd_width()
     collect_less_often()
     collect_nothing_at_exit()
@@ -330,9 +330,9 @@ def check(*, plan_file: Path, as_json: bool, **given: Any) -> None:
     if as_json:
         typer.echo(json_writer().estimate_json(found))
     else:
-        card = asked["gpu"] or asked["vram"]
+        card = (asked["gpu"], asked["vram"])
         shown = estimate_with_option_names(found, app)
-        text_writer().show(text_writer().check_text(made, shown, card, versions))
+        text_writer().show(text_writer().check_text(made, shown, *card, versions))
     exit_unless_fits(fits=found.fits is not False)
 
 

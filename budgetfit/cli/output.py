@@ -3,6 +3,7 @@
 Results go to stdout, progress and errors to stderr. No traceback without --traceback.
 """
 
+import codecs
 import contextlib
 import errno
 import importlib
@@ -41,6 +42,23 @@ def ignore_odd_width() -> None:
     columns = os.environ.get("COLUMNS", "")[:10]
     if not (columns.isdecimal() and int(columns) in _WIDTHS):
         os.environ.pop("COLUMNS", None)
+
+
+def readable_errors() -> str:
+    """Return the name of an error handler for characters that a stream cannot encode.
+
+    Bytes of file names that are no text here are written as they are, so that commands
+    can be pasted; other characters become backslash escapes.
+    """
+
+    def encoded(error: UnicodeError) -> tuple[str | bytes, int]:
+        try:
+            return codecs.lookup_error("surrogateescape")(error)
+        except UnicodeError:
+            return codecs.lookup_error("backslashreplace")(error)
+
+    codecs.register_error("budgetfit.readable", encoded)
+    return "budgetfit.readable"
 
 
 @contextlib.contextmanager

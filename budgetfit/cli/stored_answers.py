@@ -12,7 +12,7 @@ import gzip
 import json
 import sys
 import zlib
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from budgetfit.cli.answer_key import answer_key, file_version, imported_files
@@ -232,7 +232,7 @@ def _write(file: IO[bytes], key: str, command: str, answer: _Answer) -> None:
     again = adapter.validate_json(content, strict=True)
     # Numbers that are equal may be printed differently: 8 and 8.0. A warning that the
     # cache of traces is in trouble names the variable; tomorrow it need not be.
-    if repr(again) != repr(answer.value) or CACHE_VARIABLE in content:
+    if _printed(again) != _printed(answer.value) or CACHE_VARIABLE in content:
         raise NotCacheableError(command)
     head = {
         "format": FORMAT,
@@ -243,6 +243,13 @@ def _write(file: IO[bytes], key: str, command: str, answer: _Answer) -> None:
     }
     text = f"{json.dumps(head)}\n{content}"
     file.write(gzip.compress(text.encode(), compresslevel=_FAST))
+
+
+def _printed(value: Any) -> str:  # noqa: ANN401
+    """Return all fields of an answer as text."""
+    if isinstance(value, (list, tuple)):
+        return str([_printed(each) for each in value])
+    return repr(asdict(value) if is_dataclass(value) else value)  # type: ignore[arg-type]
 
 
 def _adapter(command: str, *, refused: bool) -> TypeAdapter[Any]:

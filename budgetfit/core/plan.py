@@ -24,6 +24,7 @@ from budgetfit.core.validation import (
 from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError, file_error
 from budgetfit.gpus.table import Gpu
+from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.lazy_import import lazy_import
 from budgetfit.utils.whole_file import write_whole
 
@@ -126,6 +127,18 @@ class Estimate:
     network_ms: float = 0.0
     network: str = ""
     data_samples_per_s: float | None = None
+
+    def __repr__(self) -> str:
+        recipe, limit = self.recipe, ""
+        if self.usable_bytes is not None:
+            verdict = "fits" if self.fits else "does not fit"
+            limit = f" of {format_bytes(self.usable_bytes)} usable, {verdict}"
+        return (
+            f"<Estimate: batch_size {recipe.batch_size}, gradient_accumulation_steps "
+            f"{recipe.gradient_accumulation_steps}, precision {recipe.precision}; "
+            f"allocated {format_bytes(self.allocated_bytes)}, "
+            f"reserved {format_bytes(self.reserved_bytes)}{limit}>"
+        )
 
     def __str__(self) -> str:
         reports = lazy_import("budgetfit.reporting.render")
@@ -378,6 +391,9 @@ class Plan(PlanExports):
         object.__setattr__(self, "alternatives", rows)
         object.__setattr__(self, "lazy_alternatives", None)
         return rows
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.model.name} for {self.gpu.name}: {self.estimate!r}>"
 
     def __str__(self) -> str:
         reports = lazy_import("budgetfit.reporting.render")

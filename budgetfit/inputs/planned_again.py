@@ -11,6 +11,7 @@ from budgetfit.inputs.plan_source import (
     has_sizes,
     loss_and_optimizer,
 )
+from budgetfit.inputs.target_gpu import parse_limit
 from budgetfit.workload.model_check import check_same_model
 from budgetfit.workload.workload import Workload
 
@@ -28,19 +29,24 @@ def parse_again(  # noqa: PLR0913 - what a saved plan may be checked with
     """Parse what a plan was made for: its model with adapters, its batch and loss.
 
     With the lengths or sizes of its samples, where it says them. ``asked``: its
-    ``planned_arguments``; ``gpu`` or ``vram``: instead of the planned card;
+    ``planned_arguments``; ``gpu``: instead of the planned card; ``vram`` alone: a limit
+    on it, or another card where it has less;
     ``host_ram``: instead of what was planned; ``further``: other arguments of ``plan``.
 
     Raises:
         InputError: The model, batch or loss is not known, or not the planned one.
     """
     card = None
-    planned_card = gpu is None and vram is None
-    if host_ram is None and (planned_card or plan.budget.host_ram_source == "given"):
+    budget = plan.budget
+    planned_card = gpu is None and (
+        vram is None or parse_limit(vram) <= plan.gpu.total_bytes
+    )
+    if host_ram is None and (planned_card or budget.host_ram_source == "given"):
         host_ram = _planned_host_ram(plan)
     if planned_card:
-        budget = plan.budget
-        card, vram = plan.gpu, budget.total_bytes
+        card = plan.gpu
+    if planned_card and vram is None:
+        vram = budget.total_bytes
         headroom = budget.headroom_bytes if headroom is None else headroom
     several = plan.recipe.parallelism
     parsed = Arguments(

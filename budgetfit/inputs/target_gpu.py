@@ -110,7 +110,7 @@ def find_target_gpu(
 def _gpu_and_limit(
     vram: int | str | None, gpu: Gpu | str | None
 ) -> tuple[Gpu, int | None, tuple[str, ...]]:
-    limit = None if vram is None else _limit(vram)
+    limit = None if vram is None else parse_limit(vram)
     if gpu is not None:
         if not isinstance(gpu, (str, Gpu)):
             raise InputError(
@@ -137,7 +137,12 @@ def _gpu_and_limit(
     return found, limit, (note,)
 
 
-def _limit(vram: int | str) -> int:
+def parse_limit(vram: int | str) -> int:
+    """Return a memory limit in bytes.
+
+    Raises:
+        InputError: If it is no size; of a card's name, that it is one.
+    """
     try:
         return parse_bytes(vram)
     except InputError as error:

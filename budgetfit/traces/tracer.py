@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 # Never 1: broadcasting and squeezing differ there.
 TRACED_BATCH_SIZES = (2, 3)
+SLOW_SECONDS = 10.0  # of one trace: what a few take is worth a word
 # Inductor chooses other kernels for the least batches, and where those end depends on
 # the model: each pair is tried in turn.
 COMPILED_BATCH_SIZES = ((16, 24), (24, 36), (36, 54))
@@ -143,6 +145,7 @@ class Tracer:
         self._checks = ValueChecks()
         self._compiled: dict[tuple[CudaTarget, bool], CompiledBlocks] = {}
         self._first_steps: dict[_FirstStep, RawTrace] = {}
+        self._pace = ""  # what the last trace took, if it was long
 
     def trace(
         self,
@@ -175,7 +178,9 @@ class Tracer:
             self.progress(
                 f"tracing batch {batch_size}, {program.precision}, {wrapped} of "
                 f"{len(self.workload.blocks)} blocks recomputed{part}"
+                f"{self._pace}"
             )
+        began = time.perf_counter()
         try:
             raw = trace_recipe(
                 self.workload,
@@ -196,6 +201,14 @@ class Tracer:
             if failure is error:
                 raise
             raise failure from error
+        if not known:
+            seconds = time.perf_counter() - began
+            self._pace = ""
+            if seconds > SLOW_SECONDS:
+                self._pace = (
+                    f"; the last one took {seconds:.0f} s: samples of fewer tokens are "
+                    "faster where layers run token by token, or the loss in many parts"
+                )
         how = "derived" if known else "traced"
         self.log.append(
             f"{how} {program.precision} at batch {batch_size}, {wrapped} blocks "

@@ -71,6 +71,16 @@ def test_on_a_card_that_is_too_small_it_does_not_fit(config: Path) -> None:
     assert budgetfit.check(plan, gpu="l4").fits
 
 
+def test_a_limit_alone_is_one_on_the_planned_card(config: Path) -> None:
+    plan = plan_of_config(config, precision="fp32", gpu="a100-40gb", **ONE_RECIPE)
+
+    def gpu(vram: str) -> str:
+        return parse_again(plan, planned_arguments(plan), vram=vram).target.gpu.name
+
+    assert gpu("4GB") == "a100-40gb"
+    assert gpu("80GB") == "assumed"  # that card has less
+
+
 def test_the_planned_card_need_not_be_in_the_table(config: Path) -> None:
     name = "NVIDIA A100-SXM4-80GB MIG 1g.10gb"
     card = gpu_from_properties(name, 10 * 2**30, (8, 0), 14, 1536)

@@ -167,6 +167,19 @@ def test_a_full_disk_is_told_in_a_line(words: list[str]) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_commands_name_files_as_they_are_without_a_locale(tmp_path: Path) -> None:
+    path = tmp_path / "plän.json"
+    sample_plan().save(path)
+    result = subprocess.run(  # noqa: S603 - this interpreter
+        [sys.executable, "-m", "budgetfit", "show", path],
+        cwd=ROOT,
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        check=True,
+    )
+    assert f"budgetfit verify '{path}'" in result.stdout.decode()
+
+
 def test_an_ascii_terminal_can_show_every_table() -> None:
     result = python(
         "-c",

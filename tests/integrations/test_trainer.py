@@ -95,6 +95,21 @@ def test_the_trainer_recomputes_exactly_the_planned_blocks(
     assert list(model.state_dict()) == keys
 
 
+def test_a_batch_that_is_longer_than_planned_is_warned_of(tmp_path: Path) -> None:
+    model = tiny_model(KINDS[0])
+    plan = plan_for(model)
+    shorter = {
+        name: ((BATCH_SIZE, LENGTH - 1), kind)
+        for name, (_, kind) in plan.model.batch.items()
+    }
+    plan = replace(plan, model=replace(plan.model, batch=shorter))
+    said = rf"input_ids \[{BATCH_SIZE}, {LENGTH}\], planned \[{BATCH_SIZE}, "
+    with pytest.warns(UserWarning, match=f"larger than the plan's: .*{said}") as caught:
+        trained(model, arguments(plan, tmp_path), plan.trainer_callback())
+    assert sum("larger than the plan's" in str(each.message) for each in caught) == 1
+    assert not model._forward_pre_hooks  # noqa: SLF001
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_segments_of_every_mode_train_as_the_plain_trainer(

@@ -59,6 +59,23 @@ POSITIONS = {
 }
 
 
+def test_a_model_of_two_text_models_is_built() -> None:
+    config = transformers.AutoConfig.for_model("musicgen_melody")
+    for part in (config.text_encoder, config.audio_encoder, config.decoder):
+        part.num_hidden_layers = part.num_layers = 1
+    config.architectures = ["MusicgenMelodyForConditionalGeneration"]
+    made = model_from_config(config)
+    assert type(made.model).__name__ == config.architectures[0]
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("field", ["vocab_size", "intermediate_size"])
+def test_a_size_of_zero_is_refused(field: str) -> None:
+    config = transformers.LlamaConfig(**{**LLAMA, field: 0})
+    with pytest.raises(InputError, match=r"weight the size 0x16.* Correct the config"):
+        model_from_config(config, name="empty")
+
+
 @pytest.mark.parametrize("kind", POSITIONS)
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
 def test_tables_that_code_freezes_are_planned_as_from_pretrained_leaves_them(

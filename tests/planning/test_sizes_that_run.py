@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import budgetfit
 from budgetfit import DoesNotFitError, Plan, TraceError
 from budgetfit.api.compare import compare
+from budgetfit.traces import tracer
 from tests.models import Chain
 
 LENGTH, WIDTH = 2048, 256  # a sample has 2 MiB
@@ -71,13 +72,14 @@ def test_the_lowest_memory_is_that_of_the_smallest_size_that_runs(
 
 
 @pytest.mark.parametrize("model", [Several, Pairs])
-def test_a_refusal_suggests_a_size_that_runs(model: type[Blocks]) -> None:
+def test_a_refusal_suggests_the_largest_size_that_runs(model: type[Blocks]) -> None:
     with pytest.raises(DoesNotFitError) as caught:
         plan(model(), batch_size=500)
     assert caught.value.batch_bytes == 500 * LENGTH * WIDTH * 4
     sizes = [each.arguments.get("batch_size") for each in caught.value.suggestions]
-    assert sizes[0] == 2
-    assert plan(model(), batch_size=2).estimate.fits
+    largest = plan(model(), objective="batch_size").recipe.batch_size
+    assert sizes[0] == largest > 2
+    assert plan(model(), batch_size=largest).estimate.fits
 
 
 @pytest.mark.parametrize("asked", [{}, {"objective": "batch_size"}], ids=str)
@@ -85,6 +87,18 @@ def test_sizes_that_the_model_does_not_take_are_left_out(asked: dict[str, Any]) 
     found = plan(Pairs(), **asked)
     assert found.recipe.batch_size % 2 == 0
     assert found.recipe.batch_size > 8
+
+
+def test_progress_says_how_long_a_slow_trace_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BUDGETFIT_CACHE", "off")
+    monkeypatch.setattr(tracer, "SLOW_SECONDS", 0.0)
+    said: list[str] = []
+    plan(Blocks(), batch_size=2, progress=said.append)
+    traced = [text for text in said if text.startswith("tracing batch")]
+    assert "the last one took" not in traced[0]
+    assert "the last one took 0 s: samples of fewer tokens" in traced[-1]
 
 
 def test_a_given_size_needs_no_other_that_runs() -> None:

@@ -47,6 +47,16 @@ def test_the_header_names_the_blocks_of_all_towers() -> None:
     assert "in 24 blocks of CLIPEncoderLayer, LlamaDecoderLayer One sample" in header
 
 
+def test_a_plan_in_a_console_is_one_short_line() -> None:
+    plan = sample_plan()
+    shown = repr(plan)
+    assert len(shown) < 300
+    assert "\n" not in shown
+    assert plan.model.name in shown
+    assert f"batch_size {plan.recipe.batch_size}, " in shown
+    assert repr(plan.estimate) in shown
+
+
 def test_the_answer_comes_before_the_reasons() -> None:
     text = str(sample_plan())
     order = ["RECOMMENDED", "WATCH OUT", "NEXT", "--details"]

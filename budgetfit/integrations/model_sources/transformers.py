@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.nn.parameter import is_lazy
 from transformers.models.auto import modeling_auto
 
 from budgetfit.errors import InputError
@@ -158,6 +159,7 @@ def _resolved(
             f"{name or 'The model'} cannot be built from its config: {one_line(error)} "
             "Correct the config, or build the module and pass that."
         ) from error
+    _refuse_empty_weights(model, name)
     return ResolvedModel(
         model=model,
         name=name or type(model).__name__,
@@ -165,6 +167,22 @@ def _resolved(
         materialize=materialize,
         notes=tuple(notes),
     )
+
+
+def _refuse_empty_weights(model: nn.Module, name: str) -> None:
+    """Refuse a config with a size of 0, such as a vocabulary without tokens.
+
+    Raises:
+        InputError: Names a weight without elements.
+    """
+    for path, weight in model.named_parameters():
+        # Tokens that a model does not use may be an empty parameter (timm's ViTs).
+        if path.endswith("weight") and not is_lazy(weight) and not weight.numel():
+            shape = "x".join(map(str, weight.shape))
+            raise InputError(
+                f"The config of {name or 'the model'} gives {path} the size {shape}, "
+                "so nothing is in it. Correct the config: one of its sizes is 0."
+            )
 
 
 def _of_diffusers(fields: dict[str, Any], name: str, source: str) -> ResolvedModel:
@@ -204,7 +222,7 @@ def _native_builder(
             says = f"names {named}, which transformers does not have for it"
         notes.append(f"the config {says}: planned as {model_class.__name__}")
     is_part = model_class.config_class is not type(config)
-    own = config.get_text_config() if is_part else config
+    own = _text_part(config) if is_part else config
     own.dtype = own.dtype or config.dtype
     # Auto classes have from_config, but choose the class by the config's type.
     return _builder(own, model_class._from_config, notes)  # noqa: SLF001
@@ -217,10 +235,18 @@ def _named_class(
     for name in config.architectures or ():
         found = _model_class(str(name))
         # A text model may be described by the config of the model that contains it.
-        own = (type(config), type(config.get_text_config()))
+        own = (type(config), type(_text_part(config)))
         if found is not None and found.config_class in own:
             return found
     return None
+
+
+def _text_part(config: transformers.PreTrainedConfig) -> transformers.PreTrainedConfig:
+    """Return the config of the text model inside; the whole one where there are two."""
+    try:
+        return config.get_text_config()
+    except ValueError:  # MusicGen: a text encoder and a decoder
+        return config
 
 
 def _usual_class(

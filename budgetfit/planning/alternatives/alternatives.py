@@ -19,6 +19,7 @@ from budgetfit.planning.alternatives.training_changes import training_change_row
 from budgetfit.planning.search.baselines import (
     BASELINES,
     EVERY_NTH,
+    best_for_objective,
     best_with_policy,
     policy_can_gain,
 )
@@ -30,7 +31,6 @@ from budgetfit.planning.search.policies import (
     every_n_of_segments,
     ordinal,
 )
-from budgetfit.planning.search.search import search
 from budgetfit.planning.session import PlanningSession
 from budgetfit.solvers.batch_size import Objective
 from budgetfit.traces.swap_modules import modules_in
@@ -49,7 +49,6 @@ OBJECTIVES: Final[tuple[tuple[str, Objective], ...]] = (
     ("largest batch", "batch_size"),
     ("lowest memory", "memory"),
 )
-OBJECTIVE_ROUNDS: Final = 2  # recipes that are judged for each other objective
 
 
 def deciding_baselines(
@@ -172,11 +171,7 @@ def _baselines(
 def _other_objectives(
     session: PlanningSession, baselines: Sequence[Alternative]
 ) -> list[Alternative]:
-    """Return the best recipes for the other objectives.
-
-    Baselines come first: they cost little, and the solver's proposals are only traced
-    where they can be better.
-    """
+    """Return the best recipes for the other objectives."""
     rows = []
     request = session.request
     for label, objective in OBJECTIVES:
@@ -184,13 +179,7 @@ def _other_objectives(
         if objective == request.objective or given:
             continue
         asked = session.asking(objective=objective)
-        tried = []
-        if request.checkpointing == "auto" and session.workload.blocks:
-            full = best_with_policy(asked, "full")
-            judged_before = [full, *(row.estimate for row in baselines)]
-            tried = [each for each in judged_before if each.fits]
-        solved = search(asked, max_rounds=OBJECTIVE_ROUNDS, known=tried).estimate
-        found = asked.best_fitting([*tried, *([solved] if solved is not None else [])])
+        found = best_for_objective(asked, [row.estimate for row in baselines])
         if found is not None:
             rows.append(Alternative(label=label, estimate=found, fits=True))
     return rows

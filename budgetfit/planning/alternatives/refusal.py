@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from budgetfit.applying.optimizers.cpu_offload import NAME as OFFLOADED
 from budgetfit.core.plan import Estimate
+from budgetfit.core.validation import MAX_BATCH_SIZE
 from budgetfit.errors import (
     MAX_SUGGESTIONS,
     DoesNotFitError,
@@ -22,6 +23,7 @@ from budgetfit.planning.alternatives.training_changes import (
     can_use_pure_bf16,
     training_changes,
 )
+from budgetfit.planning.search.baselines import best_for_objective
 from budgetfit.planning.search.lowest_peak import fitting_or_lowest
 from budgetfit.planning.session import PlanningSession
 
@@ -161,7 +163,27 @@ def _solved(
         return None
     if found is None or not found.fits:
         return None
+    if "batch_size" in arguments:
+        found = _largest_batch(session, found)
+        arguments = {"batch_size": found.recipe.batch_size}
     return suggestion(arguments, found)
+
+
+def _largest_batch(session: PlanningSession, smallest: Estimate) -> Estimate:
+    """Return the largest batch below the requested one that fits, of what is searched.
+
+    ``smallest`` fits, and is returned where no larger one is found.
+    """
+    asked = session.request.batch_size or MAX_BATCH_SIZE
+    try:
+        found = best_for_objective(
+            session.asking(batch_size=None, objective="batch_size")
+        )
+    except (InputError, TraceError) as error:
+        session.traces.log.append(f"no largest batch is looked for: {error}")
+        return smallest
+    sizes = range(smallest.recipe.batch_size + 1, asked)
+    return found if found and found.recipe.batch_size in sizes else smallest
 
 
 def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
