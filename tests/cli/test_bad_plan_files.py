@@ -47,6 +47,20 @@ Change = dict[str, Any]
         (lambda plan: plan["recipe"].update(batch_size="two"), "valid integer"),
         (lambda plan: plan["recipe"].update(batch_size=0), "at least 1"),
         (
+            lambda plan: plan["recipe"].update(gradient_accumulation_steps=0),
+            "gradient_accumulation_steps must be a whole number of at least 1",
+        ),
+        (
+            lambda plan: plan["recipe"].update(optimizer="adamz"),
+            "'recipe.optimizer': all numbers of the plan are those of",
+        ),
+        (
+            lambda plan: plan["recipe"]["segments"].append(
+                plan["recipe"]["segments"][0]
+            ),
+            "is in more than one segment. Name each once",
+        ),
+        (
             lambda plan: plan["recipe"].update(precision="fp7"),
             "'fp7' is not a precision",
         ),

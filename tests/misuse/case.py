@@ -24,8 +24,6 @@ SUBJECTS = (
     "losses",
     "copies_and_wrappers",
     "other_libraries",
-    "arguments",
-    "plan_files",
 )
 
 
@@ -84,11 +82,6 @@ def warned(words: str, *, fault: str = "") -> Callable[[_Case], _Case]:
 def right(fault: str = "") -> Callable[[_Case], _Case]:
     """Declare that a right result is right: the function asserts what it is."""
     return _declare(None, "", fault)
-
-
-def add(case: Case) -> None:
-    """Declare one of a table of cases."""
-    _CASES.append(case)
 
 
 def all_cases() -> tuple[Case, ...]:
