@@ -112,6 +112,7 @@ def test_numbers_of_numpy_and_torch_plan_as_pythons_own() -> None:
             {"loss": lambda out, _: out},
             "must be a scalar tensor, got a tensor of shape",
         ),
+        ({"loss": lambda *_: None}, "must be a scalar tensor, got NoneType"),
         ({"loss": lambda out, _: out.detach().mean()}, "nothing would train"),
         ({"batch": {}}, 'for example batch={"input_ids":'),
         ({"batch": "x"}, "a batch holds tensors"),

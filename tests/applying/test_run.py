@@ -339,6 +339,8 @@ def test_what_is_no_state_is_refused() -> None:
     run = run_stack(recipe())
     with pytest.raises(InputError, match=r"\['optimizer', 'scaler'\] is missing"):
         run.load_state_dict({"model": {}})
+    with pytest.raises(InputError, match="no state of a Run"):
+        run.load_state_dict("run.pt")  # type: ignore[arg-type]
 
 
 def test_an_evaluation_in_between_does_not_stop_the_checkpointing() -> None:

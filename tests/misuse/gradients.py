@@ -124,24 +124,6 @@ def clipped_to_nothing() -> None:
     step_unharmed(applied(), max_grad_norm=0)
 
 
-@refused("max_grad_norm", InputError)
-def clipped_to_a_negative_norm() -> None:
-    """max_grad_norm=-1: every weight would move uphill."""
-    step_unharmed(applied(), max_grad_norm=-1.0)
-
-
-@refused("cannot be clipped", InputError)
-def clipped_in_backward() -> None:
-    """max_grad_norm with an optimizer that steps in the backward pass."""
-    step_unharmed(applied(optimizer_in_backward=True), max_grad_norm=1.0)
-
-
-@refused("accumulat", InputError)
-def accumulated_in_backward() -> None:
-    """optimizer_in_backward=True with several micro-batches for an update."""
-    plan_of(optimizer_in_backward=True, batch_size=4, effective_batch_size=8)
-
-
 class Words(nn.Module):
     """Words with sparse gradients."""
 
@@ -168,23 +150,10 @@ def _words_plan(optimizer: Any, **options: Any) -> budgetfit.Plan:  # noqa: ANN4
     return budgetfit.plan(model, **{**settings, "checkpointing": "none"})
 
 
-@refused("sparse=True.*Set sparse=False", TraceError)
-def sparse_gradients() -> None:
-    """nn.Embedding(sparse=True) with AdamW, which does not take its gradients."""
-    _words_plan("adamw_torch")
-
-
 @refused("sparse=True.*Set sparse=False.*one micro-batch per update", TraceError)
 def sparse_gradients_accumulated() -> None:
     """nn.Embedding(sparse=True) with SGD and several micro-batches for an update."""
     _words_plan(_plain_sgd, effective_batch_size=8)
-
-
-@right()
-def sparse_gradients_of_one_micro_batch() -> None:
-    """nn.Embedding(sparse=True) with SGD, its one micro-batch named twice."""
-    plan = _words_plan(_plain_sgd, batch_size=4, effective_batch_size=4)
-    assert plan.recipe.gradient_accumulation_steps == 1
 
 
 @right()
