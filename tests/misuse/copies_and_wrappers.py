@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import io
 import itertools
 import pickle
 from typing import Any
@@ -40,15 +39,6 @@ def _assert_is_a_model(model: nn.Module, kind: str = "stack") -> None:
 
 
 @right()
-def a_deep_copy() -> None:
-    """copy.deepcopy(run.model), for an EMA or a reference: a model of its own."""
-    run = applied()
-    copied = copy.deepcopy(run.model)
-    _assert_is_a_model(copied)
-    assert all(weight.grad is None for weight in run.model.parameters())
-
-
-@right()
 def a_deep_copy_after_undo() -> None:
     """A deep copy of the run's model, used after undo()."""
     run = applied()
@@ -70,16 +60,6 @@ def an_average_of_the_weights() -> None:
     assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
     averaged.module.eval()
     assert averaged(**data[0]).isfinite()
-
-
-@right()
-def a_pickle_of_the_model() -> None:
-    """torch.save(run.model) while it trains, and loaded again."""
-    run = applied()
-    file = io.BytesIO()
-    torch.save(run.model, file)
-    file.seek(0)
-    _assert_is_a_model(torch.load(file, weights_only=False))
 
 
 @refused("neither pickled nor copied.*run.state_dict", InputError)

@@ -13,7 +13,6 @@ from tests.misuse.training import (
     accumulating,
     applied,
     apply_unharmed,
-    assert_trains_as_plain,
     batches,
     next_step_refused,
     options_of,
@@ -109,15 +108,6 @@ def gradients_read_in_a_group(run: Run, _: object) -> None:
         _ = 0.0 if weight.grad is None else weight.grad.norm().item()
 
 
-@right()
-def gradients_before_apply() -> None:
-    """A model that still has gradients when the plan is applied."""
-    model, (batch,) = make("stack"), batches(1)
-    model(**batch).backward()
-    run = applied(model=model)
-    assert_trains_as_plain([run.step(batch).item()], model, [[batch]])
-
-
 @refused("max_grad_norm", InputError)
 def clipped_to_nothing() -> None:
     """max_grad_norm=0, which switches clipping off in transformers."""
@@ -180,12 +170,6 @@ def sparse_gradients_clipped() -> None:
 def an_optimizer_with_a_closure() -> None:
     """optimizer=torch.optim.LBFGS."""
     plan_of(optimizer=torch.optim.LBFGS)
-
-
-@refused("made for the optimizer 'sgd'", InputError)
-def another_optimizer_handed_in() -> None:
-    """apply(plan, model, optimizer=torch.optim.AdamW) for a plan with SGD."""
-    apply_unharmed(plan_of(), optimizer=torch.optim.AdamW)
 
 
 @refused("function of the parameters", InputError)

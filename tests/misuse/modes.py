@@ -146,11 +146,3 @@ def own_checkpointing_switched_on() -> None:
     run = applied("llama")
     run.model.gradient_checkpointing_enable()
     _assert_a_block_runs_twice(run)
-
-
-@right()
-def own_checkpointing_switched_off() -> None:
-    """model.gradient_checkpointing_disable() after apply: blocks still run twice."""
-    run = applied("llama")
-    run.model.gradient_checkpointing_disable()
-    _assert_a_block_runs_twice(run)

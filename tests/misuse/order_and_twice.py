@@ -182,22 +182,6 @@ def undo_in_the_middle_of_a_group() -> None:
     assert_trains_as_plain(losses, run.model, [[batch] for batch in data[1:]])
 
 
-@refused("1 micro-batches wait for an update", InputError)
-def adopt_in_the_middle_of_a_group() -> None:
-    """adopt() between two micro-batches of an update."""
-    run = accumulating()
-    run.step(batches(1)[0])
-    run.adopt(replace(run.recipe, batch_size=2))
-
-
-@refused("cannot change its precision", InputError)
-def adopt_another_precision() -> None:
-    """adopt() of a recipe with another precision."""
-    run = applied()
-    with unharmed(run.model):
-        run.adopt(replace(run.recipe, precision="bf16"))
-
-
 @refused("A Recipe is expected", InputError)
 def adopt_a_plan() -> None:
     """adopt() of a plan, not of its recipe."""
