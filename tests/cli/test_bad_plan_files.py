@@ -158,10 +158,3 @@ def test_verify_refuses_another_model(saved: dict[str, Any], place: Path) -> Non
         *("--model", f"{place / 'factories.py'}:small"),
     )
     assert_one_line(result, 2, "has no block 'transformer.h.0'. Plan again")
-
-
-def test_an_unknown_export_names_what_there_is(
-    saved: dict[str, Any], place: Path
-) -> None:
-    assert saved
-    assert_one_line(run("export", place / "plan.json", "--to", "x"), 2, "--to torch")
