@@ -98,8 +98,13 @@ def test_numbers_of_numpy_and_torch_plan_as_pythons_own() -> None:
         ({"batch_size": True}, "got True"),
         ({"effective_batch_size": -8}, "effective_batch_size must be a whole number"),
         ({"effective_batch_size": 6}, "does not divide effective_batch_size 6"),
+        (
+            {"effective_batch_size": 8, "optimizer_in_backward": True},
+            "batch_size=4 cannot accumulate to effective_batch_size=8",
+        ),
         ({"max_length": 0}, "max_length must be a whole number of at least 1"),
         ({"max_length": True}, "got True"),
+        ({"max_length": 64}, "changes nothing in a batch that is given"),
         (
             {"checkpointing": "some"},
             "not a checkpointing policy. Use one of: auto, none",
