@@ -70,12 +70,6 @@ def own_optimizer_in_a_group(run: Run) -> None:
     _step_of_the_users_optimizer(run)
 
 
-@next_step_refused("gradients|weights|parameters", accumulates=True)
-def the_runs_optimizer_in_a_group(run: Run) -> None:
-    """run.optimizer.step() after each micro-batch of an update."""
-    run.optimizer.step()
-
-
 @trains_as_plain()
 def the_runs_optimizer_between_updates(run: Run, _: object) -> None:
     """run.optimizer.step() after each update: there are no gradients left."""
@@ -87,12 +81,6 @@ def stray_backward_between_updates(run: Run, batch: Any) -> None:  # noqa: ANN40
     """A generator's backward pass through the model between two updates."""
     with torch.random.fork_rng():
         run.model(**batch).backward()
-
-
-@next_step_refused("gradients", accumulates=True)
-def stray_backward_in_a_group(run: Run) -> None:
-    """A generator's backward pass through the model between two micro-batches."""
-    run.model(**batches(1)[0]).backward()
 
 
 @next_step_refused("gradients", accumulates=True)
