@@ -110,11 +110,6 @@ class Suggestion:
         return [(name, x) for name, x in self.arguments.items() if x is not None]
 
 
-def _decides(suggestion: Suggestion) -> bool:
-    """Whether it changes training, or needs another card."""
-    return suggestion.changes_training or "gpu" in suggestion.arguments
-
-
 def _left_out(suggestion: Suggestion, *, as_options: bool) -> str:
     """Name the arguments that must not be given any more."""
     names = [name for name, value in suggestion.arguments.items() if value is None]
@@ -199,7 +194,8 @@ class DoesNotFitError(BudgetfitError):
         ranked = []
         for each in (*self.suggestions, *more):
             name = next(iter(each.arguments))
-            ranked.append(((_decides(each), seen[name], -each.samples_per_s), each))
+            decides = each.changes_training or "gpu" in each.arguments
+            ranked.append(((decides, seen[name], -each.samples_per_s), each))
             seen[name] += 1
         found = [each for _, each in sorted(ranked, key=operator.itemgetter(0))]
         return DoesNotFitError(

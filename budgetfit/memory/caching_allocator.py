@@ -195,8 +195,9 @@ class CachingAllocator:
                 key = taken(-event, 0)
                 found = key >> bits
                 add(-found)
-                if not found:
-                    self._free_nothing(event)
+                if not found:  # no block is freed
+                    if event == EMPTY_CACHE:
+                        self._empty_cache()
                     continue
                 if streams:
                     small, large = pools[stream_of(-event, 0)]
@@ -217,11 +218,6 @@ class CachingAllocator:
                 starts[address] = ends[end] = key
                 insort(keys, key)
         return deltas
-
-    def _free_nothing(self, event: int) -> None:
-        """Do what an event does that frees no block."""
-        if event == EMPTY_CACHE:
-            self._empty_cache()
 
     def _has_room(self, size_bytes: int) -> bool:
         """Return whether a segment fits, after emptying the cache if need be."""

@@ -1,6 +1,5 @@
 """budgetfit.apply: the model trains by the plan, and can be put back."""
 
-import functools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import budgetfit
 from budgetfit import InputError, Plan
 from budgetfit.applying.attention_implementation import describe_attention
 from tests.api.planned import CARD, Fingerprint
-from tests.models import EXAMPLES, alone
+from tests.models import alone
 
 STEPS = 4
 
@@ -99,24 +98,6 @@ def test_the_model_that_was_planned_trains_and_is_put_back() -> None:
     assert not after.tensors["head.weight"].equal(before.tensors["head.weight"])
 
 
-def test_two_micro_batches_make_one_step() -> None:
-    model = tower()
-    with budgetfit.apply(plan_of(model)) as run:
-        weight = model.head.weight.detach().clone()
-        run.step(batch())
-        assert model.head.weight.equal(weight)
-        run.step(batch())
-        assert not model.head.weight.equal(weight)
-
-
-def test_as_a_context_manager_it_undoes_itself() -> None:
-    model = tower()
-    plan = plan_of(model)
-    with budgetfit.apply(plan):
-        assert "forward" in vars(model.blocks[0])
-    assert "forward" not in vars(model.blocks[0])
-
-
 def test_a_loaded_plan_trains_as_the_one_that_was_saved(saved: Path) -> None:
     first, second = tower(), tower()
     with budgetfit.apply(plan_of(first)) as run:
@@ -124,14 +105,6 @@ def test_a_loaded_plan_trains_as_the_one_that_was_saved(saved: Path) -> None:
     loaded = Plan.load(saved)
     with budgetfit.apply(loaded, second, loss=cross_entropy, optimizer=fast_sgd) as run:
         assert train(run) == expected
-
-
-def test_a_recomputed_model_trains_as_one_that_keeps_everything() -> None:
-    losses = []
-    for policy in ("none", "full"):
-        with budgetfit.apply(plan_of(tower(), checkpointing=policy)) as run:
-            losses.append(train(run))
-    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize(
@@ -253,33 +226,6 @@ def test_a_model_on_meta_has_nothing_to_train() -> None:
         assert train(run, 1)
 
 
-@functools.cache
-def mixed_plan() -> Plan:
-    example = EXAMPLES["gpt2"]
-    return budgetfit.plan(
-        example.model(),
-        gpu=CARD,
-        batch=example.batch,
-        batch_size=2,
-        effective_batch_size=4,
-        checkpointing="sqrt",
-    )
-
-
-def test_a_mixed_plan_of_a_library_model_trains_clips_and_saves() -> None:
-    example = EXAMPLES["gpt2"]
-    model = example.model()
-    keys = list(model.state_dict())
-    with budgetfit.apply(mixed_plan(), model) as run:
-        assert list(model.state_dict()) == keys
-        losses = [run.step(example.batch, max_grad_norm=1.0).item() for _ in range(20)]
-        state = run.state_dict()
-    assert mixed_plan().recipe.precision == "bf16-mixed"
-    assert min(losses[-4:]) < losses[0]
-    assert set(state) > {"model", "optimizer", "scaler"}
-    assert model.config.use_cache is True
-
-
 def test_a_compiled_model_is_planned_and_trained_in_eager_mode() -> None:
     model = tower()
     compiled = torch.compile(model, backend="eager")
@@ -291,13 +237,6 @@ def test_a_compiled_model_is_planned_and_trained_in_eager_mode() -> None:
     with pytest.warns(UserWarning, match=r"run\.model is the model without"):
         run = budgetfit.apply(plan, compiled)
     assert run.model is model
-
-
-def test_a_longer_batch_than_the_plans_is_warned_of() -> None:
-    with budgetfit.apply(plan_of(tower())) as run:
-        run.step(batch(4))
-        with pytest.warns(UserWarning, match=r"x \[5, 8\], planned \[4, 8\]"):
-            run.step(batch(5))
 
 
 def test_out_of_memory_is_reported_with_the_plans_numbers_and_what_should_fit() -> None:

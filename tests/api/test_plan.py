@@ -97,15 +97,6 @@ def test_a_larger_budget_never_gives_a_smaller_largest_batch() -> None:
     assert len(set(sizes)) > 1
 
 
-@pytest.mark.parametrize("mib", BUDGETS[1:])
-@pytest.mark.parametrize("policy", ["none", "full", "sqrt"])
-def test_what_is_chosen_is_never_slower_than_a_usual_practice(
-    mib: int, policy: str
-) -> None:
-    free, practice = mebi(mib), mebi(mib, checkpointing=policy)
-    assert ms_per_sample(free) <= ms_per_sample(practice)
-
-
 def test_each_objective_wins_what_it_looks_for() -> None:
     fast = mebi(120)
     large = mebi(120, objective="batch_size")

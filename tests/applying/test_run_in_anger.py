@@ -126,17 +126,6 @@ def test_samples_of_a_short_last_micro_batch_count_as_much_as_others() -> None:
     assert_same(small, large, 1e-5)
 
 
-def test_a_ragged_last_group_with_a_short_micro_batch_is_the_mean_of_its_samples() -> (
-    None
-):
-    (whole,) = batches(1, 6)
-    small, large = (without_dropout(start(recipe(4, steps))) for steps in (4, 1))
-    losses(small, list(small.parts(whole)))
-    assert small.flush()
-    large.step(whole)
-    assert_same(small, large, 1e-5)
-
-
 def test_weights_of_micro_batches_can_be_given() -> None:
     # A loss that is a mean over the entries that are not padding.
     def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:

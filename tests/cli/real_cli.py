@@ -37,14 +37,6 @@ def raises():
     raise ValueError("the weights\\nare not here")
 
 
-def returns_three():
-    return 3
-
-
-def needs_an_argument(width):
-    return nn.Linear(width, width)
-
-
 class Odd(nn.Module):
     def __init__(self):
         super().__init__()
@@ -91,10 +83,6 @@ def write_models(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "factories.py").write_text(FACTORIES)
     (folder / "broken.json").write_text('{"model_type": ')
-    (folder / "list.json").write_text("[1, 2]")
-    (folder / "unknown.json").write_text(json.dumps({**CONFIG, "model_type": "gpt22"}))
-    (folder / "untyped.json").write_text(json.dumps({"n_layer": 2}))
-    (folder / "model.safetensors").write_bytes(b"\0")
     (folder / "empty").mkdir()
     return folder
 

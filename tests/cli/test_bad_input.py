@@ -23,25 +23,16 @@ from tests.cli.real_cli import assert_one_line, run, without_cuda
             "--vram 24",
             "'24' is not a memory size. Write a number above zero and a unit",
         ),
-        ("--vram 0GB", "'0GB' is not a memory size"),
-        ("--vram -1GB", "'-1GB' is not a memory size"),
-        ("--vram 24Gb", "could mean bits"),
         ("--gpu t4 --vram 100MB", "leave nothing to plan with"),
-        ("--gpu t4 --headroom 20GB", "leave nothing to plan with"),
-        ("--gpu t4 --headroom lots", "'lots' is not a memory size"),
         ("--gpu t4 --precision bf17", "Use one of: auto, fp32, tf32, fp16-mixed"),
         ("--gpu t4 --precision bf16", "Tesla T4 has 7.5: it would only be emulated"),
         ("--gpu t4 --precision fp32,bf16-mixed", "Use --precision fp16-mixed"),
         ("--gpu t4 --optimizer adamx", "'adamx' is not an optimizer. Did you mean"),
-        ("--gpu t4 --optimizer lomo", "it runs the backward pass itself"),
         ("--gpu t4 --batch-size 0", "batch_size must be a whole number of at least 1"),
-        ("--gpu t4 --batch-size -1", "got -1"),
-        ("--gpu t4 --effective-batch-size 0", "effective_batch_size must be a whole"),
         (
             "--gpu t4 --batch-size 3 --effective-batch-size 8",
             "is never changed. The next smaller one that does is 2.",
         ),
-        ("--gpu t4 --max-length 0", "max_length must be a whole number"),
         ("--gpu t4 --max-length 99", "max_length"),
         ("--gpu t4 --checkpointing some", "Use one of: auto, none, full, every-2"),
         (
@@ -87,17 +78,9 @@ def test_neither_card_nor_limit_is_told_with_both_spellings(place: Path) -> None
     [
         ("missing.json", "There is no file or folder"),
         ("broken.json", "is not valid JSON: Expecting value at line 1, column 16"),
-        ("list.json", "holds a list where a config is an object"),
-        ("unknown.json", "does not know. Did you mean gpt2"),
-        ("untyped.json", 'Add one, for example "model_type": "llama"'),
         ("empty", "has no config.json. Give a folder, a config.json, a hub id"),
-        ("model.safetensors", "give the config.json beside it"),
         ("factories.py", "needs the name of the function that builds the model"),
         ("factories.py:raises", "raised ValueError: the weights are not here"),
-        ("factories.py:returns_three", "it must return one torch.nn.Module"),
-        ("factories.py:needs_an_argument", "is called without arguments"),
-        ("factories.py:gone", "has no gone. It defines Odd, batch"),
-        ("missing.py:build", "There is no file"),
         ("factories.py:Odd", "No batch can be made for Odd"),
         ("factories.py:Odd", "batch=torch.zeros("),
         ("factories.py:frozen", "Check requires_grad"),
@@ -150,15 +133,6 @@ def test_what_does_not_fit_is_an_answer_on_stdout_or_one_document(
     assert error["largest"]["bytes"] > 0
     assert 1 < batch_size == error["suggestions"][0]["recipe"]["batch_size"] < 100_000
     assert error["suggestions"][0]["peak_bytes"] <= error["usable_bytes"]
-
-
-def test_an_estimate_that_does_not_fit_ends_with_3(place: Path) -> None:
-    result = run(
-        *("estimate", place / "config.json", "--gpu", "t4", "--vram", "600MB"),
-        *("--batch-size", 100_000, "--json"),
-    )
-    assert result.exit_code == 3
-    assert json.loads(result.stdout)["fits"] is False
 
 
 @pytest.mark.parametrize(

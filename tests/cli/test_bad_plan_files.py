@@ -47,6 +47,20 @@ Change = dict[str, Any]
         (lambda plan: plan["recipe"].update(batch_size="two"), "valid integer"),
         (lambda plan: plan["recipe"].update(batch_size=0), "at least 1"),
         (
+            lambda plan: plan["recipe"].update(gradient_accumulation_steps=0),
+            "gradient_accumulation_steps must be a whole number of at least 1",
+        ),
+        (
+            lambda plan: plan["recipe"].update(optimizer="adamz"),
+            "'recipe.optimizer': all numbers of the plan are those of",
+        ),
+        (
+            lambda plan: plan["recipe"]["segments"].append(
+                plan["recipe"]["segments"][0]
+            ),
+            "is in more than one segment. Name each once",
+        ),
+        (
             lambda plan: plan["recipe"].update(precision="fp7"),
             "'fp7' is not a precision",
         ),
@@ -144,10 +158,3 @@ def test_verify_refuses_another_model(saved: dict[str, Any], place: Path) -> Non
         *("--model", f"{place / 'factories.py'}:small"),
     )
     assert_one_line(result, 2, "has no block 'transformer.h.0'. Plan again")
-
-
-def test_an_unknown_export_names_what_there_is(
-    saved: dict[str, Any], place: Path
-) -> None:
-    assert saved
-    assert_one_line(run("export", place / "plan.json", "--to", "x"), 2, "--to torch")

@@ -275,17 +275,6 @@ def test_a_traceback_is_shown_on_request_with_the_same_exit_code(
     assert "Traceback (most recent call last)" in result.stderr
 
 
-@pytest.mark.parametrize(
-    "words", [("plan",), ("plan", "m", "--no-such"), ("plan", "m", "--batch-size", "x")]
-)
-def test_what_the_command_line_itself_cannot_read_ends_with_2(
-    run: Run, words: tuple[str, ...]
-) -> None:
-    result = run(*words)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-
-
 def test_estimate_asks_for_what_the_model_is_now(run: Run, api: FakeApi) -> None:
     result = run("estimate", "gpt2")
     assert result.exit_code == 0
@@ -433,17 +422,6 @@ def test_a_failed_verification_has_its_own_exit_code(
     result = run("verify", saved)
     assert result.exit_code == code
     assert "FAILED" in result.stdout
-
-
-@pytest.mark.parametrize("command", ["verify", "export"])
-def test_a_file_that_is_no_plan_is_a_usage_error(
-    run: Run, tmp_path: Path, command: str
-) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text("{}")
-    to = ("--to", "torch") if command == "export" else ()
-    assert run(command, path, *to).exit_code == 2
-    assert run(command, tmp_path / "missing.json", *to).exit_code == 2
 
 
 def test_an_unknown_export_names_those_there_are(run: Run, saved: Path) -> None:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import budgetfit
 from budgetfit.cli.parsing import one_or_list, policy_or_blocks, split_names
 from budgetfit.core.units import parse_bytes
-from budgetfit.gpus.table import find_gpu
 from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests.fuzz import words
 from tests.fuzz.command_lines import run_line
@@ -178,12 +177,6 @@ SIZES = st.one_of(
 def test_a_size_is_bytes_or_refused(size: Any) -> None:  # noqa: ANN401
     with contextlib.suppress(budgetfit.InputError):
         assert parse_bytes(size) > 0
-
-
-@given(text=st.text(max_size=40))
-def test_any_text_is_a_card_or_refused(text: str) -> None:
-    with contextlib.suppress(budgetfit.InputError):
-        assert find_gpu(text).total_bytes > 0
 
 
 @given(text=st.text(max_size=40))

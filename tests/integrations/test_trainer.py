@@ -434,11 +434,22 @@ def test_a_library_that_steps_later_refuses_it(export: str) -> None:
         getattr(plan, export)()
 
 
-def test_other_settings_than_the_planned_ones_are_warned_about(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "planned"),
+    [
+        ("per_device_train_batch_size", 6, "3"),
+        ("gradient_accumulation_steps", 1, "2"),
+        ("bf16", True, "False"),
+        ("optim", "adamw_torch", "sgd"),
+    ],
+)
+def test_other_settings_than_the_planned_ones_are_warned_about(
+    tmp_path: Path, name: str, value: object, planned: str
+) -> None:
     model = tiny_model("gpt2")
-    plan = plan_for(model)
-    args = arguments(plan, tmp_path, per_device_train_batch_size=6)
-    message = r"per_device_train_batch_size=6 \(planned: 3\): the plan's prediction"
+    plan = plan_for(model, optimizer="sgd")
+    args = arguments(plan, tmp_path, **{name: value})
+    message = rf"{name}={value} \(planned: {planned}\): the plan's prediction"
     with pytest.warns(UserWarning, match=message):
         trained(model, args, plan.trainer_callback())
 

@@ -8,10 +8,9 @@ from torch import nn
 
 import budgetfit
 from budgetfit import InputError, Run
-from tests.applying.small_models import batch_for, make
+from tests.applying.small_models import batch_for
 from tests.misuse.case import refused, right, unharmed, warned
 from tests.misuse.training import (
-    RATE,
     accumulating,
     applied,
     assert_same_weights,
@@ -23,7 +22,7 @@ from tests.misuse.training import (
     plain_losses,
     step_unharmed,
 )
-from tests.models import still, text
+from tests.models import text
 
 
 def _step(batch: Any, run: Run | None = None) -> None:  # noqa: ANN401
@@ -40,28 +39,10 @@ def an_unknown_key() -> None:
     _step(_stack_batch(mask=torch.ones(4)))
 
 
-@refused("missing 1 required positional argument: 'labels'", TypeError)
-def a_missing_key() -> None:
-    """A batch without something that the model needs."""
-    _step({"x": batches(1)[0]["x"]})
-
-
 @refused("There is no loss to train on.*labels in the batch", InputError)
 def no_labels() -> None:
     """A text batch without labels."""
     _step({"input_ids": text(4)["input_ids"]}, applied("llama"))
-
-
-@warned(r"larger than the plan's: x \[9, 16\], planned \[4, 16\]")
-def more_samples_than_planned() -> None:
-    """A batch of the data loader's size, not cut by run.parts."""
-    applied().step(batches(1, samples=9)[0])
-
-
-@warned(r"larger than the plan's: input_ids \[4, 24\], planned \[4, 16\]")
-def longer_samples_than_planned() -> None:
-    """A longer text than was planned for."""
-    applied("llama").step(text(4, 24))
 
 
 @right()
@@ -70,53 +51,16 @@ def fewer_samples_than_planned() -> None:
     assert_steps_as_plain(applied(), [*batches(1), *batches(1, samples=1)])
 
 
-@right()
-def micro_batches_of_several_sizes() -> None:
-    """Micro-batches of 4 and of 1 sample in one update: the mean of all samples."""
-    model, plain = (still(make("stack")) for _ in range(2))
-    run = applied(model=model, effective_batch_size=8)
-    whole = batch_for("stack", 5)
-    for part in run.parts(whole):
-        run.step(part)
-    plain_losses(plain, [[whole]])
-    assert run.updated
-    assert_same_weights(model, plain)
-
-
-@right()
-def a_last_group_without_flush() -> None:
-    """A last group of one micro-batch: nothing is updated, then flush() does."""
-    run, data = accumulating(), batches(1)
-    before = run.model.head.weight.detach().clone()
-    losses = [run.step(data[0]).item()]
-    assert not run.updated
-    assert run.model.head.weight.equal(before)
-    assert run.flush()
-    assert_trains_as_plain(losses, run.model, [data])
-
-
 @refused("The batch is empty", InputError)
 def no_samples() -> None:
     """A batch of zero samples, whose mean loss is nan."""
     _step(batch_for("stack", 0))
 
 
-@refused("no tensor in this batch, a dict", InputError)
-def an_empty_dictionary() -> None:
-    """run.step({})."""
-    _step({})
-
-
 @refused("no tensor in this batch, a NoneType", InputError)
 def no_batch() -> None:
     """run.step(None), from a data set that skips samples."""
     _step(None)
-
-
-@refused(r"batch_size \(4\) to match target batch_size \(3\)", ValueError)
-def other_numbers_of_samples() -> None:
-    """4 inputs with 3 labels."""
-    _step(_stack_batch(labels=torch.zeros(3, dtype=torch.int64)))
 
 
 @refused("to match target batch_size", ValueError)
@@ -166,45 +110,6 @@ def images_without_boxes() -> None:
     assert_same_weights(model, plain)
 
 
-class Pairs(nn.Module):
-    """Takes a list with one tensor for each sample, of any length."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 4)
-
-    def forward(self, rows: list[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
-        scores = torch.stack([self.layer(row).mean(0) for row in rows])
-        return nn.functional.cross_entropy(scores, labels)
-
-
-def _pairs(samples: int, labels: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(1)
-    return {
-        "rows": [torch.randn(2 + i, 8, generator=generator) for i in range(samples)],
-        "labels": torch.zeros(labels, dtype=torch.int64),
-    }
-
-
-def _run_of_pairs() -> Run:
-    torch.manual_seed(0)
-    plan = budgetfit.plan(
-        Pairs().train(),
-        gpu="t4",
-        batch=_pairs(4, 4),
-        batch_size=4,
-        precision="fp32",
-        optimizer="sgd",
-    )
-    return faster(budgetfit.apply(plan))
-
-
-@refused(r"batch_size \(3\) to match target batch_size \(4\)|samples", ValueError)
-def a_list_of_another_length() -> None:
-    """A list of 3 tensors beside labels of 4 samples."""
-    _step(_pairs(3, 4), _run_of_pairs())
-
-
 @refused("no tensor in this batch.*numpy arrays", InputError)
 def numpy_arrays() -> None:
     """A batch of numpy arrays, as datasets returns without set_format("torch")."""
@@ -218,24 +123,6 @@ def lists_of_numbers() -> None:
     _step(batch, applied("llama"))
 
 
-@refused("no tensor in this batch", InputError)
-def sentences() -> None:
-    """A batch of sentences."""
-    _step({"input_ids": ["a sentence", "another"]}, applied("llama"))
-
-
-@refused("no tensor in this batch, a DataLoader", InputError)
-def the_loader() -> None:
-    """run.step(loader)."""
-    _step(torch.utils.data.DataLoader(batches(1)))  # type: ignore[arg-type]
-
-
-@refused("must be Tensor, not dict", TypeError)
-def a_list_of_batches() -> None:
-    """run.step([batch, batch]), one for each micro-batch."""
-    _step(batches(2))
-
-
 @refused("max_grad_norm must be a number.*one argument", InputError)
 def two_arguments() -> None:
     """run.step(inputs, labels), as the model is called."""
@@ -243,33 +130,6 @@ def two_arguments() -> None:
     run = applied()
     with unharmed(run.model):
         run.step(batch["x"], batch["labels"])  # type: ignore[arg-type]
-
-
-@refused("must have the same dtype|Long", RuntimeError)
-def integers_for_floats() -> None:
-    """Integers where the model takes floats."""
-    _step(_stack_batch(x=torch.ones(4, 16, dtype=torch.int64)))
-
-
-@refused("indices.*Long, Int", RuntimeError)
-def floats_for_integers() -> None:
-    """input_ids as floats, from a data frame."""
-    ids = text(4)["input_ids"]
-    _step({"input_ids": ids.float(), "labels": ids}, applied("llama"))
-
-
-@refused("Long|class probabilities|size of input", (RuntimeError))
-def float_labels() -> None:
-    """Class labels as floats."""
-    _step(_stack_batch(labels=torch.zeros(4)))
-
-
-@refused("out of bounds|out of range", IndexError)
-def tokens_outside_of_the_vocabulary() -> None:
-    """Tokens of a tokenizer with more words than the model has."""
-    batch = text(4)
-    batch["input_ids"][0, 0] = 500
-    _step(batch, applied("llama"))
 
 
 @refused("Cannot copy out of meta tensor; no data!", NotImplementedError)
@@ -313,24 +173,10 @@ def a_batch_that_the_model_writes_to() -> None:
     assert_steps_as_plain(applied(), batches(1) * 3)
 
 
-@refused("must weigh something in the mean, got weight=0", InputError)
-def no_weight() -> None:
-    """run.step(batch, weight=0), of a batch in which everything is padding."""
-    step_unharmed(applied(), weight=0)
-
-
 @refused("num_items_in_batch", InputError)
 def no_items() -> None:
     """run.step(batch, num_items_in_batch=0): the loss would be infinite."""
     step_unharmed(applied("llama"), text(4), num_items_in_batch=0)
-
-
-@refused("num_items_in_batch must be given for all micro-batches", InputError)
-def items_for_some() -> None:
-    """num_items_in_batch for one micro-batch of an update and not for the next."""
-    run = accumulating("llama")
-    run.step(text(4), num_items_in_batch=120)
-    run.step(text(4))
 
 
 @refused(
@@ -341,14 +187,6 @@ def items_of_each_micro_batch() -> None:
     run = accumulating("llama")
     run.step(text(4), num_items_in_batch=60)
     run.step(text(4), num_items_in_batch=50)
-
-
-@refused("weighed by its samples, and the one before", InputError)
-def weight_for_some() -> None:
-    """weight= for one micro-batch of an update and not for the next."""
-    run, data = accumulating(), batches(2)
-    run.step(data[0], weight=120)
-    run.step(data[1])
 
 
 @warned("attention_mask")
@@ -372,38 +210,6 @@ def padding_everywhere() -> None:
     run = applied()
     batch = _stack_batch(labels=torch.full((4,), -100))
     assert run.step(batch).isnan()
-
-
-class TimeFirst(nn.Module):
-    """Its batches count samples in the second dimension, as recurrent layers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn = nn.GRU(8, 8)
-        self.head = nn.Linear(8, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.rnn(x)[0]).square().mean()
-
-
-@right()
-def time_first() -> None:
-    """A batch whose first dimension is time: trained on whole as in a plain loop."""
-    torch.manual_seed(0)
-    model = TimeFirst()
-    plain = TimeFirst()
-    plain.load_state_dict(model.state_dict())
-    batch = {"x": torch.randn(6, 4, 8)}
-    plan = budgetfit.plan(
-        model, gpu="t4", batch=batch, batch_size=6, precision="fp32", optimizer="sgd"
-    )
-    run = faster(budgetfit.apply(plan))
-    run.step(batch)
-    plain(**batch).backward()
-    with torch.no_grad():
-        for weight in plain.parameters():
-            weight.sub_(RATE * weight.grad)
-    assert_same_weights(model, plain)
 
 
 @right()

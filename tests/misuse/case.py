@@ -24,8 +24,6 @@ SUBJECTS = (
     "losses",
     "copies_and_wrappers",
     "other_libraries",
-    "arguments",
-    "plan_files",
 )
 
 
@@ -41,7 +39,6 @@ class Case:
             which ``do`` checks itself.
         words: A pattern that its text holds.
         do: Does it.
-        fault: What budgetfit does instead, where that is known and not mended.
     """
 
     subject: str
@@ -50,7 +47,6 @@ class Case:
     kind: type[BaseException] | None
     words: str
     do: Callable[[], object]
-    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +66,20 @@ _Case = Callable[[], object]
 
 
 def refused(
-    words: str, kind: type[Exception] = BudgetfitError, *, fault: str = ""
+    words: str, kind: type[Exception] = BudgetfitError
 ) -> Callable[[_Case], _Case]:
     """Declare that an error is right, of class ``kind``, its text with ``words``."""
-    return _declare(kind, words, fault)
+    return _declare(kind, words)
 
 
-def warned(words: str, *, fault: str = "") -> Callable[[_Case], _Case]:
+def warned(words: str) -> Callable[[_Case], _Case]:
     """Declare that a warning with ``words`` is right, and no error."""
-    return _declare(UserWarning, words, fault)
+    return _declare(UserWarning, words)
 
 
-def right(fault: str = "") -> Callable[[_Case], _Case]:
+def right() -> Callable[[_Case], _Case]:
     """Declare that a right result is right: the function asserts what it is."""
-    return _declare(None, "", fault)
-
-
-def add(case: Case) -> None:
-    """Declare one of a table of cases."""
-    _CASES.append(case)
+    return _declare(None, "")
 
 
 def all_cases() -> tuple[Case, ...]:
@@ -149,9 +140,7 @@ def unharmed(model: nn.Module) -> Iterator[None]:
         raise
 
 
-def _declare(
-    kind: type[BaseException] | None, words: str, fault: str
-) -> Callable[[_Case], _Case]:
+def _declare(kind: type[BaseException] | None, words: str) -> Callable[[_Case], _Case]:
     def declare(do: _Case) -> _Case:
         _CASES.append(
             Case(
@@ -161,7 +150,6 @@ def _declare(
                 kind=kind,
                 words=words,
                 do=do,
-                fault=fault,
             )
         )
         return do

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import io
 import itertools
 import pickle
 from typing import Any
@@ -14,17 +13,13 @@ from torch.optim.swa_utils import AveragedModel
 import budgetfit
 from budgetfit import InputError, Run, Segment
 from tests.applying.small_models import CHAIN, make
-from tests.hazards.kinds import KINDS, Block
-from tests.hazards.run import TECHNIQUES, plain_losses, planned_losses
-from tests.misuse.case import refused, right, warned
+from tests.misuse.case import refused, right
 from tests.misuse.training import (
     applied,
     assert_same_weights,
     assert_steps_as_plain,
     assert_trains_as_plain,
     batches,
-    faster,
-    plan_of,
     trains_as_plain,
 )
 
@@ -41,15 +36,6 @@ def _assert_is_a_model(model: nn.Module, kind: str = "stack") -> None:
     for name, weight in model.named_parameters():
         assert weight.grad is not None, f"{name} got no gradient"
         torch.testing.assert_close(weight.grad, wanted[name].grad, msg=name)
-
-
-@right()
-def a_deep_copy() -> None:
-    """copy.deepcopy(run.model), for an EMA or a reference: a model of its own."""
-    run = applied()
-    copied = copy.deepcopy(run.model)
-    _assert_is_a_model(copied)
-    assert all(weight.grad is None for weight in run.model.parameters())
 
 
 @right()
@@ -76,26 +62,10 @@ def an_average_of_the_weights() -> None:
     assert averaged(**data[0]).isfinite()
 
 
-@right()
-def a_pickle_of_the_model() -> None:
-    """torch.save(run.model) while it trains, and loaded again."""
-    run = applied()
-    file = io.BytesIO()
-    torch.save(run.model, file)
-    file.seek(0)
-    _assert_is_a_model(torch.load(file, weights_only=False))
-
-
 @refused("neither pickled nor copied.*run.state_dict", InputError)
 def a_pickle_of_the_run() -> None:
     """pickle.dumps(run), not run.state_dict()."""
     pickle.dumps(applied())
-
-
-@refused("neither pickled nor copied.*run.state_dict", InputError)
-def a_deep_copy_of_the_run() -> None:
-    """copy.deepcopy(run), to try something out."""
-    copy.deepcopy(applied())
 
 
 @right()
@@ -119,21 +89,6 @@ def data_parallel() -> None:
     assert_steps_as_plain(run, batches(1))
 
 
-@warned("run.model is the model without torch.compile")
-def a_compiled_model() -> None:
-    """apply(plan, torch.compile(model))."""
-    compiled: Any = torch.compile(make("stack"), backend="eager")
-    assert_steps_as_plain(faster(budgetfit.apply(plan_of(), compiled)), batches(1))
-
-
-@trains_as_plain()
-def called_between_steps(run: Run, batch: Any) -> None:  # noqa: ANN401
-    """The model called directly between two steps, for samples of its output."""
-    run.model.eval()
-    with torch.inference_mode():
-        run.model(**batch)
-
-
 @trains_as_plain("llama")
 def a_cache_in_generation(run: Run, batch: Any) -> None:  # noqa: ANN401
     """model.generate(...) between two steps."""
@@ -141,27 +96,6 @@ def a_cache_in_generation(run: Run, batch: Any) -> None:  # noqa: ANN401
     ids = batch["input_ids"][:1, :4]
     made = run.model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
     assert made.shape[1] > 4
-
-
-def _hazard(kind: type[Block], steps: int = 3) -> None:
-    expected = plain_losses(kind, steps)
-    for segments in TECHNIQUES["segments"]:
-        losses, said = planned_losses(kind, segments, steps)
-        assert losses == expected, said
-
-
-@right()
-def pythons_random_numbers() -> None:
-    """Recomputed blocks that draw from Python's random."""
-    for kind in KINDS["Python's random"]:
-        _hazard(kind)
-
-
-@right()
-def numpys_random_numbers() -> None:
-    """Recomputed blocks that draw from numpy.random."""
-    for kind in KINDS["numpy's random"]:
-        _hazard(kind)
 
 
 @refused("did something else when it ran again", InputError)

@@ -13,7 +13,6 @@ from tests.misuse.training import (
     accumulating,
     applied,
     apply_unharmed,
-    assert_trains_as_plain,
     batches,
     next_step_refused,
     options_of,
@@ -71,12 +70,6 @@ def own_optimizer_in_a_group(run: Run) -> None:
     _step_of_the_users_optimizer(run)
 
 
-@next_step_refused("gradients|weights|parameters", accumulates=True)
-def the_runs_optimizer_in_a_group(run: Run) -> None:
-    """run.optimizer.step() after each micro-batch of an update."""
-    run.optimizer.step()
-
-
 @trains_as_plain()
 def the_runs_optimizer_between_updates(run: Run, _: object) -> None:
     """run.optimizer.step() after each update: there are no gradients left."""
@@ -88,12 +81,6 @@ def stray_backward_between_updates(run: Run, batch: Any) -> None:  # noqa: ANN40
     """A generator's backward pass through the model between two updates."""
     with torch.random.fork_rng():
         run.model(**batch).backward()
-
-
-@next_step_refused("gradients", accumulates=True)
-def stray_backward_in_a_group(run: Run) -> None:
-    """A generator's backward pass through the model between two micro-batches."""
-    run.model(**batches(1)[0]).backward()
 
 
 @next_step_refused("gradients", accumulates=True)
@@ -109,37 +96,10 @@ def gradients_read_in_a_group(run: Run, _: object) -> None:
         _ = 0.0 if weight.grad is None else weight.grad.norm().item()
 
 
-@right()
-def gradients_before_apply() -> None:
-    """A model that still has gradients when the plan is applied."""
-    model, (batch,) = make("stack"), batches(1)
-    model(**batch).backward()
-    run = applied(model=model)
-    assert_trains_as_plain([run.step(batch).item()], model, [[batch]])
-
-
 @refused("max_grad_norm", InputError)
 def clipped_to_nothing() -> None:
     """max_grad_norm=0, which switches clipping off in transformers."""
     step_unharmed(applied(), max_grad_norm=0)
-
-
-@refused("max_grad_norm", InputError)
-def clipped_to_a_negative_norm() -> None:
-    """max_grad_norm=-1: every weight would move uphill."""
-    step_unharmed(applied(), max_grad_norm=-1.0)
-
-
-@refused("cannot be clipped", InputError)
-def clipped_in_backward() -> None:
-    """max_grad_norm with an optimizer that steps in the backward pass."""
-    step_unharmed(applied(optimizer_in_backward=True), max_grad_norm=1.0)
-
-
-@refused("accumulat", InputError)
-def accumulated_in_backward() -> None:
-    """optimizer_in_backward=True with several micro-batches for an update."""
-    plan_of(optimizer_in_backward=True, batch_size=4, effective_batch_size=8)
 
 
 class Words(nn.Module):
@@ -168,23 +128,10 @@ def _words_plan(optimizer: Any, **options: Any) -> budgetfit.Plan:  # noqa: ANN4
     return budgetfit.plan(model, **{**settings, "checkpointing": "none"})
 
 
-@refused("sparse=True.*Set sparse=False", TraceError)
-def sparse_gradients() -> None:
-    """nn.Embedding(sparse=True) with AdamW, which does not take its gradients."""
-    _words_plan("adamw_torch")
-
-
 @refused("sparse=True.*Set sparse=False.*one micro-batch per update", TraceError)
 def sparse_gradients_accumulated() -> None:
     """nn.Embedding(sparse=True) with SGD and several micro-batches for an update."""
     _words_plan(_plain_sgd, effective_batch_size=8)
-
-
-@right()
-def sparse_gradients_of_one_micro_batch() -> None:
-    """nn.Embedding(sparse=True) with SGD, its one micro-batch named twice."""
-    plan = _words_plan(_plain_sgd, batch_size=4, effective_batch_size=4)
-    assert plan.recipe.gradient_accumulation_steps == 1
 
 
 @right()
@@ -211,12 +158,6 @@ def sparse_gradients_clipped() -> None:
 def an_optimizer_with_a_closure() -> None:
     """optimizer=torch.optim.LBFGS."""
     plan_of(optimizer=torch.optim.LBFGS)
-
-
-@refused("made for the optimizer 'sgd'", InputError)
-def another_optimizer_handed_in() -> None:
-    """apply(plan, model, optimizer=torch.optim.AdamW) for a plan with SGD."""
-    apply_unharmed(plan_of(), optimizer=torch.optim.AdamW)
 
 
 @refused("function of the parameters", InputError)

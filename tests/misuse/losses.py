@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit import InputError, TraceError
+from budgetfit import InputError
 from tests.misuse.case import refused, right, warned
-from tests.misuse.training import apply_unharmed, options_of, step_unharmed
+from tests.misuse.training import options_of, step_unharmed
 
 BATCH = {"input": torch.ones(4, 8)}
 
@@ -34,57 +34,9 @@ def _later(loss: Callable[[torch.Tensor], object]) -> None:
 
 
 @refused("must be a scalar tensor, got a tensor of shape", InputError)
-def a_vector() -> None:
-    """A loss with reduction="none"."""
-    _plan(lambda outputs, _: outputs.square())
-
-
-@refused("must be a scalar tensor, got float", InputError)
-def a_number() -> None:
-    """A loss that returns loss.item()."""
-    _plan(lambda outputs, _: outputs.mean().item())
-
-
-@refused("must be a scalar tensor, got NoneType", InputError)
-def nothing() -> None:
-    """A loss that forgets its return."""
-    _plan(lambda _outputs, _batch: None)
-
-
-@refused("nothing would train", InputError)
-def detached() -> None:
-    """A loss that is detached from the model."""
-    _plan(lambda outputs, _: outputs.detach().mean())
-
-
-@refused("TypeError.*positional argument", TraceError)
-def another_signature() -> None:
-    """A loss of three arguments."""
-    _plan(lambda _outputs, _labels, _masks: None)
-
-
-@refused("loss must be a function", InputError)
-def a_name() -> None:
-    """loss="mse"."""
-    _plan("mse")
-
-
-@refused("takes a target, and a loss here takes the batch", InputError)
-def a_loss_of_torch() -> None:
-    """loss=nn.MSELoss(), which takes a target and not the batch."""
-    _plan(nn.MSELoss())
-
-
-@refused("must be a scalar tensor, got a tensor of shape", InputError)
 def a_vector_later() -> None:
     """A loss that becomes a vector while training."""
     _later(lambda outputs: outputs.square())
-
-
-@refused("must be a scalar tensor, got NoneType", InputError)
-def nothing_later() -> None:
-    """A loss that returns None for some batches."""
-    _later(lambda _: None)
 
 
 @refused("nothing would train", InputError)
@@ -103,19 +55,6 @@ def an_error_in_the_loss() -> None:
     _later(fail)
 
 
-@right()
-def nan_later() -> None:
-    """A loss that is nan, in a step of a plain loop too: the caller sees it."""
-    trains = False
-
-    def loss(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
-        return outputs.mean() * (float("nan") if trains else 1.0)
-
-    run = budgetfit.apply(_plan(loss))
-    trains = True
-    assert run.step(BATCH).isnan()
-
-
 @refused("There is no loss to train on", InputError)
 def no_loss() -> None:
     """A model without a loss, planned by the mean of its outputs, then trained."""
@@ -127,14 +66,6 @@ def no_loss() -> None:
 def no_loss_verified() -> None:
     """A model without a loss, verified."""
     budgetfit.verify(_plan(None), device="cpu")
-
-
-@refused("was made with loss=", InputError)
-def forgotten_on_loading() -> None:
-    """A loaded plan with a loss, applied without one."""
-    plan = _plan(lambda outputs, _: outputs.mean())
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
-    apply_unharmed(plan.changed(source=None), model)
 
 
 def _of_squares(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401

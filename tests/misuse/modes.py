@@ -4,12 +4,10 @@ import threading
 from typing import Any
 
 import torch
-from torch import nn
 
-import budgetfit
 from budgetfit import InputError, Run
 from tests.applying.small_models import make
-from tests.misuse.case import refused, right, unharmed, warned
+from tests.misuse.case import refused, right
 from tests.misuse.training import (
     applied,
     apply_unharmed,
@@ -17,22 +15,11 @@ from tests.misuse.training import (
     assert_trains_as_plain,
     batches,
     block_runs,
-    faster,
     next_step_refused,
     plan_of,
     step_unharmed,
     trains_as_plain,
 )
-
-
-@right()
-def a_model_in_evaluation_mode() -> None:
-    """A model as from_pretrained leaves it, in evaluation mode."""
-    model = make("gpt2").eval()
-    run = applied("gpt2", model)
-    assert_steps_as_plain(run, batches(2, "gpt2"), "gpt2")
-    run.undo()
-    assert not model.training
 
 
 def _evaluate(run: Run, batch: Any) -> None:  # noqa: ANN401
@@ -41,57 +28,10 @@ def _evaluate(run: Run, batch: Any) -> None:  # noqa: ANN401
         run.model(**batch)
 
 
-@trains_as_plain()
-def eval_and_no_train(run: Run, batch: Any) -> None:  # noqa: ANN401
-    """run.model.eval() for an evaluation, and train() forgotten."""
-    _evaluate(run, batch)
-
-
 @trains_as_plain(accumulates=True)
 def eval_in_the_middle_of_a_group(run: Run, batch: Any) -> None:  # noqa: ANN401
     """An evaluation between two micro-batches of an update."""
     _evaluate(run, batch)
-
-
-class WithNorm(nn.Module):
-    """Blocks behind a batch norm that is not to train."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.norm = nn.BatchNorm1d(16)
-        self.net = make("stack")
-        self.norm.eval()
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return self.net(self.norm(x), labels)
-
-
-def _with_norm() -> Run:
-    model = WithNorm()
-    plan = budgetfit.plan(
-        model, gpu="t4", batch=batches(1)[0], batch_size=4, precision="fp32"
-    )
-    return faster(budgetfit.apply(plan))
-
-
-@right()
-def a_frozen_batch_norm() -> None:
-    """A batch norm in evaluation mode, over an evaluation in between."""
-    run = _with_norm()
-    for batch in batches(2):
-        run.step(batch)
-        run.model.eval()
-    run.step(batches(1)[0])
-    assert not run.model.norm.running_mean.any()
-
-
-@warned("1 BatchNorm1d were in evaluation mode when this run began and train now")
-def a_thawed_batch_norm() -> None:
-    """model.train() after an evaluation, which thaws a frozen batch norm."""
-    run = _with_norm()
-    run.model.train()
-    run.step(batches(1)[0])
 
 
 @refused("under torch.no_grad.. or torch.inference_mode", InputError)
@@ -99,14 +39,6 @@ def under_no_grad() -> None:
     """run.step inside of torch.no_grad()."""
     with torch.no_grad():
         step_unharmed(applied())
-
-
-@refused("under torch.no_grad.. or torch.inference_mode", InputError)
-def under_inference_mode() -> None:
-    """run.step inside of torch.inference_mode()."""
-    run = applied()
-    with unharmed(run.model), torch.inference_mode():
-        run.step(batches(1)[0])
 
 
 @refused("made under torch.inference_mode", InputError)
@@ -213,12 +145,4 @@ def own_checkpointing_switched_on() -> None:
     """model.gradient_checkpointing_enable() after apply: blocks still run twice."""
     run = applied("llama")
     run.model.gradient_checkpointing_enable()
-    _assert_a_block_runs_twice(run)
-
-
-@right()
-def own_checkpointing_switched_off() -> None:
-    """model.gradient_checkpointing_disable() after apply: blocks still run twice."""
-    run = applied("llama")
-    run.model.gradient_checkpointing_disable()
     _assert_a_block_runs_twice(run)

@@ -1,7 +1,6 @@
 """apply, prepare and undo: twice, in another order, and after the end."""
 
 import copy
-import gc
 from dataclasses import replace
 
 import torch
@@ -27,20 +26,6 @@ from tests.misuse.training import (
 from tests.zoo.state import assert_same, model_state
 
 TWICE = r"Stack trains by a plan already.*undo\(\)"
-
-
-@refused(TWICE, InputError)
-def apply_twice() -> None:
-    """A plan applied twice to the same model."""
-    run = applied()
-    apply_unharmed(plan_of(), run.model)
-
-
-@refused(TWICE, InputError)
-def another_plan_to_the_same_model() -> None:
-    """A second plan, with another optimizer, applied while the first one is."""
-    run = applied()
-    apply_unharmed(plan_of(optimizer="adamw_torch"), run.model)
 
 
 class Around(nn.Module):
@@ -94,29 +79,12 @@ def prepare_then_apply() -> None:
     kept.undo()
 
 
-@refused(TWICE, InputError)
-def apply_then_prepare() -> None:
-    """budgetfit.apply(plan, model), then plan.prepare(model)."""
-    run = applied()
-    with unharmed(run.model):
-        plan_of().prepare(run.model)
-
-
 @right()
 def prepare_undo_apply() -> None:
     """Prepare, undo, and apply the same plan."""
     model = make("stack")
     plan_of().prepare(model).undo()
     assert_steps_as_plain(faster(budgetfit.apply(plan_of(), model)), batches(2))
-
-
-@refused("what undoes it is gone", InputError)
-def a_run_that_was_thrown_away() -> None:
-    """A run that nobody kept, and the plan applied once more."""
-    model = make("stack")
-    budgetfit.apply(plan_of(), model)
-    gc.collect()
-    apply_unharmed(plan_of(), model)
 
 
 @right()
@@ -142,12 +110,6 @@ def undo_in_another_order() -> None:
         run.undo()
     for state, model in zip(before, models, strict=True):
         assert_same(state, model_state(model))
-
-
-@next_step_refused("This run is undone")
-def step_after_undo(run: Run) -> None:
-    """A step after undo()."""
-    run.undo()
 
 
 @next_step_refused("This run is undone")
@@ -218,29 +180,6 @@ def undo_in_the_middle_of_a_group() -> None:
     run.undo()
     losses = plain_losses(run.model, [[batch] for batch in data[1:]])
     assert_trains_as_plain(losses, run.model, [[batch] for batch in data[1:]])
-
-
-@refused("1 micro-batches wait for an update", InputError)
-def adopt_in_the_middle_of_a_group() -> None:
-    """adopt() between two micro-batches of an update."""
-    run = accumulating()
-    run.step(batches(1)[0])
-    run.adopt(replace(run.recipe, batch_size=2))
-
-
-@refused("cannot change its precision", InputError)
-def adopt_another_precision() -> None:
-    """adopt() of a recipe with another precision."""
-    run = applied()
-    with unharmed(run.model):
-        run.adopt(replace(run.recipe, precision="bf16"))
-
-
-@refused("no block 'layers.9'", InputError)
-def adopt_blocks_of_another_model() -> None:
-    """adopt() of a recipe with blocks that the model has not."""
-    run = applied()
-    run.adopt(replace(run.recipe, segments=(budgetfit.Segment(("layers.9",)),)))
 
 
 @refused("A Recipe is expected", InputError)

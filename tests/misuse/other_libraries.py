@@ -1,20 +1,16 @@
 """Plans inside of other libraries' loops, with other settings than planned."""
 
 import tempfile
-import warnings
-from pathlib import Path
 from typing import Any
 
 import transformers
 from torch import nn
-from typer.testing import CliRunner
 
 import budgetfit
 from budgetfit import InputError
-from budgetfit.cli.app import app
 from tests.applying.small_models import make
 from tests.integrations.tiny_training import Samples, plan_for, tiny_model
-from tests.misuse.case import refused, right, unharmed, warned
+from tests.misuse.case import refused, right, unharmed
 from tests.misuse.training import (
     applied,
     assert_same_weights,
@@ -56,55 +52,6 @@ def _train(
     return trainer
 
 
-@warned(r"per_device_train_batch_size=5 \(planned: 3\)")
-def trainer_with_another_batch_size() -> None:
-    """TrainingArguments with another batch size than the plan's."""
-    model = tiny_model("llama")
-    _train(model, plan_for(model), per_device_train_batch_size=5)
-
-
-@warned(r"gradient_accumulation_steps=1 \(planned: 2\)")
-def trainer_without_accumulation() -> None:
-    """TrainingArguments with another gradient accumulation."""
-    model = tiny_model("llama")
-    _train(model, plan_for(model), gradient_accumulation_steps=1)
-
-
-@warned(r"bf16=True \(planned: False\)")
-def trainer_with_another_precision() -> None:
-    """TrainingArguments(bf16=True) for a plan in fp32."""
-    model = tiny_model("llama")
-    _train(model, plan_for(model), bf16=True)
-
-
-@warned(r"optim=adamw_torch \(planned: sgd\)")
-def trainer_with_another_optimizer() -> None:
-    """TrainingArguments(optim="adamw_torch") for a plan with SGD."""
-    model = tiny_model("llama")
-    _train(model, plan_for(model, optimizer="sgd"), optim="adamw_torch")
-
-
-@right()
-def trainer_with_its_own_checkpointing() -> None:
-    """TrainingArguments(gradient_checkpointing=True): still the plan's blocks."""
-    model = tiny_model("llama")
-    plan = plan_for(model)
-    plain = tiny_model("llama")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        _train(model, plan, gradient_checkpointing=True, seed=1)
-        _train(plain, plan, seed=1)
-    assert_same_weights(model, plain)
-
-
-@refused("this model has", InputError)
-def trainer_with_another_model() -> None:
-    """The callback of a plan of another model."""
-    other = tiny_model("gpt2")
-    with unharmed(other):
-        _train(other, plan_for(tiny_model("llama")))
-
-
 @refused("trains by a plan already", InputError)
 def trainer_beside_a_run() -> None:
     """A Trainer with the plan's callback for a model that trains by apply."""
@@ -122,12 +69,6 @@ def trainer_twice_with_one_callback() -> None:
     for _ in range(2):
         _train(model, plan, callback)
     assert all("forward" not in attributes for attributes in names.values())
-
-
-@refused("has no argument 'batch_sise'", InputError)
-def a_mistyped_argument() -> None:
-    """to_training_arguments(batch_sise=8)."""
-    plan_of("llama").to_training_arguments(batch_sise=8)
 
 
 @right()
@@ -153,18 +94,6 @@ def prepared_without_adapters() -> None:
 def lightning_with_an_optimizer_in_backward() -> None:
     """plan.to_lightning_arguments() of a plan whose optimizer steps in backward."""
     plan_of(optimizer_in_backward=True).to_lightning_arguments()
-
-
-@right()
-def an_unknown_target() -> None:
-    """budgetfit export plan.json --to keras: the targets are named, exit code 2."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.json"
-        plan_of().save(path)
-        result = CliRunner().invoke(app, ["export", str(path), "--to", "keras"])
-    assert result.exit_code == 2, result.output
-    assert "trainer" in result.output
-    assert "deepspeed" in result.output
 
 
 @right()

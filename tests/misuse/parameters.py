@@ -4,13 +4,11 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import prune
 
 from budgetfit import InputError, Run
-from tests.applying.small_models import Block, make
 from tests.misuse.case import refused, right
 from tests.misuse.training import (
     applied,
@@ -47,38 +45,6 @@ def tied_weights(run: Run) -> None:
     run.model.lm_head.weight = run.model.get_input_embeddings().weight
 
 
-@next_step_refused(NEW)
-def a_new_head(run: Run) -> None:
-    """model.head replaced after apply."""
-    run.model.head = nn.Linear(16, 4)
-
-
-@next_step_refused(NEW)
-def a_new_block(run: Run) -> None:
-    """A planned block replaced after apply."""
-    run.model.layers[2] = Block(16)
-
-
-@next_step_refused(GONE)
-def a_block_taken_out(run: Run) -> None:
-    """The last layers cut off after apply."""
-    run.model.layers = run.model.layers[:4]
-
-
-@next_step_refused(GONE, "sequential")
-def a_block_without_weights(run: Run) -> None:
-    """A planned block replaced by nn.Identity after apply."""
-    run.model[2] = nn.Identity()
-
-
-@next_step_refused(NEW)
-def unfrozen(run: Run) -> None:
-    """Layers unfrozen after apply, as for gradual unfreezing."""
-    weight = nn.Parameter(torch.zeros(4), requires_grad=False)
-    run.model.register_parameter("late", weight)
-    weight.requires_grad_()
-
-
 @right()
 def frozen_after_apply() -> None:
     """Layers frozen after apply: they stay as they are, the others train."""
@@ -102,12 +68,6 @@ def frozen_and_unfrozen(run: Run, _: object) -> None:
     """model.requires_grad_(False) for an evaluation, and back."""
     run.model.requires_grad_(requires_grad=False)
     run.model.requires_grad_()
-
-
-@next_step_refused(f"{NEW}|{GONE}")
-def weight_norm(run: Run) -> None:
-    """torch.nn.utils.parametrizations.weight_norm after apply."""
-    parametrizations.weight_norm(run.model.head)
 
 
 @right()
@@ -159,21 +119,8 @@ def ddp_beside_the_run() -> None:
         assert_steps_as_plain(run, batches(2))
 
 
-@next_step_refused("optimizer")
-def another_model_put_in(run: Run) -> None:
-    """run.model = another model of the same class."""
-    run.model = make("stack")
-
-
 @trains_as_plain()
 def values_replaced(run: Run, _: object) -> None:
     """parameter.data replaced by a copy, as by an EMA that swaps weights."""
     for weight in run.model.parameters():
         weight.data = weight.data.clone()
-
-
-@next_step_refused(r"float32 \[8, 16\] now and was float32 \[4, 16\]")
-def shapes_replaced(run: Run) -> None:
-    """parameter.data replaced by a larger tensor after apply."""
-    run.model.head.weight.data = torch.zeros(8, 16)
-    run.model.head.bias.data = torch.zeros(8)

@@ -32,8 +32,6 @@ def _row(case: Case, outcome: Outcome) -> str:
     ]
     if not outcome.is_right:
         lines.append(f"    right:    {expected}")
-    if case.fault:
-        lines.append(f"    known:    {case.fault}")
     return "\n".join(lines)
 
 

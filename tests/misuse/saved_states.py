@@ -13,8 +13,6 @@ from tests.misuse.training import (
     assert_steps_as_plain,
     assert_trains_as_plain,
     batches,
-    next_step_refused,
-    variant,
 )
 
 
@@ -28,20 +26,6 @@ def _loaded(run: Run, state: Any) -> None:  # noqa: ANN401 - what users hand in
         run.load_state_dict(state)
 
 
-@refused("state of another model", InputError)
-def of_another_model() -> None:
-    """The state of a GPT-2 loaded into a Llama's run."""
-    _loaded(applied("llama"), _trained(applied("gpt2"), "gpt2"))
-
-
-@refused("state of another model.*in the state and", InputError)
-def of_another_width() -> None:
-    """The state of a model with another vocabulary."""
-    state = _trained(applied("llama"), "llama")
-    state["model"] = variant("llama", vocab_size=96).state_dict()
-    _loaded(applied("llama"), state)
-
-
 @refused("state of another optimizer", InputError)
 def of_another_optimizer() -> None:
     """The state of a run with SGD loaded into one with AdamW."""
@@ -52,26 +36,6 @@ def of_another_optimizer() -> None:
 def of_another_optimizer_with_a_state() -> None:
     """The state of a run with AdamW loaded into one with SGD."""
     _loaded(applied(), _trained(applied(optimizer="adamw_torch")))
-
-
-@refused("no state of a Run", InputError)
-def of_a_model_alone() -> None:
-    """model.state_dict() loaded into a run."""
-    run = applied()
-    _loaded(run, run.model.state_dict())
-
-
-@refused("no state of a Run", InputError)
-def a_path() -> None:
-    """run.load_state_dict("run.pt")."""
-    _loaded(applied(), "run.pt")
-
-
-@refused("no state of a Run", InputError)
-def of_a_checkpoint_around_it() -> None:
-    """The whole file {"run": ..., "scheduler": ...} loaded, not its "run"."""
-    run = applied()
-    _loaded(run, {"run": run.state_dict(), "scheduler": {}})
 
 
 @right()
@@ -97,12 +61,6 @@ def a_state_that_is_still_trained_on() -> None:
     run.load_state_dict(state, random=False)
     losses.append(run.step(data[1]).item())
     assert_trains_as_plain(losses, run.model, [[batch] for batch in data])
-
-
-@next_step_refused("of the run's optimizer are no longer|not in the run's optimizer")
-def assigned_under_the_run(run: Run) -> None:
-    """model.load_state_dict(..., assign=True) after apply."""
-    run.model.load_state_dict(copy.deepcopy(run.model.state_dict()), assign=True)
 
 
 @right()

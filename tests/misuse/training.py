@@ -1,6 +1,5 @@
 """Plans of small models, made once, and the plain loops that runs are compared with."""
 
-import copy
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -185,17 +184,6 @@ def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
     names = dict(other.named_parameters())
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight, names[name], msg=f"{name} differs")
-
-
-def variant(kind: str, attention: str = "sdpa", **changes: Any) -> nn.Module:
-    """Return a small model of transformers with another config."""
-    model = make(kind)
-    config = copy.deepcopy(model.config)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    torch.manual_seed(0)
-    build: Any = type(model)._from_config  # noqa: SLF001 - what from_config calls
-    return build(config, attn_implementation=attention).train()
 
 
 def block_runs(model: nn.Module, name: str) -> Counter[str]:

@@ -297,12 +297,6 @@ def test_an_edited_time_is_not_believed() -> None:
     assert time_factor(ADA, "bf16-mixed") is None
 
 
-def test_a_damaged_file_gives_no_factor_and_a_note(folder: Path) -> None:
-    (folder / "calibration.json").write_text("{")
-    assert time_factor(ADA, "fp32") is None
-    assert "was not kept" in remember(120.0)
-
-
 def test_only_a_card_changes_times() -> None:
     check = checked(120.0)
     assert with_recorded_step_time(check, timed_plan(), None) == check

@@ -4,7 +4,6 @@
 
 import functools
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,13 +12,12 @@ from torch import nn
 
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Plan
-from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.recipe import Recipe
 from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.planning.judge import judge
 from budgetfit.planning.planner import (
-    make_estimate,
     make_layers,
     make_plan,
     policy_recipe,
@@ -40,9 +38,6 @@ from tests.traced import ROOMY
 ADA = find_gpu("rtx-4090")
 BLOCKS = tuple(f"blocks.{index}" for index in range(6))
 FP32 = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")
-BUDGETS = (90, 400, 2000)
-
-
 SETTINGS: dict[str, Any] = {"precisions": ["fp32"], "optimizer": "adamw_torch_fused"}
 
 
@@ -92,104 +87,6 @@ def test_no_usual_practice_beats_the_plan(workload: Workload, objective: Any) ->
             assert not comparable or ours <= rank(row.estimate, objective), row.label
 
 
-def test_more_memory_never_gives_a_slower_plan_or_a_smaller_batch(
-    workload: Workload,
-) -> None:
-    plans = [plan(workload, mib, Request()) for mib in BUDGETS]
-    speeds = [found.estimate.samples_per_s for found in plans]
-    assert all(less <= more for less, more in pairwise(speeds))
-    largest = [
-        plan(workload, mib, Request(objective="batch_size")).recipe.batch_size
-        for mib in BUDGETS
-    ]
-    assert all(less <= more for less, more in pairwise(largest))
-    assert largest[0] < largest[-1]
-
-
-def test_the_three_objectives_differ_in_what_they_win(workload: Workload) -> None:
-    fastest, largest, smallest = (
-        plan(workload, 400, Request(objective=objective)).estimate
-        for objective in ("throughput", "batch_size", "memory")
-    )
-    assert fastest.samples_per_s > largest.samples_per_s
-    assert largest.recipe.batch_size > fastest.recipe.batch_size
-    assert smallest.reserved_bytes < fastest.reserved_bytes
-
-
-def test_the_effective_batch_is_kept_by_accumulation(workload: Workload) -> None:
-    found = plan(workload, 200, Request(), effective_batch_size=64)
-    assert found.recipe.effective_batch_size == 64
-    assert found.recipe.batch_size < 64
-    for row in found.alternatives:
-        assert row.estimate.recipe.effective_batch_size == 64
-
-
-def test_a_batch_that_is_given_is_made_to_fit_by_recomputing(
-    workload: Workload,
-) -> None:
-    roomy = plan(workload, 400, Request(batch_size=16))
-    tight = plan(workload, 200, Request(batch_size=16))
-    assert roomy.recipe.batch_size == tight.recipe.batch_size == 16
-    assert roomy.recipe.segments == ()
-    assert tight.recipe.segments
-    kept = next(row for row in tight.alternatives if row.label == "everything kept")
-    assert not kept.fits
-    assert kept.estimate.reserved_bytes > 200 * MIB
-
-
-def test_named_policies_are_followed(workload: Workload) -> None:
-    for policy, segments in (
-        ("none", ()),
-        ("full", checkpoint_every_block(BLOCKS)),
-        (("blocks.4", "blocks.1"), checkpoint_every_block(("blocks.1", "blocks.4"))),
-    ):
-        request = Request(batch_size=4, checkpointing=policy)
-        assert plan(workload, 400, request).recipe.segments == segments
-    chen = plan(workload, 400, Request(batch_size=4, checkpointing="sqrt")).recipe
-    assert {len(segment.blocks) for segment in chen.segments} <= {2, 3}
-    assert len(chen.segments) > 1
-
-
-def test_the_best_of_several_precisions_is_taken(workload: Workload) -> None:
-    found = plan(workload, 400, Request(), precisions=["fp32", "bf16-mixed"])
-    assert found.recipe.precision == "bf16-mixed"  # tensor cores, and half the bytes
-
-
-def test_what_cannot_fit_says_what_is_needed_and_what_would_help(
-    workload: Workload,
-) -> None:
-    with pytest.raises(DoesNotFitError, match="What would fit") as caught:
-        plan(workload, 120, Request(batch_size=16))
-    error = caught.value
-    assert error.usable_bytes == 120 * MIB < error.needed_bytes
-    assert error.largest[1] <= error.needed_bytes
-    assert error.suggestions
-    for suggestion in error.suggestions:
-        if "method" in suggestion.arguments:
-            continue  # of another model: with adapters
-        recipe = suggestion.recipe
-        assert isinstance(recipe, Recipe)
-        estimate = make_estimate(workload, recipe, budget(120), context_bytes=0)
-        assert estimate.fits
-        assert estimate.reserved_bytes == suggestion.peak_bytes
-    # And what is needed is enough.
-    enough = plan(workload, error.needed_bytes // MIB + 1, Request(batch_size=16))
-    assert enough.fits
-
-
-def test_checkpointing_that_was_not_allowed_is_suggested_where_it_helps(
-    workload: Workload,
-) -> None:
-    request = Request(batch_size=16, checkpointing="none")
-    with pytest.raises(DoesNotFitError, match=r"checkpointing=.auto.") as caught:
-        plan(workload, 200, request)
-    free = next(
-        row for row in caught.value.suggestions if "checkpointing" in row.arguments
-    )
-    assert free.arguments == {"checkpointing": "auto"}
-    assert free.recipe.segments  # type: ignore[attr-defined]
-
-
 def test_updates_in_the_backward_are_not_told_to_take_smaller_batches(
     workload: Workload,
 ) -> None:
@@ -215,15 +112,6 @@ def test_host_memory_that_is_missing_is_said_and_suggested(workload: Workload) -
     assert [row.arguments for row in more] == [{"host_ram": "1GiB"}]
     again = error.with_suggestions(())
     assert str(again).splitlines()[0] == str(error).splitlines()[0]
-
-
-def test_a_plan_tells_how_its_numbers_came_about(workload: Workload) -> None:
-    found = plan(workload, 400, Request(batch_size=4))
-    assert found.provenance["torch"] == torch.__version__
-    assert found.provenance["rounds"][0].endswith(f"fits in {400 * MIB}")
-    assert found.provenance["traces"][0].startswith("traced fp32 at batch 2")
-    assert found.model.blocks == BLOCKS
-    assert found.model.parameter_count == 6 * 512 * 512
 
 
 def test_progress_is_told_step_by_step(workload: Workload) -> None:
@@ -262,17 +150,6 @@ def test_a_model_without_blocks_is_planned_by_its_batch_alone() -> None:
     assert found.recipe.batch_size > 8
     practices = {"every block recomputed", "Chen's sqrt(n) segments"}
     assert practices.isdisjoint(row.label for row in found.alternatives)
-
-
-def test_an_estimate_decides_nothing(workload: Workload) -> None:
-    recipe = Recipe(batch_size=16, segments=(Segment(("blocks.0",)),))
-    for limit, fits in ((budget(100), False), (budget(2000), True)):
-        estimate = make_estimate(workload, recipe, limit, context_bytes=5 * MIB)
-        assert estimate.recipe == recipe
-        assert estimate.fits is fits
-        assert estimate.process_bytes == estimate.reserved_bytes + 5 * MIB
-        # The numbers of what does not fit are those of a device where it would.
-        assert estimate.reserved_bytes > 100 * MIB
 
 
 def test_a_policy_becomes_a_recipe_where_nothing_is_left_to_solve(

@@ -1,7 +1,5 @@
 """Pruning masks are buffers, and the masked weights activations of every step."""
 
-import gc
-
 import pytest
 import torch
 from torch import nn
@@ -13,8 +11,8 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.tracing.recording.step_tracer import trace_step
-from budgetfit.tracing.recording.storage_log import StorageLog
 from tests.models import MIB, Mebi, mean, without_loss
+from tests.planning.test_real_cpu_step import measured, predicted
 
 BATCH = torch.zeros(2, 512, 512)
 
@@ -27,38 +25,13 @@ def pruned() -> Mebi:
     return model
 
 
-def live_bytes(recipe: Recipe) -> list[tuple[str, int]]:
-    """Train one real step and return the most bytes alive in each phase."""
-    model, log = pruned(), StorageLog()
-    found: list[tuple[str, int]] = []
-    phase = "setup"
-
-    def begin(name: str) -> None:
-        nonlocal phase
-        if name == phase == "forward":
-            return
-        found.append((phase, log.peak_bytes))
-        log.reset_peak()
-        phase = name
-
-    gc.collect()
-    gc.disable()
-    try:
-        with log:
-            for tensor in (*model.parameters(), *model.buffers()):
-                log.log_storage(tensor)
-            run = Run(
-                model, recipe, loss=mean, on_phase=begin, determinism_check="default"
-            )
-            begin("forward")
-            run.step(BATCH.clone())
-            begin("end")
-    finally:
-        gc.enable()
-    return found
-
-
-def traced_bytes(recipe: Recipe) -> list[tuple[str, int]]:
+@pytest.mark.parametrize(
+    "segments", [(), checkpoint_every_block(("blocks.0", "blocks.1", "blocks.2"))]
+)
+def test_live_bytes_of_a_pruned_model_are_those_of_a_real_step(
+    segments: tuple[Segment, ...],
+) -> None:
+    recipe = Recipe(batch_size=2, segments=segments)
     raw = trace_step(
         pruned(),
         lambda model, on_phase: Run(
@@ -69,25 +42,10 @@ def traced_bytes(recipe: Recipe) -> list[tuple[str, int]]:
         blocks=("blocks.0", "blocks.1", "blocks.2"),
         target=None,
     )
-    live, after = 0, [0]
-    for event in raw.log.events:
-        size = raw.log.sizes[abs(event) - 1]
-        live += size if event > 0 else -size
-        after.append(live)
     masks = CATEGORIES.index("buffers")
     kinds = zip(raw.log.sizes, raw.log.categories, strict=True)
     assert sum(size for size, kind in kinds if kind == masks) == 3 * MIB
-    return [(row.name, max(after[row.start : row.end + 1])) for row in raw.phases]
-
-
-@pytest.mark.parametrize(
-    "segments", [(), checkpoint_every_block(("blocks.0", "blocks.1", "blocks.2"))]
-)
-def test_live_bytes_of_a_pruned_model_are_those_of_a_real_step(
-    segments: tuple[Segment, ...],
-) -> None:
-    recipe = Recipe(batch_size=2, segments=segments)
-    assert traced_bytes(recipe) == live_bytes(recipe)
+    assert predicted(raw) == measured(pruned(), BATCH, recipe, mean, steps=1)
 
 
 def test_a_pruned_model_can_be_copied_without_its_weights() -> None:

@@ -1,11 +1,14 @@
 """A replay with a CPU's semantics is a real step on a CPU, to the byte (law D6)."""
 
+# ruff: noqa: ANN401 - batches and losses of any kind
+
 import gc
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import nn
 
 from budgetfit.applying.run.run import Run
 from budgetfit.batches.batch_tree import map_batch, resize_batch
@@ -52,9 +55,16 @@ def predicted(raw: RawTrace) -> list[Measured]:
 
 
 def real(name: str, recipe: Recipe) -> list[Measured]:
-    """Train for two steps and watch every storage."""
-    model = EXAMPLES[name].model()
+    """Train an example for two steps and watch every storage."""
     batch = resize_batch(EXAMPLES[name].batch, recipe.batch_size)
+    loss = mean if name in WITHOUT_LOSS else None
+    return measured(EXAMPLES[name].model(), batch, recipe, loss, STEPS)
+
+
+def measured(
+    model: nn.Module, batch: Any, recipe: Recipe, loss: Any, steps: int
+) -> list[Measured]:
+    """Train for some steps and watch every storage."""
     micro_steps = recipe.gradient_accumulation_steps
     log = StorageLog()
     found: list[Measured] = []
@@ -76,13 +86,9 @@ def real(name: str, recipe: Recipe) -> list[Measured]:
             for tensor in (*model.parameters(), *model.buffers()):
                 log.log_storage(tensor)
             run = Run(
-                model,
-                recipe,
-                loss=mean if name in WITHOUT_LOSS else None,
-                on_phase=begin,
-                determinism_check="default",
+                model, recipe, loss=loss, on_phase=begin, determinism_check="default"
             )
-            for step in range(STEPS):  # noqa: B007 - ``begin`` reads it
+            for step in range(steps):  # noqa: B007 - ``begin`` reads it
                 for micro_step in range(micro_steps):  # noqa: B007 - so here
                     begin("forward")
                     run.step(map_batch(batch, torch.clone))

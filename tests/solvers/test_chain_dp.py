@@ -233,14 +233,6 @@ def test_of_plans_equal_in_everything_the_one_that_wraps_earlier_blocks_is_taken
     assert chain_dp(problem).segments == single(0)
 
 
-def test_the_same_problem_gives_the_same_plan() -> None:
-    rnd = seeded(40)
-    for _ in range(20):
-        problem = random_problem(rnd, 6)
-        assert chain_dp(problem) == chain_dp(problem)
-        assert lowest_peak(problem) == lowest_peak(problem)
-
-
 def test_a_deep_chain_of_blocks_that_all_differ_is_solved_within_the_budget() -> None:
     rnd = seeded(50)
     blocks = []

@@ -18,7 +18,6 @@ from tests.solvers.chains import (
     random_problem,
     rate_solution,
     seeded,
-    single,
 )
 from tests.solvers.exhaustive import exhaustive
 
@@ -132,11 +131,3 @@ def test_it_says_why_there_is_no_plan() -> None:
     rows = chain_milp(Problem(chain=replace(chain, optimizer_bytes=0), limit_bytes=110))
     assert rows.proven_optimal
     assert "infeasible" in rows.explanation
-
-
-def test_the_plan_of_eight_blocks() -> None:
-    chain = chain_of(*equal_blocks(8, KEEP, RECOMPUTE, gradient=3), static=1)
-    problem = Problem(chain=chain, limit_bytes=51, max_segment=1)
-    found = chain_milp(problem)
-    assert found.segments == single(0, 1, 2, 3, 4, 5)
-    assert found.explanation.startswith("6 of 8 blocks are recomputed, in 6 segments")

@@ -255,14 +255,6 @@ def test_a_model_on_meta_gets_real_values() -> None:
     assert batch.isfinite().all()
 
 
-def test_making_a_batch_leaves_the_random_state_and_repeats_itself() -> None:
-    model = nn.Linear(4, 4)
-    state = torch.random.get_rng_state()
-    first, second = make_batch(model), make_batch(model)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert torch.equal(first.batch, second.batch)
-
-
 def test_a_half_precision_model_gets_its_own_dtype() -> None:
     assert make_batch(nn.Linear(4, 4).half()).batch.dtype is torch.float16
     assert make_batch(nn.Linear(4, 4).double()).batch.dtype is torch.float64

@@ -17,7 +17,6 @@ from budgetfit.calibration.file import (
     calibration_path,
     read_calibration,
 )
-from tests.processes import python
 
 MIB = 2**20
 
@@ -138,36 +137,6 @@ def test_a_writer_that_never_ends_is_told_and_goes_on_later(
     add_measurement(measurement())  # it is free again
 
 
-def test_another_process_reads_what_this_one_keeps() -> None:
-    add_measurement(measurement())
-    code = (
-        "from budgetfit.calibration.file import read_calibration\n"
-        "print(read_calibration().measurements[0].outside_bytes)"
-    )
-    found = python("-c", code, check=True)
-    assert found.stdout.strip() == str(470 * MIB)
-
-
-def test_a_writer_that_dies_leaves_the_old_file_whole(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_measurement(measurement())
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(CalibrationError, match="cannot be written"):
-        add_measurement(measurement(outside_bytes=MIB))
-    monkeypatch.undo()
-    monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(folder))
-    assert read_calibration().measurements == (measurement(),)
-    assert {path.name for path in folder.iterdir()} == {
-        "calibration.json",
-        "calibration.lock",
-    }
-
-
 DAMAGED = {
     "half written": '{"format": 1, "measurements": [{"card": "NV',
     "not JSON": "context = 470",
@@ -212,15 +181,6 @@ def test_bytes_that_are_no_text_are_told(folder: Path) -> None:
     (folder / "calibration.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CalibrationError, match="UnicodeDecodeError"):
         read_calibration()
-
-
-def test_a_folder_that_cannot_be_made_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("BUDGETFIT_CALIBRATION", str(tmp_path / "file" / "below"))
-    with pytest.raises(CalibrationError, match="cannot be"):
-        add_measurement(measurement())
 
 
 def test_a_user_without_a_home_gets_no_folder_here(

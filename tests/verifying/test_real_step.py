@@ -101,13 +101,6 @@ def test_of_several_micro_batches_the_largest_peak_counts() -> None:
     assert [row.allocated_bytes for row in measured.phases] == [50, 60, 30]
 
 
-def test_fewer_than_three_steps_are_refused_with_the_reason() -> None:
-    script = Script({})
-    with pytest.raises(InputError, match="at least 3, got 2: the optimizer's"):
-        run_real_steps(script, (), steps=2, device="cpu")
-    assert script.calls == 0
-
-
 def test_out_of_memory_is_a_result() -> None:
     error = torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 2 GiB. If reserved but not used"

@@ -57,7 +57,8 @@ def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Setting
             "datasets": [{"path": "tatsu-lab/alpaca", "type": "alpaca"}],
             "sequence_len": planned_length(plan),
             "sample_packing": False,
-            **_padding(plan),
+            # Left out, batches are padded to a multiple of 64 tokens.
+            **(planned_padding(plan) or {"pad_to_sequence_len": False}),
         },
         "training": {
             "output_dir": "out",
@@ -70,12 +71,6 @@ def _sections(plan: Plan, recipe: Recipe, memory: Settings) -> dict[str, Setting
             **yaml_settings(plan, "axolotl"),
         },
     }
-
-
-def _padding(plan: Plan) -> Settings:
-    """Return what pads batches as planned: left out, to a multiple of 64 tokens."""
-    # Else to their longest sample.
-    return {**planned_padding(plan)} or {"pad_to_sequence_len": False}
 
 
 def _checkpointing(recipe: Recipe, blocks: tuple[str, ...]) -> Settings | None:

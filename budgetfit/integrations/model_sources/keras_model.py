@@ -280,11 +280,8 @@ def _seeds_without_values(stack: ExitStack) -> None:
     """Use the default generator: a fake seed tensor has no value."""
     random: Any = import_module("keras.src.backend.torch.random")  # private API
 
-    def any_generator(_: object) -> torch.Generator:
-        return torch.Generator()
-
     stack.callback(setattr, random, "torch_seed_generator", random.torch_seed_generator)
-    random.torch_seed_generator = any_generator
+    random.torch_seed_generator = lambda _: torch.Generator()
 
 
 @contextmanager

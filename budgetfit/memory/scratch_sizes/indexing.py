@@ -108,11 +108,6 @@ def scan_bytes(items: int, element_bytes: int, *, in_arrays: bool = False) -> in
     return sum(sizes) + 2 * SLACK + 1
 
 
-def unique_bytes(device: DeviceProperties, items: int, key_bytes: int) -> int:
-    """Return the temporary storage of ``UniqueByKey``."""
-    return _descriptors(ceil_div(items, tiles_of(device).unique[key_bytes]), 16)
-
-
 def _descriptors(tiles: int, state_bytes: int) -> int:
     return round_up((tiles + SCAN_PADDING) * state_bytes, ALIGNMENT) + 2 * SLACK + 1
 
@@ -273,7 +268,7 @@ def embedding_unique(
     """Return the storage of ``UniqueByKey``."""
     if not _sorted(indices, always):
         return [0]
-    return [unique_bytes(device, indices, index_bytes)]
+    return [_descriptors(ceil_div(indices, tiles_of(device).unique[index_bytes]), 16)]
 
 
 @rule(parts=1)

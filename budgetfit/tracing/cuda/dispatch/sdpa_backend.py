@@ -192,33 +192,21 @@ def run_attention(
             query, key, value, call.dropout_p, call.is_causal, scale=scale
         )[0]
         return out if out.size(-1) == head_dim else out[..., :head_dim]
-    if backend == "cudnn":
-        return aten._scaled_dot_product_cudnn_attention(
-            query,
-            key,
-            value,
-            mask,
-            call.needs_grad,
-            call.dropout_p,
-            call.is_causal,
-            scale=scale,
-        )[0]
-    if backend == "efficient":
-        if mask is not None:
-            mask = _aligned_mask(mask).expand(
-                query.size(0), query.size(1), query.size(2), key.size(2)
-            )
-        return aten._scaled_dot_product_efficient_attention(
-            query,
-            key,
-            value,
-            mask,
-            call.needs_grad,
-            call.dropout_p,
-            call.is_causal,
-            scale=scale,
-        )[0]
-    return _math_attention(call, mask, scale)
+    if backend not in {"cudnn", "efficient"}:
+        return _math_attention(call, mask, scale)
+    if backend == "efficient" and mask is not None:
+        mask = _aligned_mask(mask).expand(*query.shape[:3], key.size(2))
+    attention = getattr(aten, f"_scaled_dot_product_{backend}_attention")
+    return attention(
+        query,
+        key,
+        value,
+        mask,
+        call.needs_grad,
+        call.dropout_p,
+        call.is_causal,
+        scale=scale,
+    )[0]
 
 
 def _math_attention(
