@@ -88,8 +88,10 @@ def _gradients_stay(row: dict[str, Any]) -> bool:
 
 
 def _compiled(row: dict[str, Any]) -> CompileMode:
-    """Return what stands in for a compiled model: its blocks, compiled one by one."""
-    return "blocks" if row["mode"] == "compiled" else "none"
+    """Return what was compiled: the whole model, or in torchtune each block."""
+    if row["mode"] != "compiled":
+        return "none"
+    return "blocks" if row["group"] == "torchtune" else "model"
 
 
 def _arguments(row: dict[str, Any]) -> Arguments:

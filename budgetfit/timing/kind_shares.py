@@ -29,14 +29,14 @@ KIND_SHARES: Final[dict[OpKind, KindShares]] = {
     "batch_norm": KindShares(0, 1.00),
     "plain_batch_norm": KindShares(0, 0.50),
     "pooling": KindShares(0, 0.62),
-    "optimizer": KindShares(0, 0.69),
+    "optimizer": KindShares(0, 0.60),
     "matmul": KindShares(0.94, 1.1),
     "small_batched_matmul": KindShares(0.86, 1.1),
-    "unaligned_matmul": KindShares(0.20, 1.1),
+    "unaligned_matmul": KindShares(0.15, 1.1),
     # Rows cannot tell the libraries of attention, nor 3x3 kernels, from each other.
     **dict.fromkeys(
         ("flash_attention", "efficient_attention", "cudnn_attention"),
-        KindShares(0.75, 1.0),
+        KindShares(0.68, 1.0),
     ),
     **dict.fromkeys(
         (
@@ -44,13 +44,13 @@ KIND_SHARES: Final[dict[OpKind, KindShares]] = {
             "efficient_attention_backward",
             "cudnn_attention_backward",
         ),
-        KindShares(0.41, 1.0),
+        KindShares(0.46, 1.0),
     ),
     **dict.fromkeys(("convolution", "convolution_3x3"), KindShares(1.22, 0.90)),
     **dict.fromkeys(
         ("convolution_backward", "convolution_3x3_backward"), KindShares(1.10, 0.90)
     ),
-    "grouped_convolution": KindShares(0.38, 0.80),
-    "depthwise_convolution": KindShares(0.42, 0.48),
+    "grouped_convolution": KindShares(0.38, 0.68),
+    "depthwise_convolution": KindShares(0.39, 0.47),
     "host": KindShares(0, 1.0),
 }

@@ -63,6 +63,8 @@ SHARED_MEMORY: Final = 48 * 1024
 # 24,576 rows of 768 in bf16; ``benchmarks/card_recordings``).
 SHORTEST_ROW: Final = 4096
 IMAGES: Final = 4  # dimensions
+VECTOR_BYTES: Final = 16  # of the widest load
+TF32_CAPABILITY: Final = (8, 0)  # the first with TF32, in which cuDNN convolves fp32
 MOST_BLOCKS: Final = 2**15 - 1  # that a trace can hold
 
 
@@ -92,8 +94,17 @@ class OpCost(NamedTuple):
 NO_COST: Final = OpCost(_KIND["elementwise"], _NONE, 0.0, 0, 0)
 
 
-def op_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
-    """Return the cost of one call; none for view ops and ops without tensors."""
+def op_cost(
+    func: OpOverload,
+    args: Args,
+    kwargs: Kwargs,
+    out: Any,
+    compute_capability: tuple[int, int] = TF32_CAPABILITY,
+) -> OpCost:
+    """Return the cost of one call; none for view ops and ops without tensors.
+
+    ``compute_capability``: of the GPU, (major, minor).
+    """
     name = func._schema.name
     if func.is_view or name in _FREE:
         return NO_COST
@@ -106,7 +117,10 @@ def op_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
         return OpCost(_KIND["copy"], _NONE, 0.0, max(sizes, default=0), 1)
     product = _PRODUCTS.get(func.overloadpacket)
     if product is not None:
-        return product(name, _by_name(func, args, kwargs), tensors_in(out))
+        call, outputs = _by_name(func, args, kwargs), tensors_in(out)
+        cost = product(name, call, outputs)
+        more_bytes = _rearranged(call, outputs, compute_capability)
+        return cost._replace(moved_bytes=cost.moved_bytes + more_bytes)
     read, written = _bytes_moved(func, args, kwargs, out)
     if not read + written:
         return NO_COST
@@ -508,9 +522,6 @@ def _convolution(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
         kind = ("convolution_3x3" if square else "convolution") + ending
         narrow = min(weight.shape[:2])
         efficiency = max(NARROWEST, min(1.0, narrow / FULL_CHANNELS))
-        if inputs.dtype in _HALVES and not _channels_last(inputs):
-            # Tensor cores want the channels last: rearranged before and after.
-            moved_bytes += 2 * (stored_bytes(inputs) + stored_bytes(output))
     return OpCost(
         _KIND[kind],
         _rate_of([inputs]) if kind != "depthwise_convolution" else _NONE,
@@ -519,6 +530,36 @@ def _convolution(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
         max(passes, 1),
         efficiency,
     )
+
+
+def _rearranged(
+    call: Kwargs, outputs: list[Tensor], compute_capability: tuple[int, int]
+) -> int:
+    """Return the bytes moved around a convolution on tensor cores, else 0.
+
+    They want the channels last: images of another layout are rearranged before and
+    after (``nchwToNhwcKernel`` in cuDNN, in TF32 as in 16 bits).
+    """
+    if "groups" not in call:
+        return 0
+    inputs, weight = _first(call, "input", "self"), call["weight"]
+    groups = call["groups"]
+    if inputs.dtype in _HALVES:  # grouped ones: not in the libraries of published rows
+        rearranges = groups == 1
+    elif inputs.dtype == torch.float32 and compute_capability >= TF32_CAPABILITY:
+        # Filters of 1 x 1 are products of the images as they are, if aligned.
+        pixels = math.prod(inputs.shape[2:]) * inputs.element_size()
+        is_product = math.prod(weight.shape[2:]) == 1 and pixels % VECTOR_BYTES == 0
+        is_depthwise = 1 < groups == inputs.shape[1]
+        rearranges = not is_product and not is_depthwise
+    else:
+        rearranges = False
+    if not rearranges or _channels_last(inputs):
+        return 0
+    backward = "grad_output" in call
+    output = call["grad_output"] if backward else outputs[0]
+    passes = sum(call["output_mask"][:2]) if backward else 1
+    return passes * 2 * (stored_bytes(inputs) + stored_bytes(output))
 
 
 def _of_wide_filters(inputs: Tensor, weight: Tensor) -> tuple[float, float]:

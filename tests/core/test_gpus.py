@@ -149,7 +149,8 @@ def test_a_card_is_found_by_its_name_however_it_is_written(gpu: Gpu) -> None:
         ("A100 80GB", "a100-80gb"),
         ("A100 40", "a100-40gb"),
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
         ("Tesla V100-PCIE-32GB", "v100-32gb"),
         ("RTX A6000", "rtx-a6000"),
         ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
@@ -174,6 +175,7 @@ def test_what_torch_and_people_call_a_card_is_understood(text: str, name: str) -
     ("text", "names"),
     [
         ("a100", "a100-40gb, a100-80gb"),
+        ("A100 PCIe", "a100-pcie-40gb, a100-pcie-80gb"),
         ("V100", "v100-16gb, v100-32gb"),
         ("rtx 4060 ti", "rtx-4060-ti-8gb, rtx-4060-ti-16gb"),
         ("rtx 5060 ti", "rtx-5060-ti-8gb, rtx-5060-ti-16gb"),

@@ -193,6 +193,42 @@ def test_rows_are_read_and_not_the_table() -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "kernel", "groups", "side", "capability", "rearranged"),
+    [
+        (torch.float32, 3, 1, 8, (8, 0), True),  # in TF32
+        (torch.float32, 3, 1, 8, (7, 5), False),  # without tensor cores
+        (torch.float32, 3, 4, 8, (8, 0), True),
+        (torch.float32, 3, 64, 8, (8, 0), False),  # depthwise
+        (torch.float32, 1, 1, 8, (8, 0), False),  # a product of images as they are
+        (torch.float32, 1, 1, 7, (8, 0), True),  # but of odd rows
+        (torch.float16, 1, 1, 8, (8, 0), True),
+        (torch.float16, 3, 4, 8, (8, 0), False),
+    ],
+)
+def test_images_with_channels_first_are_rearranged_for_tensor_cores(  # noqa: PLR0913, PLR0917
+    dtype: torch.dtype,
+    kernel: int,
+    groups: int,
+    side: int,
+    capability: tuple[int, int],
+    rearranged: bool,
+) -> None:
+    x = empty(2, 64, side, side).to(dtype)
+    weight = empty(64, 64 // groups, kernel, kernel).to(dtype)
+    padding = [kernel // 2] * 2
+    args = (x, weight, None, [1, 1], padding, [1, 1], False, [0, 0], groups)
+
+    def moved(images: torch.Tensor) -> int:
+        call = (images, *args[1:])
+        out = aten.convolution.default(*call)
+        return op_cost(aten.convolution.default, call, {}, out, capability).moved_bytes
+
+    last = moved(x.to(memory_format=torch.channels_last))
+    both = 2 * x.numel() * x.element_size()
+    assert moved(x) == last + (2 * both if rearranged else 0)
+
+
+@pytest.mark.parametrize(
     ("groups", "channels", "expected"),
     [(1, 64, "convolution_3x3"), (2, 64, "grouped_convolution"), (64, 64, "depthwise")],
 )
