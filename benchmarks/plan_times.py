@@ -13,7 +13,8 @@ GPUs, where engines are compared too, 10 s for 32 blocks and 30 s for 80; under
 torch.compile 15 s for 24 blocks, and 60 s for a model of 24 as a whole.
 
 With another revision the two trees make the same plans in turn, and processor seconds
-are compared: those depend least on what else a machine does.
+are compared: those depend least on what else a machine does. What the other one cannot
+plan is "none".
 """
 
 import argparse
@@ -136,6 +137,7 @@ def in_own_process(
         preexec_fn=lambda: os.sched_setaffinity(0, cores),
         check=True,
         stdout=subprocess.PIPE,
+        stderr=None if tree == ROOT else subprocess.DEVNULL,
         text=True,
     )
     return json.loads(done.stdout.splitlines()[-1])

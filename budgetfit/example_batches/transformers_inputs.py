@@ -106,7 +106,7 @@ def make_transformers_batch(request: BatchRequest) -> Arguments:
         _add_padding(request, batch, takes)
     missing = [name for name in needs if name not in batch]
     if missing:
-        raise _no_example_batch(model, f"it needs {', '.join(missing)}")
+        raise _no_example_batch(model, "needs", *missing)
     if not returns_loss:
         request.notes.append(
             f"no labels: {type(model).__name__} returns no loss for a made batch"
@@ -173,7 +173,7 @@ def _inputs(request: BatchRequest, task: str | None) -> Arguments:
     if main == "inputs":  # depends on the encoder
         main = next((name for name in _INPUTS_BY_NAME if name in takes), main)
     if main not in _INPUTS_BY_NAME:
-        raise _no_example_batch(model, f"it reads {main}")
+        raise _no_example_batch(model, "reads", main)
     return _INPUTS_BY_NAME[main](request, task)
 
 
@@ -259,9 +259,10 @@ def _add_padding(
     batch["attention_mask"] = mask
 
 
-def _no_example_batch(model: nn.Module, reason: str) -> InputError:
+def _no_example_batch(model: nn.Module, verb: str, *names: str) -> InputError:
+    example = ", ".join(f'"{name}": ...' for name in names)
     return InputError(
-        f"No batch can be made for {type(model).__name__}: {reason}. Pass one that "
-        f"your data loader gives, for example "
-        'batch={"input_ids": torch.zeros(2, 128, dtype=torch.long), ...}.'
+        f"No batch can be made for {type(model).__name__}: it {verb} "
+        f"{', '.join(names)}. Pass one that your data loader gives, of two samples: "
+        f"batch={{{example}, ...}}."
     )

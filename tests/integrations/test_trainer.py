@@ -434,6 +434,7 @@ def test_a_library_that_steps_later_refuses_it(export: str) -> None:
         getattr(plan, export)()
 
 
+@pytest.mark.filterwarnings("ignore:This batch is larger")  # it is, in the first case
 @pytest.mark.parametrize(
     ("name", "value", "planned"),
     [
