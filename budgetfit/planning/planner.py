@@ -49,6 +49,7 @@ from budgetfit.planning.search.last_batch import (
 )
 from budgetfit.planning.search.loss_chunking import (
     better_without_host,
+    faster_than_lowest,
     search_with_loss_chunks,
 )
 from budgetfit.planning.search.lowest_peak import lowest_judged
@@ -193,9 +194,7 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
             tried, key=lambda row: (not row[1].fits, row[1].reserved_bytes)
         )
         if least.fits:
-            return SearchResult(
-                session=session, estimate=least, explanation="The lowest that was found"
-            )
+            return better_without_host(faster_than_lowest(session, least))
         if not accumulates:
             floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
             return Refusal(session, least, floor_bytes)

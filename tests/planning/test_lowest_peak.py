@@ -12,7 +12,7 @@ from torch import nn
 from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.plan import Estimate
-from budgetfit.core.recipe import Recipe
+from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
 from budgetfit.planning import session as planning_session
@@ -22,7 +22,11 @@ from budgetfit.planning.profiling.block_chain import (
     checkpoint_every_block,
 )
 from budgetfit.planning.search import lowest_peak
-from budgetfit.planning.search.loss_chunking import LOSS_CHUNKS, with_more_loss_chunks
+from budgetfit.planning.search.loss_chunking import (
+    LOSS_CHUNKS,
+    faster_than_lowest,
+    with_more_loss_chunks,
+)
 from budgetfit.planning.search.lowest_peak import (
     fitting_or_lowest,
     lowest_judged,
@@ -403,3 +407,21 @@ def test_every_choice_of_options_is_tried_for_a_few_blocks(
     assert len(single) == expected > 3**3
     monkeypatch.setattr(lowest_peak, "MAX_MIXTURES", expected - 1)
     assert len(segments_to_try(small_session)) < expected / 2
+
+
+def test_what_fits_with_more_chunks_alone_is_searched_with_as_many() -> None:
+    """8 chunks leave little to gain, and yet with them nothing may fit."""
+    made = Workload(
+        model=models.gpt2(n_positions=256, vocab_size=8192),
+        batch=text(2, 256),
+        gpu=find_gpu("rtx-4090"),
+    ).with_found_blocks()
+    roomy = session(made, budget(4096))
+    in_parts = with_more_loss_chunks(roomy)[2]
+    nested = (Segment(made.blocks, nested=True),)
+    lowest = in_parts.judge(in_parts.settings.recipe(1, nested))
+    faster = faster_than_lowest(roomy, lowest).estimate
+    assert faster is not None
+    assert faster.recipe == replace(lowest.recipe, segments=())  # all is kept
+    nothing_else = replace(roomy, budget=budget(1))
+    assert faster_than_lowest(nothing_else, lowest).estimate == lowest

@@ -104,6 +104,27 @@ def _with_more_chunks(
     return best if unchunked is None else with_near_misses(unchunked, max_rounds)
 
 
+def faster_than_lowest(session: PlanningSession, lowest: Estimate) -> SearchResult:
+    """Return the best with the loss in as many chunks as the recipe of lowest peak.
+
+    More than were searched: these leave little to gain, and yet nothing fitted.
+
+    Args:
+        session: With the plain loss.
+        lowest: The recipe with the lowest peak, which fits.
+    """
+    found = SearchResult(
+        session=session, estimate=lowest, explanation="The lowest that was found"
+    )
+    for each in with_more_loss_chunks(session):
+        if _chunks(each) == lowest.recipe.loss_chunks:
+            at_its_size = each.asking(batch_size=lowest.recipe.batch_size)
+            faster = search(at_its_size).estimate
+            if faster and session.rank(faster) < session.rank(lowest):
+                found = SearchResult(session=each, estimate=faster)
+    return found
+
+
 def _search_ahead(
     session: PlanningSession, best: BatchCandidate | None, max_rounds: int
 ) -> SearchResult | None:
