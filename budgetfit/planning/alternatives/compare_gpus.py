@@ -14,7 +14,10 @@ from budgetfit.gpus.table import Gpu
 from budgetfit.planning.profiling.first_trace import fallback_for
 from budgetfit.planning.search.accumulation import recommend_one_micro_batch
 from budgetfit.planning.search.baselines import best_with_policy
-from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.loss_chunking import (
+    faster_than_lowest,
+    search_with_loss_chunks,
+)
 from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.traced_sessions import traced_sessions
 from budgetfit.planning.search.varying_lengths import (
@@ -194,5 +197,9 @@ def _best_or_lowest(session: PlanningSession) -> tuple[PlanningSession, Estimate
     if session.request.checkpointing == "auto":
         policies = ("none", "full") if session.workload.blocks else ("none",)
         tried += [best_with_policy(session, name) for name in policies]
-    best = session.best_fitting(tried) or lowest_judged(session)
+    best = session.best_fitting(tried)
+    if best is None:
+        best = lowest_judged(session)
+        if best.fits:
+            best = faster_than_lowest(session, best).estimate or best
     return found.session, best
