@@ -30,7 +30,7 @@ _OF_TORCH = frozenset(vars(nn.Module())) - {"_buffers"}
 _HOOKS = frozenset(name for name in _OF_TORCH if "_hooks" in name)
 # A loss or hook that leads to a data set has far more objects than it changes.
 _MOST_OBJECTS: Final = 2**16
-_MOST_BYTES: Final = 2**28  # of a tensor that it changes; larger ones are data
+_MOST_BYTES: Final = 2**28  # of a tensor outside modules; larger ones are data
 _HOOKS_OF_BACKWARDS: Final = ("_backward_pre_hooks", "_backward_hooks")
 _HOOKS_OF_TENSORS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
@@ -176,16 +176,22 @@ def snapshot_outside(model: nn.Module, loss: object) -> Callable[[], None]:
         if isinstance(each, nn.Module) and own.isdisjoint(each.modules())
     ]
     attributes = [snapshot_attributes(each) for each in modules]
+    loose = [each for each in found if isinstance(each, torch.Tensor)]
     of_modules = [[*each.parameters(), *each.buffers()] for each in modules]
     own_tensors = {*map(id, itertools.chain(model.parameters(), model.buffers()))}
+    held_tensors = [
+        each
+        for each in dict.fromkeys(itertools.chain(loose, *of_modules))
+        if id(each) not in own_tensors
+    ]
+    data = {id(each) for each in loose if each.nbytes > _MOST_BYTES}
+    data -= {*map(id, itertools.chain(*of_modules))}
     tensors = [
         (each, each.detach().to("cpu", copy=True))
-        for each in dict.fromkeys(itertools.chain(found, *of_modules))
-        if isinstance(each, torch.Tensor)
-        and id(each) not in own_tensors
-        and _can_be_written(each)
+        for each in held_tensors
+        if id(each) not in data and _can_be_written(each)
     ]
-    gradients = [(each, each.grad) for each, _ in tensors if each.is_leaf]
+    gradients = [(each, each.grad) for each in held_tensors if each.is_leaf]
     for each, _ in gradients:
         each.grad = None
 
@@ -215,7 +221,6 @@ def _write_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
 def _can_be_written(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
-        and tensor.nbytes <= _MOST_BYTES
         and not tensor.is_meta
         and not tensor.is_inference()
         and not is_traceable_wrapper_subclass(tensor)

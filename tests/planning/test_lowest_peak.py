@@ -15,7 +15,9 @@ from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
+from budgetfit.planning import planner
 from budgetfit.planning import session as planning_session
+from budgetfit.planning.alternatives import compare_gpus
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
     TrainingSettings,
@@ -32,6 +34,7 @@ from budgetfit.planning.search.lowest_peak import (
     lowest_judged,
     lowest_peak_plan,
 )
+from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE
 from budgetfit.traces.session import TraceSession
@@ -409,7 +412,13 @@ def test_every_choice_of_options_is_tried_for_a_few_blocks(
     assert len(segments_to_try(small_session)) < expected / 2
 
 
-def test_what_fits_with_more_chunks_alone_is_searched_with_as_many() -> None:
+def _nothing_found(session: PlanningSession) -> SearchResult:
+    return SearchResult(session=session, estimate=None)
+
+
+def test_what_fits_with_more_chunks_alone_is_searched_with_as_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """8 chunks leave little to gain, and yet with them nothing may fit."""
     made = Workload(
         model=models.gpt2(n_positions=256, vocab_size=8192),
@@ -425,3 +434,13 @@ def test_what_fits_with_more_chunks_alone_is_searched_with_as_many() -> None:
     assert faster.recipe == replace(lowest.recipe, segments=())  # all is kept
     nothing_else = replace(roomy, budget=budget(1))
     assert faster_than_lowest(nothing_else, lowest).estimate == lowest
+    too_large = replace(lowest, fits=False)
+    for module in (planner, compare_gpus):
+        monkeypatch.setattr(module, "lowest_judged", lambda _: lowest)
+        monkeypatch.setattr(module, "search_with_loss_chunks", _nothing_found)
+    monkeypatch.setattr(compare_gpus, "best_with_policy", lambda *_: too_large)
+    planned = planner._best_found([roomy])  # noqa: SLF001
+    assert isinstance(planned, SearchResult)
+    assert planned.estimate == faster
+    assert planned.explanation
+    assert compare_gpus._best_or_lowest(roomy)[1] == faster  # noqa: SLF001

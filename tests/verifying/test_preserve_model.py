@@ -6,6 +6,7 @@ from torch import nn
 
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
+from budgetfit.measuring import preserve_model
 from budgetfit.measuring.preserve_model import preserved_model
 from tests.applying.small_models import batch_for, make
 
@@ -127,6 +128,31 @@ def test_gradients_of_a_model_that_the_loss_leads_to_are_as_before() -> None:
         loss(model(torch.ones(1, 2)), None).backward()
     assert critic.weight.grad.tolist() == [[1.0, 1.0]]
     assert critic.bias.grad is None
+
+
+def test_a_losss_modules_are_restored_whatever_their_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unlike other tensors that it leads to, which are data if they are large."""
+    monkeypatch.setattr(preserve_model, "_MOST_BYTES", 0)
+    critic, data = nn.Linear(2, 1, bias=False), torch.ones(2, requires_grad=True)
+    weight = critic.weight.detach().clone()
+
+    def loss(outputs: torch.Tensor, _: object) -> torch.Tensor:
+        value = (critic(outputs) * data).sum()
+        value.backward()
+        with torch.no_grad():
+            critic.weight.add_(1)
+            data.add_(1)
+        return value
+
+    model = nn.Linear(2, 2)
+    with preserved_model(model, CPU, loss=loss):
+        loss(model(torch.ones(1, 2)), None)
+    assert critic.weight.equal(weight)
+    assert critic.weight.grad is None
+    assert data.tolist() == [2, 2]
+    assert data.grad is None
 
 
 def test_hooks_that_a_forward_leaves_are_removed_with_the_note_that_it_did() -> None:

@@ -119,9 +119,9 @@ def faster_than_lowest(session: PlanningSession, lowest: Estimate) -> SearchResu
     for each in with_more_loss_chunks(session):
         if _chunks(each) == lowest.recipe.loss_chunks:
             at_its_size = each.asking(batch_size=lowest.recipe.batch_size)
-            faster = search(at_its_size).estimate
-            if faster and session.rank(faster) < session.rank(lowest):
-                found = SearchResult(session=each, estimate=faster)
+            other = search(at_its_size)
+            if other.estimate and session.rank(other.estimate) < session.rank(lowest):
+                found = replace(other, session=each)
     return found
 
 

@@ -258,7 +258,10 @@ class CudaOpSemantics:
                 tuple(s for s in steps if not isinstance(s, (Gemm, Unverified))),
                 unverified="" if verified else str(call.func),
                 cost=op_cost(
-                    *(call.func, call.args, call.kwargs, call.out),
+                    call.func,
+                    call.args,
+                    call.kwargs,
+                    call.out,
                     self.target.compute_capability,
                 ),
                 limits=size_limits(call),
