@@ -50,8 +50,6 @@ _SCALARS: Final = (
     re.Pattern,
     PurePath,
 )
-# Most values are of these very types, which are looked up faster.
-_COMMON: Final = frozenset({bool, int, float, str, type(None)})
 # Types that are hashed by the attributes named here.
 _PARTS: Final = (
     (types.MethodType, "__func__"),
@@ -142,10 +140,7 @@ class ValueHash:
         self._hash.update(b"%s %d:%s" % (kind.encode(), len(text), text))
 
     def _add(self, value: Any) -> None:  # noqa: ANN401
-        if type(value) in _COMMON:
-            text = repr(value).encode("utf-8", "backslashreplace")
-            self._write(type(value).__qualname__, text)
-        elif isinstance(value, enum.Enum):
+        if isinstance(value, enum.Enum):
             self._write("enum", f"{type(value).__qualname__}.{value.name}".encode())
             self.add_once(type(value), add_class)
         elif isinstance(value, _SCALARS):
