@@ -1,6 +1,6 @@
 """Refusals and plans of random models, held against random recipes.
 
-    python -m tests.situations.random_plans --number 300 --seed 0
+    python -m tests.situations.random_plans --number 100 --seed 0 [--rows FILE]
 
 Each model is trained in full, with LoRA or with QLoRA. Three budgets are drawn a little
 below the lowest peak that a first refusal names, and three above it. No recipe that
@@ -10,17 +10,23 @@ and within the host memory that was given.
 
 Recipes whose live bytes alone are clearly more than the budget need no trace: the
 formula of the solver says so. One in 20 of them is estimated all the same.
+
+With ``--rows`` each model's result is added to a file of JSON lines, and a model that
+is there is not tried again: hours can be done in parts.
 """
 
 import argparse
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
 import pytest
 import torch
 import transformers
+from pydantic import TypeAdapter
 from torch import nn
 
 import budgetfit
@@ -91,6 +97,7 @@ class Fitting:
 class Result:
     """What became of one model."""
 
+    seed: int
     name: str
     refusals: list[Refusal] = field(default_factory=list)
     plans: list[Fitting] = field(default_factory=list)
@@ -222,7 +229,7 @@ def tried(seed: int, recipes: int) -> Result:
     """Plan for one random model, too small and large enough, and try to contradict."""
     draw = random.Random(seed)  # noqa: S311 - no secret
     subject = random_subject(draw)
-    result = Result(f"{seed} {subject.name} {subject.arguments['gpu']}")
+    result = Result(seed, f"{subject.name} {subject.arguments['gpu']}")
     with pytest.raises(DoesNotFitError) as refused:
         plan_within(subject, 2 * MIB)
     needed_bytes = refused.value.needed_bytes
@@ -347,32 +354,50 @@ class _Known:
 def main() -> None:
     """Try as many models as asked for and print what was contradicted."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--number", type=int, default=300)
+    parser.add_argument("--number", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--recipes", type=int, default=RECIPES)
+    parser.add_argument("--rows", type=Path, help="of JSON lines, read and added to")
     asked = parser.parse_args()
-    results = []
+    as_json = TypeAdapter(Result)
+    known: dict[int, Result] = {}
+    if asked.rows and asked.rows.exists():
+        rows = map(as_json.validate_json, asked.rows.read_text().splitlines())
+        known = {row.seed: row for row in rows}
     for seed in range(asked.seed, asked.seed + asked.number):
-        found = tried(seed, asked.recipes)
-        results.append(found)
-        print(found.name, flush=True)
-        for each in found.refusals:
-            print(
-                f"    refused at {each.share:.3f} of the least that is known, lowest "
-                f"recipe {each.lowest:.4f} of that budget, of {each.estimated} "
-                f"(and {each.by_formula} by the formula) {each.contradicted}",
-                flush=True,
-            )
-        for plan in found.plans:
-            print(
-                f"    fits, not accumulating {plan.too_much}, host {plan.host_bytes} "
-                f"of {plan.host_ram}",
-                flush=True,
-            )
+        if seed not in known:
+            known[seed] = tried(seed, asked.recipes)
+            if asked.rows:
+                with asked.rows.open("ab") as file:
+                    file.write(as_json.dump_json(known[seed]) + b"\n")
+        print_one(known[seed])
+    print_summary(known.values(), asked.recipes)
+
+
+def print_one(result: Result) -> None:
+    """Print what became of one model."""
+    print(result.seed, result.name)
+    for each in result.refusals:
+        print(
+            f"    refused at {each.share:.3f} of the least that is known, lowest "
+            f"recipe {each.lowest:.4f} of that budget, of {each.estimated} "
+            f"(and {each.by_formula} by the formula) {each.contradicted}"
+        )
+    for plan in result.plans:
+        print(
+            f"    fits, not accumulating {plan.too_much}, host {plan.host_bytes} "
+            f"of {plan.host_ram}",
+            flush=True,
+        )
+
+
+def print_summary(results: Iterable[Result], recipes: int) -> None:
+    """Print how many refusals were contradicted, and plans that do not hold."""
+    results = list(results)
     refusals = [each for found in results for each in found.refusals]
     plans = [each for found in results for each in found.plans]
     print(f"models: {len(results)}")
-    print(f"refusals: {len(refusals)}, each against {asked.recipes} random recipes")
+    print(f"refusals: {len(refusals)}, each against {recipes} random recipes")
     print(f"  of these estimated: {sum(each.estimated for each in refusals)}")
     print(f"  by the formula alone: {sum(each.by_formula for each in refusals)}")
     print(f"  contradicted: {sum(bool(each.contradicted) for each in refusals)}")
