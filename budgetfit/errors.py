@@ -211,10 +211,7 @@ class DoesNotFitError(BudgetfitError):
         )
 
     def text(self, *, as_options: bool = False) -> str:
-        """Return the message.
-
-        ``as_options``: write suggestions as command-line options.
-        """
+        """Return the message; ``as_options``: suggestions are command-line options."""
         name, largest_bytes = self.largest
         needed, usable = (
             format_bytes(size) for size in (self.needed_bytes, self.usable_bytes)

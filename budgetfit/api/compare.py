@@ -166,11 +166,7 @@ def _cards(asked: Arguments, counted: Sequence[CountedGpu]) -> list[Card]:
 def _hourly(
     prices: Mapping[str, float] | None, gpus: Sequence[Gpu]
 ) -> dict[str, float]:
-    """Return the prices by canonical name.
-
-    Raises:
-        InputError: If they are not numbers by GPU, or a GPU or a price is invalid.
-    """
+    """Return the prices by canonical name; refuse other GPUs and what is no price."""
     prices = {} if prices is None else prices
     if not isinstance(prices, Mapping) or not all(isinstance(n, str) for n in prices):
         raise InputError(
@@ -181,11 +177,7 @@ def _hourly(
 
 
 def _methods(method: str | None, methods: Sequence[str] | None) -> list[str]:
-    """Return the methods to compare, without duplicates; full fine-tuning by default.
-
-    Raises:
-        InputError: If both arguments are given, or a method is unknown.
-    """
+    """Return the methods to compare, each once; refuse unknown ones."""
     known = (FULL, *METHODS)
     if methods is None:
         methods = [FULL if method is None else method]

@@ -29,11 +29,7 @@ SECONDS_PER_HOUR: Final = 3600
 
 
 def check_price(price: float | None, gpus: object) -> None:
-    """Check that a price is a positive number, and ``gpus="auto"`` asked for.
-
-    Raises:
-        InputError: If not.
-    """
+    """Check that a price is a positive number, and ``gpus="auto"`` asked for."""
     if price is None:
         return
     if gpus != AUTO:
@@ -94,10 +90,7 @@ def plan_auto(
 
 
 class _Search:
-    """What is known of the numbers that were tried so far.
-
-    ``said``: Each number, and what came of it.
-    """
+    """The numbers of GPUs that were tried, and in ``said`` what came of each."""
 
     def __init__(self, given: Arguments, price: float | None) -> None:
         if given.link is not None:

@@ -89,10 +89,8 @@ def _estimate(plan: Plan, asked: ParsedArguments, loop: Loop) -> Estimate:
 
 
 def _without_longest_first(plan: Plan) -> tuple[Recipe, Budget]:
-    """Return the recipe and the budget in a loop other than ``Run``.
-
-    No other takes the longest batch first: exports name expandable segments instead.
-    """
+    """Return the recipe and the budget in a loop other than ``Run``."""
+    # No other takes the longest batch first: exports name expandable segments instead.
     recipe, budget = plan.recipe, plan.budget
     if recipe.longest_batch_first:
         recipe = replace(recipe, longest_batch_first=False)

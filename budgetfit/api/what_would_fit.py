@@ -51,10 +51,8 @@ def _solved(asked: ParsedArguments, arguments: dict[str, Any]) -> Suggestion | N
 
 
 def _shorter(asked: ParsedArguments, error: DoesNotFitError) -> Suggestion | None:
-    """Return about the longest sequence that fits; None if the batch has no length.
-
-    The shortest is tried first: often even that does not fit.
-    """
+    """Return about the longest sequence that fits; None without a length."""
+    # Often even the shortest does not fit.
     tried: dict[int, LowestPeak] = {}
 
     def need_at(length: int) -> LowestPeak:

@@ -20,11 +20,7 @@ _LOCK = threading.Lock()
 
 
 def claim(model: nn.Module, owner: object, undo: Undo) -> None:
-    """Register ``owner`` as the run that modifies a model, until ``undo``.
-
-    Raises:
-        InputError: If another run modifies the model, a submodule or a parent of it.
-    """
+    """Register the run that modifies a model, until ``undo``; refuse a second one."""
     with _LOCK:
         _refuse_a_second_owner(model)
         _OWNERS[model] = weakref.ref(owner)

@@ -47,11 +47,7 @@ def _head_counts(config: object, name: str) -> str:
 
 
 def check_attention(model: nn.Module, planned: str) -> None:
-    """Compare a model's attention with what ``describe_attention`` said before.
-
-    Raises:
-        InputError: If it differs: it would take other memory than planned.
-    """
+    """Refuse a model whose attention is not the planned one: it takes other memory."""
     now = describe_attention(model)
     if now != planned:
         raise InputError(

@@ -34,11 +34,7 @@ class OwnDataParallel(NamedTuple):
 
 
 def refuse_planning_distributed(model: nn.Module) -> None:
-    """Refuse DDP, DataParallel and FSDP models: a trace cannot run collectives.
-
-    Raises:
-        InputError: If it is one; says what to plan instead.
-    """
+    """Refuse DDP, DataParallel and FSDP models: a trace cannot run collectives."""
     refuse_wrapper(model, "plan")
     if _has(model, _SHARDED):
         raise InputError(
@@ -48,11 +44,7 @@ def refuse_planning_distributed(model: nn.Module) -> None:
 
 
 def refuse_wrapped(model: nn.Module, parallelism: Parallelism | None) -> None:
-    """Refuse a model to train that is wrapped or, where a plan shards it, sharded.
-
-    Raises:
-        InputError: If it is; says where the wrapper goes.
-    """
+    """Refuse a model to train that is wrapped or, where a plan shards it, sharded."""
     if parallelism is None:
         refuse_wrapper(model)
     elif _has(model, *_WRAPPERS, _SHARDED):
@@ -64,11 +56,7 @@ def refuse_wrapped(model: nn.Module, parallelism: Parallelism | None) -> None:
 
 
 def refuse_wrapper(model: nn.Module, verb: str = "apply") -> None:
-    """Refuse a DDP, FSDP or DataParallel wrapper around the planned model.
-
-    Raises:
-        InputError: If it is one; says where the wrapper goes.
-    """
+    """Refuse a DDP, FSDP or DataParallel wrapper around the planned model."""
     refuse_replaced_parameters(model)
     name = type(model).__name__
     if name in _WRAPPERS:
@@ -80,11 +68,7 @@ def refuse_wrapper(model: nn.Module, verb: str = "apply") -> None:
 
 
 def refuse_replaced_parameters(model: nn.Module) -> None:
-    """Refuse ``FullyShardedDataParallel`` around a model, or around parts of it.
-
-    Raises:
-        InputError: If it is there; says what shards instead.
-    """
+    """Refuse ``FullyShardedDataParallel`` around a model, or around parts of it."""
     if _has(model, _FSDP1):
         raise InputError(
             f"{_FSDP1} replaces a model's parameters by shards, which a plan for one "
@@ -94,11 +78,9 @@ def refuse_replaced_parameters(model: nn.Module) -> None:
 
 
 def planned_classes(module: nn.Module) -> tuple[type, ...]:
-    """Return a module's class and its bases, without those of ``fully_shard``.
-
-    It derives a class, and transformers' layers give each class that is derived from
-    them a ``forward`` of its own.
-    """
+    """Return a module's class and its bases, without those of ``fully_shard``."""
+    # It derives a class, and transformers' layers give each class that is derived from
+    # them a ``forward`` of its own.
     classes = type(module).__mro__
     added = [at for at, kind in enumerate(classes, 1) if kind.__name__ == _SHARDED]
     return classes[max(added, default=0) :]
@@ -110,10 +92,7 @@ def is_sharded_itself(module: nn.Module) -> bool:
 
 
 def warn_if_not_synchronized(model: nn.Module) -> None:
-    """Warn if several processes train a plan for one GPU, and exchange no gradients.
-
-    Or if ``fully_shard`` has sharded the model, which the plan does not know.
-    """
+    """Warn if processes train a plan for one GPU apart, or the model is sharded."""
     if _has(model, _SHARDED):
         warnings.warn(
             "fully_shard has sharded the model, and the plan is for one GPU that holds "

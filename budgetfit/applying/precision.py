@@ -76,11 +76,9 @@ def apply_precision(
 
 
 def _buffers_as_loaded(model: nn.Module, dtype: torch.dtype) -> set[int]:
-    """Return the ids of buffers that stay as they are: see ``apply_precision``.
-
-    A library that loads weights in 16 bits leaves them in fp32 where they need it:
-    positions above 256 are not told apart by frequencies in bf16.
-    """
+    """Return the ids of buffers that stay as they are: see ``apply_precision``."""
+    # A library that loads weights in 16 bits leaves them in fp32 where they need it:
+    # positions above 256 are not told apart by frequencies in bf16.
     weights = (each for each in model.parameters() if each.is_floating_point())
     if any(each.dtype != dtype for each in weights):
         return set()
@@ -122,10 +120,8 @@ def fresh_scaler(
 
 
 def warn_if_emulated(precision: Precision, device: torch.device) -> None:
-    """Warn if the GPU has no hardware support for the precision.
-
-    ``torch.cuda.is_bf16_supported()`` is true on a T4, by emulation.
-    """
+    """Warn if the GPU has no hardware support for the precision."""
+    # ``torch.cuda.is_bf16_supported()`` is true on a T4, by emulation.
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)

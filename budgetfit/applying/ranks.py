@@ -157,11 +157,7 @@ def is_first_rank() -> bool:
 
 
 def check_started(parallelism: Parallelism) -> None:
-    """Check that there is a process group, or that torchrun has started this process.
-
-    Raises:
-        InputError: If neither.
-    """
+    """Check for a process group, or that torchrun has started this process."""
     if distributed.is_initialized():
         return
     missing = [name for name in _TORCHRUN if name not in os.environ]
@@ -183,11 +179,9 @@ def _initialize(parallelism: Parallelism, *, on_cuda: bool) -> None:
 
 
 def _destroy(_group: distributed.ProcessGroup | None) -> None:
-    """Destroy the process group, or torch warns at the end of the program.
-
-    It is held until then: DDP's reducer, as its last owner, deadlocks with gloo's
-    threads (https://github.com/pytorch/pytorch/issues/56297).
-    """
+    """Destroy the process group, or torch warns at the end of the program."""
+    # It is held until then: DDP's reducer, as its last owner, deadlocks with gloo's
+    # threads (https://github.com/pytorch/pytorch/issues/56297).
     if distributed.is_initialized():
         distributed.destroy_process_group()
 

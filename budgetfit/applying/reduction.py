@@ -10,11 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def sum_over_ranks(tensor: torch.Tensor, wrapped: nn.Module) -> torch.Tensor:
-    """Sum a tensor over all ranks, in place; the host does not wait for it.
-
-    By the process groups that the gradients take: another one would have buffers of its
-    own on the GPU.
-    """
+    """Sum a tensor over all ranks, in place; the host does not wait for it."""
+    # By the process groups that the gradients take: another one would have buffers of
+    # its own on the GPU.
     for group in _groups(wrapped):
         distributed.all_reduce(tensor, group=group)
     return tensor
@@ -39,10 +37,8 @@ def reduce_accumulated(wrapped: nn.Module, trained: Iterable[nn.Parameter]) -> N
 
 
 def drop_accumulated(wrapped: nn.Module) -> None:
-    """Drop gradients that were accumulated without reduction, and an aborted step.
-
-    DeepSpeed has no way to: its engine takes no further step (``gradient_sync``).
-    """
+    """Drop gradients that were accumulated without reduction, and an aborted step."""
+    # DeepSpeed has no way to: its engine takes no further step (``gradient_sync``).
     module: Any = wrapped
     if is_engine(wrapped):
         module.has_dropped = True
@@ -83,11 +79,9 @@ def have_gradients(wrapped: nn.Module) -> dict[str, bool]:
 
 
 def to_shards(wrapped: nn.Module) -> None:
-    """Register the sharded weights again, after an evaluation without a backward.
-
-    Until a backward the outermost module keeps its gathered weights, and so does each
-    block whose weights are kept after the forward.
-    """
+    """Register the sharded weights again, after an evaluation without a backward."""
+    # Until a backward the outermost module keeps its gathered weights, and so does each
+    # block whose weights are kept after the forward.
     if _is_sharded(wrapped):
         module: Any
         for module in filter(_is_sharded, wrapped.modules()):
@@ -134,10 +128,8 @@ def _is_sharded(wrapped: nn.Module) -> bool:
 
 
 def _groups(wrapped: nn.Module) -> list[Any]:
-    """Return the process groups that together join all ranks; None: the default one.
-
-    Of a user's own DDP that may be a group of some of the processes.
-    """
+    """Return the process groups that together join all ranks; None: the default one."""
+    # Of a user's own DDP that may be a group of some of the processes.
     if isinstance(wrapped, DistributedDataParallel):
         return [wrapped.process_group]
     if not _is_sharded(wrapped):

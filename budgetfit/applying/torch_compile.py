@@ -31,11 +31,9 @@ COMPILE_OPTIONS: Final = {"shape_padding": False}
 
 
 def compiled_forward(block: nn.Module) -> Callable[..., Any]:
-    """Return the block's forward under ``torch.compile``, as plans predict it.
-
-    ``dynamic=False``: blocks that share their code and get tensors of other sizes (an
-    encoder's and a decoder's) are compiled for each, not once for all sizes.
-    """
+    """Return the block's forward under ``torch.compile``, as plans predict it."""
+    # ``dynamic=False``: blocks that share their code and get tensors of other sizes (an
+    # encoder's and a decoder's) are compiled for each, not once for all sizes.
     return torch.compile(block.forward, dynamic=False, options=dict(COMPILE_OPTIONS))
 
 
@@ -67,11 +65,10 @@ def compile_blocks(
 
 
 def _keep_graphs_whole(undo: Undo) -> None:
-    """Keep dynamo from cutting a block's graph at DDP's buckets.
-
-    That overlaps their reduction with the backward of a model in one graph. Of compiled
-    blocks each has its own, and after it the buckets that it has filled are reduced.
-    """
+    """Keep dynamo from cutting a block's graph at DDP's buckets."""
+    # That overlaps their reduction with the backward of a model in one graph. Of
+    # compiled blocks each has its own, and after it the buckets that it has filled are
+    # reduced.
     from torch._dynamo import config  # noqa: PLC0415 - takes seconds
 
     undo.add(setattr, config, "optimize_ddp", config.optimize_ddp)
@@ -117,10 +114,8 @@ def compile_model(
 
 
 def unwrap_compiled(model: nn.Module) -> nn.Module:
-    """Return the module inside an ``OptimizedModule``, or ``model`` itself.
-
-    The two share all parameters and submodules; names differ by a prefix.
-    """
+    """Return the module inside an ``OptimizedModule``, or ``model`` itself."""
+    # The two share all parameters and submodules; names differ by a prefix.
     module: Any = model
     while _is_wrapper(module):
         module = module._orig_mod
@@ -128,10 +123,9 @@ def unwrap_compiled(model: nn.Module) -> nn.Module:
 
 
 def unwrap_compiled_for(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """Return the model inside ``torch.compile(model)`` if the recipe changes blocks.
-
-    A plan names blocks without the wrapper's prefix. The wrapper itself is not changed.
-    """
+    """Return the model inside ``torch.compile(model)`` if the recipe changes blocks."""
+    # A plan names blocks without the wrapper's prefix. The wrapper itself is not
+    # changed.
     plain = unwrap_compiled(model)
     if plain is model or not (recipe.segments or recipe.loss_chunks > 1):
         return model

@@ -41,11 +41,7 @@ def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
 
 
 def check_deepspeed(recipe: Recipe) -> None:
-    """Check that DeepSpeed is installed, if the recipe is for it.
-
-    Raises:
-        InputError: If not.
-    """
+    """Check that DeepSpeed is installed, if the recipe is for it."""
     if recipe.zero_stage is not None and find_spec("deepspeed") is None:
         raise InputError(
             'engine="deepspeed" runs DeepSpeed itself: pip install deepspeed. Or use '

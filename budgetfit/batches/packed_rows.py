@@ -115,10 +115,8 @@ def packed_tensors(part: Mapping[Any, Any], samples: int) -> dict[str, PackedRow
 
 
 def tensors_without_vote(part: Mapping[Any, Any]) -> tuple[set[str], int | None]:
-    """Return the tensors whose sizes say nothing about the number of samples.
-
-    And the number of samples if no other tensor of the batch has one, or None.
-    """
+    """Return the tensors whose sizes say nothing about the number of samples."""
+    # And the number of samples if no other tensor of the batch has one, or None.
     edges = set(_edge_names(part))
     if edges:
         edges |= {"ptr"} & part.keys()
@@ -144,10 +142,8 @@ def tensors_without_vote(part: Mapping[Any, Any]) -> tuple[set[str], int | None]
 
 
 def unnamed_offsets(parts: Mapping[Any, Any]) -> list[str]:
-    """Return the integer vectors that look like offsets and are not known as such.
-
-    They begin with 0, never fall, and there is a longer vector that they could cut.
-    """
+    """Return the integer vectors that look like offsets and are not known as such."""
+    # They begin with 0, never fall, and there is a longer vector that they could cut.
     if _offset_names(parts):
         return []
     vectors = {n: each for n, each in parts.items() if _is_vector_of_integers(each)}
@@ -191,11 +187,9 @@ def _edge_names(part: Mapping[Any, Any]) -> list[str]:
 
 
 def _nodes_of_one_graph(part: Mapping[Any, Any]) -> int | None:
-    """Return the number of nodes of a mapping that holds one graph; else None.
-
-    Its nodes are the rows of ``x`` ``[nodes, features]``. Of three dimensions ``x`` is
-    ``[samples, nodes, features]``, and all samples share the edges.
-    """
+    """Return the number of nodes of a mapping that holds one graph; else None."""
+    # Its nodes are the rows of ``x`` ``[nodes, features]``. Of three dimensions ``x``
+    # is ``[samples, nodes, features]``, and all samples share the edges.
     nodes = part.get("x")
     if not _edge_names(part) or not is_tensor(nodes) or nodes.dim() != 2:  # type: ignore[union-attr]  # noqa: PLR2004
         return None
@@ -277,10 +271,8 @@ def _bags(part: Mapping[Any, Any], offsets: str, samples: int) -> dict[str, Pack
 def _edges(
     part: Mapping[Any, Any], nodes: Sequence[int] | None
 ) -> dict[str, PackedRows]:
-    """Return how edges belong to graphs, given the number of nodes of each graph.
-
-    None for edges that all samples share.
-    """
+    """Return how edges belong to graphs, given the number of nodes of each graph."""
+    # None for edges that all samples share.
     names = _edge_names(part)
     is_shared = nodes is None and not _index_names(part)
     if not names or is_shared:

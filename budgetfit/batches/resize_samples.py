@@ -36,11 +36,9 @@ def with_length(
 def with_image_size(
     batch: Any, largest: Shape, size: Shape, dims: SampleDims = FIRST_DIM
 ) -> Any:
-    """Return a batch whose images and masks have another height and width.
-
-    Two neighbouring dimensions of ``largest``, none of them that of the samples, are
-    an image's.
-    """
+    """Return a batch whose images and masks have another height and width."""
+    # Two neighbouring dimensions of ``largest``, none of them that of the samples, are
+    # an image's.
     samples = sample_dimensions(batch, dims)
     shapes = {}
     for name, (shape, _) in describe_batch(batch).items():

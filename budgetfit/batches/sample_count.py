@@ -218,11 +218,9 @@ def _possible_sizes(
 def _may_have_entry_per_sample(
     part: list[Any] | tuple[Any, ...], dims: SampleDims, path: str
 ) -> bool:
-    """Whether a list or tuple may have one entry per sample.
-
-    At the top level, a tuple or list of tensors is the model's arguments. Below it, a
-    part with dimension 0 in ``dims`` may have entries of any kind.
-    """
+    """Whether a list or tuple may have one entry per sample."""
+    # At the top level, a tuple or list of tensors is the model's arguments. Below it, a
+    # part with dimension 0 in ``dims`` may have entries of any kind.
     if not part or dims.names_below(path):
         return False
     if hasattr(part, "_fields"):  # fields of a named tuple are different things

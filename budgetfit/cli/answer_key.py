@@ -66,10 +66,8 @@ _PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 
 @contextmanager
 def answers_are_kept() -> Iterator[None]:
-    """Keep and use answers in this context, of a process that did nothing else.
-
-    In other processes (tests, notebooks) functions may be patched.
-    """
+    """Keep and use answers in this context, of a process that did nothing else."""
+    # In other processes (tests, notebooks) functions may be patched.
     before = _PROCESS.set(Process(dict(os.environ), tuple(sys.path), time.time()))
     try:
         yield
@@ -95,11 +93,9 @@ def answer_key(command: str, asked: Mapping[str, Any]) -> str | None:
 
 
 def _model(text: str) -> list[object]:
-    """Return what a model's text stands for.
-
-    Of a local folder the config is read, and where it names no dtype the weights'
-    headers (``model_sources/checkpoint_config.py``).
-    """
+    """Return what a model's text stands for."""
+    # Of a local folder the config is read, and where it names no dtype the weights'
+    # headers (``model_sources/checkpoint_config.py``).
     from budgetfit.integrations.model_sources import hub, model_name  # noqa: PLC0415
 
     text = text.strip()
@@ -144,10 +140,8 @@ def _software(process: Process) -> list[object]:
 
 
 def _importable(folder: str) -> Iterator[tuple[str, object]]:
-    """Yield what Python finds in a folder of ``sys.path``, by name.
-
-    An installer makes the record of a library anew, so its time counts.
-    """
+    """Yield what Python finds in a folder of ``sys.path``, by name."""
+    # An installer makes the record of a library anew, so its time counts.
     if not Path(folder).is_dir():
         return
     with os.scandir(folder or ".") as entries:

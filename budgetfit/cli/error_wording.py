@@ -23,10 +23,8 @@ _ARGUMENT: Final = re.compile(rf"{_CALL}|(?<![\w.-])(\w+)=({_VALUE}|(?=[\s,.;:)]
 
 
 def with_option_names(text: str, app: typer.Typer) -> str:
-    """Replace ``max_length=512`` by ``--max-length 512`` in a message.
-
-    Arguments without an option stay, and those whose option the same line names, too.
-    """
+    """Replace ``max_length=512`` by ``--max-length 512`` in a message."""
+    # Arguments without an option stay, and those whose option the same line names, too.
     return "\n".join(_with_options(line, _options(app)) for line in text.split("\n"))
 
 

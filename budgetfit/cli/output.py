@@ -34,11 +34,9 @@ Progress = Callable[[str], None]
 
 
 def ignore_odd_width() -> None:
-    """Drop an implausible COLUMNS, so that rich detects the width or takes 80.
-
-    With COLUMNS=0, as of pseudo-terminals without a size, rich prints usage errors in
-    no columns at all.
-    """
+    """Drop an implausible COLUMNS, so that rich detects the width or takes 80."""
+    # With COLUMNS=0, as of pseudo-terminals without a size, rich prints usage errors in
+    # no columns at all.
     columns = os.environ.get("COLUMNS", "")[:10]
     if not (columns.isdecimal() and int(columns) in _WIDTHS):
         os.environ.pop("COLUMNS", None)
@@ -136,10 +134,8 @@ def exit_unless_fits(*, fits: bool) -> None:
 
 @contextlib.contextmanager
 def show_progress() -> Iterator[Progress | None]:
-    """Show progress on stderr, only on a terminal.
-
-    What the model's own code prints goes to stderr, too: stdout is for the result.
-    """
+    """Show progress on stderr, only on a terminal."""
+    # What the model's own code prints goes to stderr, too: stdout is for the result.
     from rich.console import Console  # noqa: PLC0415 - keeps --help fast
     from rich.text import Text  # noqa: PLC0415
 
@@ -159,11 +155,9 @@ def api() -> Any:  # noqa: ANN401 - a lazily imported module
 
 
 def import_or_exit(name: str) -> ModuleType:
-    """Import a module that imports torch; Ctrl-C exits immediately meanwhile.
-
-    C extensions swallow a KeyboardInterrupt during their import and fail later with an
-    unrelated error.
-    """
+    """Import a module that imports torch; Ctrl-C exits immediately meanwhile."""
+    # C extensions swallow a KeyboardInterrupt during their import and fail later with
+    # an unrelated error.
     if (
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
@@ -202,11 +196,7 @@ def exit_if_not_saved(trouble: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written; an existing one is not changed.
-
-    Raises:
-        InputError: With the reason.
-    """
+    """Check that a file can be written; an existing one is not changed."""
     place = Path(os.path.realpath(path))  # the target of a symlink need not exist yet
     try:
         new = not place.exists()
@@ -235,11 +225,7 @@ def write(path: Path | None, text: str) -> str:
 
 
 def check_report(path: Path | None) -> None:
-    """Check that a report can be drawn and written, if one is asked for.
-
-    Raises:
-        InputError: With the reason.
-    """
+    """Check that a report can be drawn and written, if one is asked for."""
     if path is not None:
         if path.suffix.lower() in _OTHER_FORMATS:
             raise InputError(
@@ -251,10 +237,7 @@ def check_report(path: Path | None) -> None:
 
 
 def write_report(path: Path | None, page: str, *shown: object) -> str:
-    """Write a report, if asked for; return why it failed, or an empty text.
-
-    ``page`` is the function of ``reporting.html.report`` that makes it.
-    """
+    """Write a report, made by ``page``, if asked for; return why it failed, or ""."""
     if path is None:
         return ""
     with show_progress() as progress:

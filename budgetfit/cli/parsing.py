@@ -34,11 +34,7 @@ def split_names(text: str) -> list[str]:
 
 
 def parse_batch_dims(words: Sequence[str] | None) -> int | dict[str, int | None] | None:
-    """Parse ``--batch-dims``: ``x=0`` and ``table=none``, or ``1`` alone.
-
-    Raises:
-        InputError: If it is neither.
-    """
+    """Parse ``--batch-dims`` (``x=0`` and ``table=none``, or ``1``), or refuse it."""
     if not words:
         return None
     if len(words) == 1 and words[0].isdecimal():
@@ -57,11 +53,7 @@ def parse_batch_dims(words: Sequence[str] | None) -> int | dict[str, int | None]
 
 
 def parse_prices(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Split ``--price`` into cards and prices: ``t4=0.35``, several with commas.
-
-    Raises:
-        InputError: If there is no ``=``.
-    """
+    """Split ``--price`` at each ``=`` into cards and prices; several with commas."""
     pairs = []
     for word in [part for each in words for part in each.split(",")]:
         name, equals, price = word.partition("=")

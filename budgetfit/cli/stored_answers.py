@@ -187,10 +187,8 @@ def _refusal(error: DoesNotFitError) -> _Refusal:
 
 
 def _reads_card(asked: Mapping[str, Any]) -> bool:
-    """Whether the answer depends on the card of this machine, and what it has free.
-
-    Called after the computation, which has imported torch.
-    """
+    """Whether the answer depends on the card of this machine, and what it has free."""
+    # Called after the computation, which has imported torch.
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return False

@@ -14,10 +14,8 @@ _OF_THE_ANSWER: Final = ("as_json", "traceback")
 
 
 def plan_command(context: typer.Context) -> str:
-    """Return the ``plan`` command with the options of an ``estimate`` command.
-
-    A single ``precision`` is kept: a plan must not change the requested dtypes.
-    """
+    """Return the ``plan`` command with the options of an ``estimate`` command."""
+    # A single ``precision`` is kept: a plan must not change the requested dtypes.
     left_out = [*_CHOSEN_BY_PLAN, *LOOP, *_OF_THE_ANSWER]
     if context.params.get("precision") not in (None, "as-is"):
         left_out.remove("precision")

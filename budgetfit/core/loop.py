@@ -131,11 +131,7 @@ PLAIN: Final = Loop()
 
 
 def as_loop(loop: Loop | str) -> Loop:
-    """Return the loop of a name, or a ``Loop`` as it is.
-
-    Raises:
-        InputError: If it is neither.
-    """
+    """Return the loop of a name, or a ``Loop`` as it is; refuse all else."""
     if isinstance(loop, Loop):
         return loop
     if isinstance(loop, str):

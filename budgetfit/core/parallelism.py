@@ -231,11 +231,7 @@ class Parallelism:
 
 
 def check_engine(engine: object) -> None:
-    """Check that this names an engine that is planned.
-
-    Raises:
-        InputError: If not; names the engine to use.
-    """
+    """Check that this names an engine that is planned."""
     if isinstance(engine, str) and engine in get_args(Engine):
         return
     known = isinstance(engine, str) and engine.lower().replace("-", "")

@@ -554,11 +554,7 @@ class Plan(PlanExports):
 
 
 def _write(path: str | Path, content: str | bytes) -> None:
-    """Write a file that the user names.
-
-    Raises:
-        FileError: It cannot be written.
-    """
+    """Write a file that the user names; ``FileError`` if it cannot be."""
     try:
         write_whole(path, content)
     except (OSError, TypeError, ValueError) as error:  # of no path, or a zero in it

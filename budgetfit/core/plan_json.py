@@ -66,11 +66,7 @@ def damaged_plan_error(where: str, why: str) -> InputError:
 
 
 def read_plan_text(path: str | Path) -> str:
-    """Read the text of a plan file.
-
-    Raises:
-        InputError: If it cannot be read or is too large for a plan.
-    """
+    """Read a plan file, unless it is too large for a plan."""
     try:
         with Path(path).open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)

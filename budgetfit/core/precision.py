@@ -63,11 +63,7 @@ _MEANT = {
 
 
 def find_precision(name: str) -> Precision:
-    """Return the policy called ``name``.
-
-    Raises:
-        InputError: If there is no such policy; lists the known ones.
-    """
+    """Return the policy called ``name``; refuse unknown ones, listing the known."""
     if not isinstance(name, str) or name not in PRECISIONS:
         meant = _MEANT.get(str(name).lower().removeprefix("torch."), "bf16-mixed")
         raise InputError(
@@ -78,11 +74,9 @@ def find_precision(name: str) -> Precision:
 
 
 def automatic_precision(compute_capability: tuple[int, int]) -> Precision:
-    """Resolve ``precision="auto"`` for a GPU.
-
-    Decided by the compute capability: ``torch.cuda.is_bf16_supported()`` is true on a
-    T4, which only emulates bf16.
-    """
+    """Resolve ``precision="auto"`` for a GPU."""
+    # By the compute capability: ``torch.cuda.is_bf16_supported()`` is true on a T4,
+    # which only emulates bf16.
     if compute_capability >= BF16_CAPABILITY:
         return PRECISIONS["bf16-mixed"]
     return PRECISIONS["fp16-mixed"]

@@ -95,11 +95,7 @@ def selective_blocks(segments: Iterable[Segment]) -> frozenset[str]:
 
 
 def check_compile(mode: object, *more: str) -> None:
-    """Check that this is a value of ``compile``, or one of ``more``.
-
-    Raises:
-        InputError: If not.
-    """
+    """Check that this is a value of ``compile``, or one of ``more``."""
     allowed = (*get_args(CompileMode), *more)
     if mode not in allowed:
         raise InputError(
@@ -108,11 +104,7 @@ def check_compile(mode: object, *more: str) -> None:
 
 
 def check_compile_on_ranks(mode: str, parallelism: Parallelism) -> None:
-    """Check that an engine trains what is compiled so.
-
-    Raises:
-        InputError: If it does not.
-    """
+    """Check that an engine trains what is compiled so."""
     known = ("none",) if parallelism.engine == "deepspeed" else ("none", "blocks")
     if mode not in known:
         raise InputError(

@@ -84,11 +84,7 @@ class SampleDims:
         return any(name and name.startswith(start) for name in self.named)
 
     def check_names(self, paths: Iterable[str]) -> None:
-        """Check that every name is a part of the batch, given paths of its tensors.
-
-        Raises:
-            InputError: Lists the known names.
-        """
+        """Check that every name is a part of the batch, by paths of its tensors."""
         known = list(paths)
         for name in self.named:
             if name and not any(f"{path}.".startswith(f"{name}.") for path in known):

@@ -253,10 +253,7 @@ class StepTrace:
         return None
 
     def largest_batch(self, bound: int) -> int:
-        """Return the largest batch size up to ``bound`` that no size limit refuses.
-
-        0 if there is none.
-        """
+        """Return the largest batch size up to ``bound`` that no size limit refuses."""
         for limit in self.size_limits:
             fixed, per_sample = limit.number
             if fixed > limit.most:

@@ -55,11 +55,7 @@ def check_positive_int(
     example: int = 8,
     most: int = MAX_SAMPLES,
 ) -> int:
-    """Return ``value`` if it is a whole number from 1 to ``most``.
-
-    Raises:
-        InputError: If it is not; bool is refused.
-    """
+    """Return ``value`` if it is a whole number from 1 to ``most``."""
     value = python_number(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(
@@ -102,11 +98,7 @@ def check_batch(
 
 
 def check_objective(objective: str) -> None:
-    """Check the objective's name.
-
-    Raises:
-        InputError: If there is no such objective.
-    """
+    """Check the objective's name."""
     if objective not in OBJECTIVES:
         raise InputError(
             f"{objective!r} is not an objective. Use one of: {', '.join(OBJECTIVES)}."
@@ -114,11 +106,7 @@ def check_objective(objective: str) -> None:
 
 
 def check_samples(samples: int | None) -> None:
-    """Check the number of samples of an epoch.
-
-    Raises:
-        InputError: If it is not a positive whole number.
-    """
+    """Check the number of samples of an epoch."""
     if samples is not None:
         check_positive_int("samples", samples, example=50_000, most=MAX_BATCH_SIZE)
 

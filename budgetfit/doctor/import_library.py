@@ -36,10 +36,8 @@ def torch_facts() -> dict[str, Any]:
 
 
 def bitsandbytes_facts() -> dict[str, Any]:
-    """Return why bitsandbytes' native library was not loaded; empty if it was.
-
-    Only that part is imported: the rest compiles for seconds and hides the error.
-    """
+    """Return why bitsandbytes' native library was not loaded; empty if it was."""
+    # Only that part is imported: the rest compiles for seconds and hides the error.
     name = "bitsandbytes"
     spec = importlib.util.find_spec(name)
     package = types.ModuleType(name)

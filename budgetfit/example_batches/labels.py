@@ -133,10 +133,8 @@ def _visual_answers(request: BatchRequest, batch: Arguments) -> Arguments:
 
 
 def _objects(request: BatchRequest, batch: Arguments) -> Arguments | None:
-    """Return DETR's labels: one mapping per image with boxes and classes.
-
-    None without Pillow, which transformers' box losses need.
-    """
+    """Return DETR's labels: one mapping per image with boxes and classes."""
+    # None without Pillow, which transformers' box losses need.
     from transformers.utils.import_utils import is_vision_available  # noqa: PLC0415, slow
 
     if not is_vision_available():
@@ -160,10 +158,8 @@ def _objects(request: BatchRequest, batch: Arguments) -> Arguments | None:
 
 
 def _object_masks(request: BatchRequest, batch: Arguments) -> Arguments:
-    """Return a mask ``[batch, objects, height, width]`` and class per object.
-
-    All images have equally many: models take lists, and a tensor iterates like one.
-    """
+    """Return a mask ``[batch, objects, height, width]`` and class per object."""
+    # All images have equally many: models take lists, and a tensor iterates like one.
     pixels: Tensor = batch["pixel_values"]
     rows = (request.batch_size, _OBJECTS_PER_IMAGE)
     request.notes.append(f"{_OBJECTS_PER_IMAGE} objects in each image")

@@ -239,10 +239,8 @@ def _on_meta(value: Tensor) -> Tensor:
 
 
 def _meta_method(model: nn.Module, name: str) -> Callable[..., Any] | None:
-    """Return a method of a meta copy of the model; None if there is none.
-
-    A copy, because transformers adds hooks to modules that it runs.
-    """
+    """Return a method of a meta copy of the model; None if there is none."""
+    # A copy, because transformers adds hooks to modules that it runs.
     if not callable(getattr(model, name, None)):
         return None
     try:

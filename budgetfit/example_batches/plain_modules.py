@@ -110,10 +110,8 @@ def _candidates(
 def _readable_layers(
     model: nn.Module, needs: tuple[str, ...]
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Yield layers that may run first and determine the input shape.
-
-    In the order of registration, which may differ from the order of calls.
-    """
+    """Yield layers that may run first and determine the input shape."""
+    # In the order of registration, which may differ from the order of calls.
     length_first = _length_first_part(model)
     reason = "no layer of it has parameters"
     found = 0

@@ -83,10 +83,8 @@ class BatchRequest:
 
     @property
     def float_dtype(self) -> torch.dtype:
-        """The dtype of the model's first floating parameter, else float32.
-
-        A pure bf16 model refuses float32 inputs.
-        """
+        """The dtype of the model's first floating parameter, else float32."""
+        # A pure bf16 model refuses float32 inputs.
         for parameter in self.model.parameters():
             if parameter.dtype in (torch.float64, torch.float16, torch.bfloat16):
                 return parameter.dtype

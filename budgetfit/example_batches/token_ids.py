@@ -70,21 +70,17 @@ def max_positions(model: nn.Module) -> int | None:
 
 
 def random_token_ids(request: BatchRequest, length: int, rows: int = 0) -> Tensor:
-    """Return token ids, int64 ``[rows or batch_size, length]``.
-
-    Without special tokens: padding would change attention masks, image tokens need
-    images.
-    """
+    """Return token ids, int64 ``[rows or batch_size, length]``."""
+    # Without special tokens: padding would change attention masks, image tokens need
+    # images.
     ordinary = _ordinary_tokens(request.model)
     shape = (rows or request.batch_size, length)
     return ordinary[request.integers(shape, 0, len(ordinary))]
 
 
 def count_codebooks(model: nn.Module) -> int:
-    """Return the number of codebooks of an audio language model; 0 for text models.
-
-    Such models sum one embedding per codebook.
-    """
+    """Return the number of codebooks of an audio language model; 0 for text models."""
+    # Such models sum one embedding per codebook.
     for part in (model, getattr(model, "decoder", None)):
         if isinstance(part, nn.Module) and hasattr(part, "get_input_embeddings"):
             tables = _input_embedding(part)
@@ -103,10 +99,8 @@ def audio_codes(request: BatchRequest, length: int) -> Tensor:
 
 
 def source_ids(request: BatchRequest, length: int) -> Tensor:
-    """Return random token ids; rows of encoder-decoders end with one EOS.
-
-    BART's classification head uses the hidden state there and requires it.
-    """
+    """Return random token ids; rows of encoder-decoders end with one EOS."""
+    # BART's classification head uses the hidden state there and requires it.
     ids = random_token_ids(request, length)
     config = request.model.config
     end = getattr(config, "eos_token_id", None)
@@ -209,10 +203,8 @@ def _positions(model: nn.Module, config: object) -> tuple[int | None, bool]:
 
 
 def _position_tables(model: nn.Module) -> Iterator[tuple[int, int | None]]:
-    """Yield rows and padding index of each position embedding.
-
-    By attributes: I-BERT's quantised one is no ``nn.Embedding``.
-    """
+    """Yield rows and padding index of each position embedding."""
+    # By attributes: I-BERT's quantised one is no ``nn.Embedding``.
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         is_table = isinstance(weight, Tensor) and hasattr(module, "padding_idx")

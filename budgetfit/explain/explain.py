@@ -53,10 +53,8 @@ def explain(text: str) -> Explanation:
 
 
 def _last_message(messages: tuple[OutOfMemoryMessage, ...]) -> OutOfMemoryMessage:
-    """Return the last message, preferably one with numbers.
-
-    Earlier ones were caught, for example by a search for a batch size.
-    """
+    """Return the last message, preferably one with numbers."""
+    # Earlier ones were caught, for example by a search for a batch size.
     telling = [message for message in messages if message.total_bytes is not None]
     return (telling or list(messages))[-1]
 

@@ -145,10 +145,8 @@ def eager_factors() -> tuple[float, ...]:
 def _log_ratio(
     capability: tuple[int, int], reports: Sequence[Report]
 ) -> tuple[float, float]:
-    """Return middle and half width of log(outside / line) for a compute capability.
-
-    Reports of one capability share a mean; the spread about it is pooled over all.
-    """
+    """Return middle and half width of log(outside / line) for a compute capability."""
+    # Reports of one capability share a mean; the spread about it is pooled over all.
     by_capability: dict[tuple[int, int], list[float]] = {}
     for report in reports:
         gpu = find_gpu(report.gpu)

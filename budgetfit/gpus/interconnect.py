@@ -126,11 +126,7 @@ def is_between_nodes(link: str) -> bool:
 
 
 def _one_spelling(text: str) -> str:
-    """Return one link in the spelling of ``LINKS``, or a rate in GB/s.
-
-    Raises:
-        InputError: If it is neither.
-    """
+    """Return one link in the spelling of ``LINKS``, or a rate in GB/s, or refuse it."""
     rate = _RATE.fullmatch(text.strip())
     if rate is not None:
         count, number, unit = rate.groups()
@@ -151,10 +147,8 @@ def _one_spelling(text: str) -> str:
 
 
 def _of_each(parts: list[str]) -> tuple[str, str]:
-    """Return the links within a machine and between machines; empty: the usual one.
-
-    Both are empty where parts are not in that order.
-    """
+    """Return the links within a machine and between machines; empty: the usual one."""
+    # Both are empty where parts are not in that order.
     places = [
         "within"
         if part.startswith(("nvlink", "pcie"))

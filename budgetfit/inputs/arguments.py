@@ -165,11 +165,7 @@ class Arguments:
             object.__setattr__(self, "engine", spelled)
 
     def adapter_on(self, gpu: Gpu, precisions: Sequence[str]) -> Adapter | None:
-        """Return the adapters to train, which compute in a dtype that the GPU has.
-
-        Raises:
-            InputError: If one of their settings is invalid.
-        """
+        """Return the adapters to train, in a dtype of the GPU; refuse bad settings."""
         settings = {name: getattr(self, name) for name in ADAPTER_SETTINGS}
         return find_adapter(self.method, gpu, precisions, **settings)
 
@@ -255,11 +251,7 @@ class Arguments:
         )
 
     def _check_update_in_backward(self) -> None:
-        """Refuse several backward passes per update where each of them updates.
-
-        Raises:
-            InputError: If the batch sizes given differ.
-        """
+        """Refuse several backward passes per update where each of them updates."""
         whole = self.effective_batch_size
         differ = whole is not None and self.batch_size not in (None, whole)
         if self.optimizer_in_backward and differ:
@@ -270,11 +262,7 @@ class Arguments:
             )
 
     def check_for_several(self, parallelisms: Sequence[Parallelism]) -> None:
-        """Refuse what is not planned for several GPUs, in these ways.
-
-        Raises:
-            InputError: Names the argument to leave out.
-        """
+        """Refuse what is not planned for several GPUs, in these ways."""
         if self.optimizer_in_backward:
             raise InputError(
                 "optimizer_in_backward= is not planned for several GPUs yet. Leave it "
@@ -320,11 +308,7 @@ class ParsedArguments:
 
     @property
     def checkpointing(self) -> str | tuple[str, ...]:
-        """A checkpointing policy's name, or module paths of blocks.
-
-        Raises:
-            InputError: If it is neither a name nor a list.
-        """
+        """A checkpointing policy's name, or module paths of blocks."""
         wanted = self.given.checkpointing
         if isinstance(wanted, str):
             return wanted
@@ -339,11 +323,7 @@ class ParsedArguments:
 
     @property
     def request(self) -> Request:
-        """What the search may choose.
-
-        Raises:
-            InputError: If a policy or a named block is unknown.
-        """
+        """What the search may choose; refuses unknown policies and blocks."""
         policy = self.checkpointing
         if policy not in ("auto", "sqrt"):
             fixed_segments(policy, self.workload.blocks)
@@ -358,10 +338,8 @@ class ParsedArguments:
 
     @property
     def compile_modes(self) -> tuple[CompileMode, ...]:
-        """The values of ``compile`` to plan with, the plainest first.
-
-        Batches of several sizes are each compiled anew: ``auto`` leaves that.
-        """
+        """The values of ``compile`` to plan with, the plainest first."""
+        # Batches of several sizes are each compiled anew: ``auto`` leaves that.
         if self.given.compile != AUTO:
             return (self.given.compile,)  # type: ignore[return-value]  # checked
         varies = self.lengths is not None and self.lengths.vary
@@ -395,11 +373,7 @@ class ParsedArguments:
         )
 
     def need_at(self, length: int) -> LowestPeak:
-        """Return the lowest peak at another sequence length; of a generated batch.
-
-        Raises:
-            InputError: If the model has no positions for it.
-        """
+        """Return the lowest peak at another length, which the model must take."""
         if self.given.progress is not None:
             self.given.progress(f"looking for the longest samples: {length:,} tokens")
         return replace(self, workload=self.workload.at_length(length)).least()
@@ -541,11 +515,7 @@ def _example_batch(
 
 
 def _refuse_unnamed_offsets(model: nn.Module, batch: Any) -> None:  # noqa: ANN401
-    """Refuse flat ids of embedding bags whose offsets do not show by their name.
-
-    Raises:
-        InputError: Says how to name them.
-    """
+    """Refuse flat ids of embedding bags whose offsets do not show by their name."""
     if not any(isinstance(module, nn.EmbeddingBag) for module in model.modules()):
         return
     parts = dict(children_of(batch) or ())
@@ -582,11 +552,9 @@ def _check_holds(
     *,
     made: bool,
 ) -> None:
-    """Check that the batch, given or ``made``, is long enough for the longest sample.
-
-    After the sample dimension some tensor must have a sequence dimension; which one,
-    only the model knows.
-    """
+    """Check that the batch, given or ``made``, holds the longest sample."""
+    # After the sample dimension some tensor must have a sequence dimension; which one,
+    # only the model knows.
     shapes = [shape for shape, _ in describe_batch(batch).values()]
     if isinstance(length, tuple):
         if any(shape[at : at + 2] == length for shape in shapes for at in (1, 2, 3)):

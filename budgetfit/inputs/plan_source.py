@@ -94,19 +94,12 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
 
 
 def planned_batch_dims(plan: Plan, model: nn.Module) -> SampleDims:
-    """Return the planned sample dimensions of batches.
-
-    For a plan saved without them: those of the model.
-    """
+    """Return the planned sample dimensions; of an older plan those of the model."""
     return plan.model.batch_dims or SampleDims(batch_dimension(model))
 
 
 def parse_loss(loss: object) -> Callable[..., Any] | None:
-    """Return the loss function, loaded where text names it.
-
-    Raises:
-        InputError: If it is not a function.
-    """
+    """Return the loss function, loaded where text names it; refuse all else."""
     if isinstance(loss, str):
         return load_loss(loss)
     if isinstance(loss, nn.modules.loss._Loss):  # noqa: SLF001 - torch's own, all of them
@@ -313,11 +306,7 @@ def has_sizes(plan: Plan) -> bool:
 
 
 def planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> Any:  # noqa: ANN401
-    """Return the batch of a plan; of one that was loaded, made again.
-
-    Raises:
-        InputError: If the one that is made has other shapes than the planned one.
-    """
+    """Refuse samples of other shapes than planned; ``call`` takes the batch."""
     if plan.source is not None:
         return plan.source.batch
     asked, lengths = _asked(plan), planned_lengths(plan)
@@ -467,10 +456,8 @@ def _asked(plan: Plan) -> dict[str, Any]:
 
 
 def _planned_text(text: object) -> str | None:
-    """Return the config or hub id that a plan was made from; never a factory.
-
-    A plan file is untrusted: verifying it must not run code that its author chose.
-    """
+    """Return the config or hub id of a plan; never a factory."""
+    # A plan file is untrusted: verifying it must not run code that its author chose.
     if isinstance(text, str) and not is_factory_text(text):
         return text
     return None

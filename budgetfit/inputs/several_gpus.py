@@ -181,11 +181,7 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
 
 
 def refuse_engine_of_one(engine: str) -> None:
-    """Refuse an engine that was named for one GPU.
-
-    Raises:
-        InputError: If it was.
-    """
+    """Refuse an engine that was named for one GPU."""
     if engine != AUTO:
         raise InputError(
             f"engine={engine!r} is for several GPUs, and this is one. Say how many, "
@@ -194,11 +190,7 @@ def refuse_engine_of_one(engine: str) -> None:
 
 
 def samples_per_rank(effective_batch_size: int | None, ranks: int) -> int | None:
-    """Return each rank's share of an effective batch.
-
-    Raises:
-        InputError: If ranks do not divide it.
-    """
+    """Return each rank's share of an effective batch, which ranks must divide."""
     if effective_batch_size is None:
         return None
     check_positive_int(

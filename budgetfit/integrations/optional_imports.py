@@ -11,10 +11,7 @@ from budgetfit.errors import InputError
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """Suppress a library's import-time logging about missing optional kernels.
-
-    Import errors are still raised.
-    """
+    """Suppress import-time logging about missing optional kernels, not errors."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
@@ -39,11 +36,7 @@ def import_library(name: str, why_not: str) -> Any:
 
 
 def import_attribute(module: str, name: str) -> Any:
-    """Import an attribute of an optional dependency.
-
-    Raises:
-        InputError: If it cannot be imported; says what to install.
-    """
+    """Import from an optional dependency, or say what to install."""
     library = module.split(".", maxsplit=1)[0]
     try:
         return getattr(import_module(module), name)

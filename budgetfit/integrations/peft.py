@@ -151,10 +151,7 @@ def ensure_adapters(
 
 
 def loading_code(adapter: Adapter, *, several: bool = False) -> str:
-    """Return Python source that loads a model with the planned adapters.
-
-    ``several``: on each of several ranks.
-    """
+    """Return source that loads a model with adapters; ``several``: on each rank."""
     names = ", ".join(name for home, name in adapter_imports(adapter) if home == "peft")
     config = quantization_config(adapter, 4)
     arguments = ["name", *([f"quantization_config={config}"] if config else [])]
@@ -212,10 +209,8 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
 
 
 def _refuse_unmatched(made: Any, adapter: Adapter) -> None:
-    """Raise InputError for names in ``target_modules`` that match no module.
-
-    Those that peft has converted itself (fused experts) are no longer in its config.
-    """
+    """Raise InputError for names in ``target_modules`` that match no module."""
+    # Those that peft has converted itself (fused experts) are no longer in its config.
     if isinstance(adapter.target_modules, str):
         return
     found = [

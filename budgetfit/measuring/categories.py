@@ -121,10 +121,8 @@ def _bytes_of(
 
 
 def _strided(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the tensors; of a DTensor the part that this rank holds.
-
-    Of a sparse gradient its indices and values, of torchao's states those within.
-    """
+    """Yield the tensors; of a DTensor the part that this rank holds."""
+    # Of a sparse gradient its indices and values, of torchao's states those within.
     for whole in tensors:
         tensor = getattr(whole, "_local_tensor", whole)
         if tensor.layout is torch.sparse_coo:

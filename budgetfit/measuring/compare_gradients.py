@@ -246,11 +246,9 @@ def _unused(model: nn.Module, blocks: Collection[str], plain: Gradients) -> set[
 
 
 def _has_values(gradients: Gradients) -> bool:
-    """Whether some element is finite and not zero, or all are zero.
-
-    Else equal gradients show nothing: NaNs of a weight or loss are everywhere, but for
-    the zeros of unused rows.
-    """
+    """Whether some element is finite and not zero, or all are zero."""
+    # Else equal gradients show nothing: NaNs of a weight or loss are everywhere, but
+    # for the zeros of unused rows.
     found = [grad for grad in gradients.values() if grad is not None]
     if any(bool((grad.isfinite() & (grad != 0)).any()) for grad in found):
         return True

@@ -106,10 +106,7 @@ def resident_bytes() -> int | None:
 
 
 def free_bytes() -> int | None:
-    """Return the machine's available memory; None if unknown.
-
-    Linux's ``MemAvailable``, which includes reclaimable caches.
-    """
+    """The machine's available memory, with reclaimable caches; None if unknown."""
     try:
         rows = _MEMINFO.read_text(encoding="ascii").splitlines()
         row = next(row for row in rows if row.startswith("MemAvailable:"))

@@ -89,11 +89,7 @@ def find_device(device: torch.device | str | None) -> torch.device:
 
 
 def check_steps(steps: object) -> None:
-    """Refuse too few optimizer steps to measure.
-
-    Raises:
-        InputError: If it is no whole number of at least 3.
-    """
+    """Refuse too few optimizer steps to measure."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < MIN_STEPS:
         raise InputError(
             f"steps must be a whole number of at least {MIN_STEPS}, got {steps!r}: "

@@ -45,10 +45,7 @@ class AllocatorRun(NamedTuple):
 
 
 class MappedBlock(NamedTuple):
-    """A block of reserved memory, in bytes, and what is in it (0: it is free).
-
-    ``starts_segment``: whether it is the first of its segment.
-    """
+    """A block of reserved memory, in bytes, and what is in it (0: it is free)."""
 
     address: int
     size_bytes: int

@@ -4,10 +4,8 @@ from budgetfit.core.step_trace import TO_HOST, StepTrace
 
 
 def host_copy_bytes(trace: StepTrace, batch_size: int, start: int, end: int) -> int:
-    """Return the pinned bytes of the copies to the host after ``start``, up to ``end``.
-
-    PyTorch's caching host allocator rounds each request up to a power of two.
-    """
+    """Return the pinned bytes of copies to the host after ``start``, up to ``end``."""
+    # PyTorch's caching host allocator rounds each request up to a power of two.
     if TO_HOST not in trace.op_names:
         return 0
     ops = trace.ops
@@ -19,10 +17,7 @@ def host_copy_bytes(trace: StepTrace, batch_size: int, start: int, end: int) -> 
 
 
 def setup_host_bytes(trace: StepTrace, batch_size: int) -> int:
-    """Return the pinned bytes copied before the first step: a CPU-offloaded optimizer.
-
-    They stay for the whole run.
-    """
+    """Return the pinned bytes of a CPU-offloaded optimizer, which stay for the run."""
     return sum(
         host_copy_bytes(trace, batch_size, phase.start, phase.end)
         for phase in trace.phases

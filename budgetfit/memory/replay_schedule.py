@@ -91,11 +91,9 @@ def _go_on(before: EventRange, row: EventRange) -> bool:
 def with_micro_steps(
     trace: StepTrace, micro_steps: int
 ) -> tuple[list[EventRange], list[int]]:
-    """Return the event ranges with the untraced micro-steps added, and all events.
-
-    They repeat the last traced micro-step. Only the last batch lives until the
-    optimizer has run; the frees of the earlier ones are added as events.
-    """
+    """Return the event ranges with the untraced micro-steps added, and all events."""
+    # They repeat the last traced micro-step. Only the last batch lives until the
+    # optimizer has run; the frees of the earlier ones are added as events.
     events = trace.events.tolist()
     result: list[EventRange] = []
     for _, rows in groupby(event_ranges(trace), key=attrgetter("step")):

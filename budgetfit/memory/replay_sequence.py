@@ -192,11 +192,7 @@ class _Steps:
 
     @classmethod
     def of(cls, program: Program, micro_steps: int, offset: int) -> _Steps:
-        """Cut a program's trace into updates.
-
-        Raises:
-            ValueError: The last update does not leave as much as it found.
-        """
+        """Cut a trace into updates, which must leave as much as they found."""
         rows, events = with_micro_steps(program.first, micro_steps)
         last = rows[-1].step
         steady = [row for row in rows if row.step == last]
@@ -257,10 +253,8 @@ def _events_of(events: list[int], rows: Iterable[EventRange]) -> list[int]:
 def _left_by(
     events: list[int], dry: list[EventRange], first: list[EventRange], found: list[int]
 ) -> tuple[set[int], list[int]]:
-    """Return what ``dry`` allocates to stay, and what is freed of it later.
-
-    ``found``: what ``first`` leaves to the next update.
-    """
+    """Return what ``dry`` allocates to stay, and what is freed of it later."""
+    # ``found``: what ``first`` leaves to the next update.
     inside = _events_of(events, dry)
     alive = {event for event in inside if event > 0} - {-n for n in inside if n < 0}
     freed = {-event for event in _events_of(events, first) if event < 0} | {*found}
@@ -270,10 +264,8 @@ def _left_by(
 def _with_states(
     events: list[int], first: list[EventRange], second: list[EventRange]
 ) -> list[EventRange]:
-    """Return the second update, in which the optimizer makes what it does in the first.
-
-    That is added to ``events``.
-    """
+    """Return the second update, whose optimizer makes what it does in the first."""
+    # That is added to ``events``.
     made = _events_of(events, [row for row in first if row.phase == "optimizer"])
     freed = {-event for event in events if event < 0}
     states = [event for event in made if event > 0 and event not in freed]

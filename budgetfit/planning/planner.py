@@ -413,11 +413,7 @@ def policy_recipe(
     settings: TrainingSettings,
     batch_size: int,
 ) -> Recipe:
-    """Return the recipe of a fixed checkpointing policy.
-
-    Raises:
-        InputError: For ``auto``, which needs ``plan``, or an unknown policy.
-    """
+    """Return the recipe of a fixed checkpointing policy; refuse ``auto`` and others."""
     if policy == "auto":
         raise InputError(
             "checkpointing='auto' is a decision, and an estimate takes none. Use plan, "

@@ -98,11 +98,9 @@ class PlanningSession:
 
     @property
     def smallest_batch(self) -> int:
-        """The requested batch size, or the smallest that the model runs at.
-
-        Looked for with what is judged at that size anyway: with every block recomputed,
-        where that may be chosen and runs.
-        """
+        """The requested batch size, or the smallest that the model runs at."""
+        # Looked for with what is judged at that size anyway: with every block
+        # recomputed, where that may be chosen and runs.
         if self.request.batch_size is not None:
             return self.request.batch_size
         if self.request.checkpointing == "auto":
@@ -158,10 +156,8 @@ class PlanningSession:
 
     @property
     def may_fit(self) -> bool:
-        """Whether all fits that does not depend on recomputation or offload.
-
-        Beside the optimizer step that is the loading of a quantised base.
-        """
+        """Whether all fits that does not depend on recomputation or offload."""
+        # Beside the optimizer step that is the loading of a quantised base.
         if not self.optimizer_step_fits:
             return False
         size = self.smallest_searched
@@ -301,11 +297,9 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
 
 
 def holding_more(parallelism: Parallelism | None) -> tuple[Parallelism, ...]:
-    """Return FSDP2 of the same ranks that holds more of the weights on each.
-
-    It keeps them after the forward, or shards within each node only (HSDP), or both.
-    None for other engines, and for settings that hold as much already.
-    """
+    """Return FSDP2 of the same ranks that holds more of the weights on each."""
+    # It keeps them after the forward, or shards within each node only (HSDP), or both.
+    # None for other engines, and for settings that hold as much already.
     if parallelism is None or parallelism.engine != "fsdp2":
         return ()
     freed, per_node = parallelism.reshard_after_forward, parallelism.gpus_per_node
@@ -327,11 +321,9 @@ def _worth_tracing(
     parallelisms: Sequence[Parallelism | None],
     settings: SessionSettings,
 ) -> Sequence[Parallelism | None]:
-    """Leave out DDP where the optimizer step of one GPU does not fit, unless alone.
-
-    Each rank holds all that one GPU would: weights, gradients and optimizer states. The
-    trace of one GPU is much cheaper than those of DDP.
-    """
+    """Leave out DDP where the optimizer step of one GPU does not fit, unless alone."""
+    # Each rank holds all that one GPU would: weights, gradients and optimizer states.
+    # The trace of one GPU is much cheaper than those of DDP.
     copied = [each for each in parallelisms if each and each.engine == "ddp"]
     others = [each for each in parallelisms if each not in copied]
     if not others or not copied:
@@ -419,10 +411,8 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
 def _sizes_of_first_trace(
     workload: Workload, request: Request, *, at_smallest: bool, at_one_size: bool
 ) -> Sequence[int | None]:
-    """Return the batch sizes to trace first, in turn until one runs.
-
-    None is a trace for all sizes, of two and three samples.
-    """
+    """Return the batch sizes to trace first, in turn until one runs."""
+    # None is a trace for all sizes, of two and three samples.
     size = request.batch_size
     if not at_smallest and not at_one_size:
         return [None]

@@ -26,10 +26,8 @@ _NAME_WIDTH: Final = 20  # to which the names of a table may be wrapped
 
 
 def make_console(file: TextIO | None = None, *, width: int = WIDTH) -> Console:
-    """Return a console of at most ``width`` columns, with colour only on a terminal.
-
-    ``NO_COLOR`` is respected by rich. A pipe gets the full width.
-    """
+    """Return a console of at most ``width`` columns, with colour only on a terminal."""
+    # ``NO_COLOR`` is respected by rich. A pipe gets the full width.
     file = file or sys.stdout
     console = Console(
         file=file,

@@ -167,11 +167,9 @@ def lengths_lines(plan: Plan) -> list[str]:
 
 
 def gain_text(plan: Plan) -> str | None:
-    """Say the speedup over checkpointing every block; None if there is none to say.
-
-    It was not judged, or is what the plan does: recipes may differ in the order of
-    batches.
-    """
+    """Say the speedup over checkpointing every block; None if there is none to say."""
+    # It was not judged, or is what the plan does: recipes may differ in the order of
+    # batches.
     full = _full_checkpointing(plan)
     if full is None or full.recipe == plan.recipe:
         return None

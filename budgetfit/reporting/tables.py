@@ -28,10 +28,8 @@ _GPU_NOTE: Final = (
 
 
 def layers_text(layers: Sequence[Layer]) -> RenderableType:
-    """Render the layer table, one part for each group of dtype policies.
-
-    Equal layers share a row: ``24 x model.layers.*.mlp``. Sizes are of one layer.
-    """
+    """Render the layer table, one part for each group of dtype policies."""
+    # Equal layers share a row: ``24 x model.layers.*.mlp``. Sizes are of one layer.
     parts = [
         _policy_table(precisions, layers) for precisions in _alike_precisions(layers)
     ]

@@ -189,10 +189,8 @@ class _Search:
         return self.known[batch_size]
 
     def floor(self, batch_size: int) -> Fraction:
-        """Return a lower bound on the time per sample at a batch size.
-
-        No plan is faster than everything kept, whether that fits or not.
-        """
+        """Return a lower bound on the time per sample at a batch size."""
+        # No plan is faster than everything kept, whether that fits or not.
         known = self.known.get(batch_size)
         least_ns = None if known is None else known.lower_ns
         if least_ns is None and batch_size in self.floors:
@@ -282,11 +280,9 @@ def _sizes_to_try(
 
 
 def _divisors_that_fit(search: _Search, effective_batch_size: int) -> list[int]:
-    """Return the divisors in ascending order up to the first that does not fit.
-
-    The whole effective batch is always tried: without accumulation gradients are freed
-    in each step, so that it may fit where a smaller batch does not.
-    """
+    """Return the divisors in ascending order up to the first that does not fit."""
+    # The whole effective batch is always tried: without accumulation gradients are
+    # freed in each step, so that it may fit where a smaller batch does not.
     found = []
     for size in range(search.smallest, min(effective_batch_size, search.most + 1)):
         if effective_batch_size % size == 0:
@@ -331,10 +327,8 @@ def _solve_the_promising(
 
 
 def _last_before_the_next_step(search: _Search, best: int) -> int:
-    """Return the largest size that fits below the next grid point, if that does not.
-
-    Else the best one itself: larger ones fit, and are slower.
-    """
+    """Return the largest size that fits below the next grid point, if that does not."""
+    # Else the best one itself: larger ones fit, and are slower.
     following = next(size for size in batch_size_grid(4 * best + 16) if size > best)
     if following > search.largest or following == best + 1 or search.fits(following):
         return best

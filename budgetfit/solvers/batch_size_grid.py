@@ -62,10 +62,8 @@ def largest_fitting(fits: Callable[[int], bool], bound: int) -> int:
 
 
 def fitting_below(fits: Callable[[int], bool], bound: int) -> tuple[int, int]:
-    """Return a number that fits, or 0, and a larger one that does not.
-
-    Goes down from the bound in doubling steps.
-    """
+    """Return a number that fits, or 0, and a larger one that does not."""
+    # Goes down from the bound in doubling steps.
     too_many, step, enough = bound + 1, 1, bound
     while enough > 0 and not fits(enough):
         too_many, enough = enough, max(0, enough - step)

@@ -61,11 +61,9 @@ def within_host_limit(
 
 
 def chains_within(chain: ChainProfile, limit_bytes: int) -> Iterator[ChainProfile]:
-    """Yield chains with fewer options, so that no plan exceeds the limit.
-
-    First blocks keep their options first: their saved tensors live longest. Another
-    chain has offloaded inputs at equal distances.
-    """
+    """Yield chains with fewer options, so that no plan exceeds the limit."""
+    # First blocks keep their options first: their saved tensors live longest. Another
+    # chain has offloaded inputs at equal distances.
     most = [
         max((option.host_bytes for option in block.options), default=0)
         for block in chain.blocks

@@ -182,10 +182,8 @@ def prefix_bytes(steps: Sequence[list[ChainStep]]) -> list[PrefixBytes]:
 def _extended(
     numbers: Ints, stops: list[int], labels: list[Labels], start: int, unit: int
 ) -> Labels:
-    """Return the labels of a block: every step with every label after it.
-
-    ``labels[0]`` belongs to block ``start + 1``.
-    """
+    """Return the labels of a block: every step with every label after it."""
+    # ``labels[0]`` belongs to block ``start + 1``.
     behind = [labels[stop - start - 1] for stop in stops]
     sizes = np.array([each.cost.size for each in behind])
     number = np.repeat(np.arange(len(stops), dtype=np.int16), sizes)
@@ -208,11 +206,9 @@ def _extended(
 def _with_equal_hidden_needs(
     labels: Labels, before: PrefixBytes, optimizer: int
 ) -> Labels:
-    """Raise needs that never decide the peak to the level where they would.
-
-    No peak changes, and labels that never differ in peak become equal. Where every
-    option caches the same bytes, both needs become equal.
-    """
+    """Raise needs that never decide the peak to the level where they would."""
+    # No peak changes, and labels that never differ in peak become equal. Where every
+    # option caches the same bytes, both needs become equal.
     backward = np.maximum(labels.backward, labels.forward + before.least_cached)
     backward = np.maximum(backward, optimizer - before.most_saved)
     forward = np.maximum(labels.forward, backward - before.most_cached)

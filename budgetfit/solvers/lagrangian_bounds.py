@@ -77,10 +77,8 @@ class LagrangianBounds:
         return np.array([_before(rows, multiplier) for multiplier in self.multipliers])
 
     def least_before(self, block: int, labels: Labels) -> Ints:
-        """Return a lower bound on the extra time of the blocks before each label.
-
-        The blocks before may save at most what the label's backward leaves free.
-        """
+        """Return a lower bound on the extra time of the blocks before each label."""
+        # The blocks before may save at most what the label's backward leaves free.
         room = self.available - labels.backward
         costs = self._before[:, block, None]
         paid = np.array(self.multipliers)[:, None] * room
@@ -92,10 +90,7 @@ class LagrangianBounds:
 
 @lru_cache(maxsize=64)
 def lagrangian_bounds(problem: Problem) -> LagrangianBounds:
-    """Return bounds on the extra time of the fastest plan; takes a few milliseconds.
-
-    Results are cached.
-    """
+    """Return bounds on the extra time of the fastest plan; takes a few milliseconds."""
     available = available_bytes(problem)
     steps = worthwhile_steps(problem)
     lower_ns, upper_ns = 0, INFEASIBLE_NS
@@ -227,10 +222,8 @@ def _before(rows: Sequence[_Moves], multiplier: float) -> list[float]:
 
 
 def _joined_paths(fast: _Path, small: _Path, available: int) -> _Path | None:
-    """Return the smaller path up to some block and the faster after it, if it fits.
-
-    With the fewest blocks of the smaller path that make it fit, by bisection.
-    """
+    """Return the smaller path up to some block and the faster after it, if it fits."""
+    # With the fewest blocks of the smaller path that make it fit, by bisection.
     ends = {step.stop for step in fast.steps}
     cuts = [0, *(step.stop for step in small.steps if step.stop in ends)]
 

@@ -97,11 +97,9 @@ def _bytes_per_ns(point: _Point) -> Fraction:
 
 
 def _spread(points: Sequence[_Point], most: int) -> tuple[int, ...]:
-    """Return at most ``most`` of the points between the first and the last.
-
-    Where a budget falls between two sets, the bytes above the smaller one stay unused
-    and the larger one's time is lost: minimises the sum of these rectangles.
-    """
+    """Return at most ``most`` of the points between the first and the last."""
+    # Where a budget falls between two sets, the bytes above the smaller one stay unused
+    # and the larger one's time is lost: minimises the sum of these rectangles.
     last = len(points) - 1
     # best[end]: (sum up to there, chosen points), for one more point in each round.
     best: dict[int, tuple[int, tuple[int, ...]]] = {

@@ -57,11 +57,9 @@ def _dominated_by_near(first: Ints, second: Ints) -> Marks:
 
 
 def _dominated_by_earlier(first: Ints, second: Ints) -> Marks:
-    """Mark exactly those dominated by any earlier one.
-
-    Bottom up: at each width the right half of a range is compared with its left half,
-    all ranges at once. Every pair meets at exactly one width.
-    """
+    """Mark exactly those dominated by any earlier one."""
+    # Bottom up: at each width the right half of a range is compared with its left half,
+    # all ranges at once. Every pair meets at exactly one width.
     size = first.size
     padded = 1 << max(0, size - 1).bit_length()
     # Even ranks: at equal ``first`` the left half sorts before the odd right half.

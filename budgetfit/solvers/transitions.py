@@ -170,10 +170,8 @@ def worthwhile_steps(problem: Problem) -> Steps:
 
 @lru_cache(maxsize=32)
 def _worthwhile_steps(problem: Problem) -> Steps:
-    """Return the steps without dominated ones, made once for equal neighbourhoods.
-
-    Those differ only by their position and by the incoming bytes of their backwards.
-    """
+    """Return the steps without dominated ones, made once for equal neighbourhoods."""
+    # Those differ only by their position and by the incoming bytes of their backwards.
     chain, max_segment = problem.chain, problem.max_segment
     incoming = incoming_bytes(chain)
     kinds: dict[tuple[object, ...], int] = {}
@@ -211,10 +209,8 @@ def _as_array(row: list[ChainStep]) -> Numbers:
 
 
 def drop_dominated_steps(steps: list[list[ChainStep]]) -> list[list[ChainStep]]:
-    """Drop dominated steps: another one over the same blocks is no worse in anything.
-
-    Of equal ones the first stays.
-    """
+    """Drop dominated steps: another over the same blocks is no worse in anything."""
+    # Of equal ones the first stays.
     kept = []
     for row in steps:
         by_stop: dict[int, list[ChainStep]] = {}
@@ -306,10 +302,7 @@ def _longer(problem: Problem, start: int, incoming: list[int]) -> Iterator[Chain
 
 
 def _forward_needs(options: Sequence[BlockOption]) -> Iterator[tuple[int, int]]:
-    """Yield cached bytes and forward peak of ever longer segments.
-
-    ``options``: each block's option to recompute it.
-    """
+    """Yield cached bytes and forward peak of ever longer recomputed segments."""
     input_bytes = cached = most = 0  # the first block's f holds its own input
     for option in options:
         most = max(most, cached + input_bytes + option.forward_bytes)

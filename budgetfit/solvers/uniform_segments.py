@@ -24,11 +24,9 @@ from budgetfit.solvers.problem import (
 
 
 def uniform_segments(chain: ChainProfile, length: int) -> tuple[Segment, ...]:
-    """Return the plan that recomputes every possible block, ``length`` to a segment.
-
-    Segments are shorter at the end, before a block that must not be wrapped, and before
-    one that does not take the previous output as its input.
-    """
+    """Return the plan that recomputes every possible block, ``length`` to a segment."""
+    # Segments are shorter at the end, before a block that must not be wrapped, and
+    # before one that does not take the previous output as its input.
     segments = []
     start = 0
     while start < len(chain.blocks):

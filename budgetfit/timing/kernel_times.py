@@ -320,11 +320,9 @@ def collectives(trace: StepTrace) -> NDArray[np.bool_]:
 def _of_blocks(
     work: OpWork, gpu: Gpu, bytes_per_ns: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the bytes per nanosecond that the thread blocks of kernels can move.
-
-    Of a kernel with fewer of them than the GPU has multiprocessors, each moves bytes at
-    the rate of one multiprocessor; those of PyTorch's batch norm at their own.
-    """
+    """Return the bytes per nanosecond that the thread blocks of kernels can move."""
+    # Of a kernel with fewer of them than the GPU has multiprocessors, each moves bytes
+    # at the rate of one multiprocessor; those of PyTorch's batch norm at their own.
     blocks = np.where(work.blocks, work.blocks, np.inf)
     of_one = np.where(
         work.kind == _PLAIN_BATCH_NORM, PLAIN_BLOCK, bytes_per_ns / gpu.sm_count
@@ -352,11 +350,9 @@ def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:
 
 @lru_cache(maxsize=_TRACES)
 def _issue_ns(trace: StepTrace, selective_blocks: frozenset[str]) -> Nanoseconds:
-    """Return a workstation's time to issue the kernels of each op.
-
-    What a checkpoint, the copies or the compiled code of a block take is shared by the
-    kernels around.
-    """
+    """Return a workstation's time to issue the kernels of each op."""
+    # What a checkpoint, the copies or the compiled code of a block take is shared by
+    # the kernels around.
     kernels, recomputed = trace.ops.kernels, trace.ops.recomputed
     compiled = np.array([name == FUSED_KERNEL for name in trace.op_names], np.bool_)
     compiled = compiled[trace.ops.name]
@@ -425,10 +421,9 @@ def _last_phases(trace: StepTrace, name: PhaseName) -> list[Phase]:
 
 
 def phase_ops(trace: StepTrace, phase: Phase) -> NDArray[np.int64]:
-    """Return the ops of a phase.
-
-    The first of the optimizer's may allocate nothing: it follows no event of its phase.
-    """
+    """Return the ops of a phase."""
+    # The first of the optimizer's may allocate nothing: it follows no event of its
+    # phase.
     event, in_optimizer = trace.ops.event, trace.ops.in_optimizer
     if phase.name == "optimizer":
         inside = in_optimizer & (event >= phase.start) & (event <= phase.end)
@@ -509,10 +504,8 @@ _intervals = lru_cache(maxsize=_TRACES)(_Intervals)
 
 
 def _phase_ns(trace: StepTrace, times_ns: Nanoseconds, phase: Phase) -> int:
-    """Return a phase's time: its blocks and the ops between them, in sequence.
-
-    The compute stream waits for host copies at the boundaries of each block.
-    """
+    """Return a phase's time: its blocks and the ops between them, in sequence."""
+    # The compute stream waits for host copies at the boundaries of each block.
     if phase.name == "optimizer":
         return _Interval.of(trace, phase_ops(trace, phase)).ns(times_ns)
     total, position = 0, phase.start
@@ -527,11 +520,9 @@ def _phase_ns(trace: StepTrace, times_ns: Nanoseconds, phase: Phase) -> int:
 def _flops_per_ns(
     gpu: Gpu, shares: RateShares, kind: OpKind, rate: str, *, tf32: bool
 ) -> float:
-    """Return the achieved rate of a kind of op, in operations per nanosecond.
-
-    Where a GPU has no tensor cores for a dtype (bf16 before capability 8.0 is
-    emulated) or its rate is unknown, that is the plain fp32 rate.
-    """
+    """Return the achieved rate of a kind of op, in operations per nanosecond."""
+    # Where a GPU has no tensor cores for a dtype (bf16 before capability 8.0 is
+    # emulated) or its rate is unknown, that is the plain fp32 rate.
     tflops = gpu.fp32_tflops * shares.fp32
     on_tensor_cores = True
     if rate == "fp16" and gpu.fp16_tflops:
@@ -556,10 +547,9 @@ def _flops_per_ns(
 
 
 def _in_tf32(kind: OpKind, *, tf32: bool) -> bool:
-    """Whether fp32 tensors are multiplied in TF32, where a GPU has it.
-
-    Convolutions are by default (``torch.backends.cudnn.allow_tf32``), attention never.
-    """
+    """Whether fp32 tensors are multiplied in TF32, where a GPU has it."""
+    # Convolutions are by default (``torch.backends.cudnn.allow_tf32``), attention
+    # never.
     if "attention" in kind:
         return False
     return tf32 or "convolution" in kind

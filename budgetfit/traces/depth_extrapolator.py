@@ -102,10 +102,8 @@ class DepthExtrapolator:
         return trace
 
     def shortening(self, workload: Workload, program: Program) -> Shortening | None:
-        """Return how to shorten the model for a program; None if that saves little.
-
-        None as well if no forward of the full model was compared yet.
-        """
+        """Return how to shorten the model for a program; None if that saves little."""
+        # None as well if no forward of the full model was compared yet.
         runs = self._runs(workload, program)
         if not runs or not self.compared:
             return None

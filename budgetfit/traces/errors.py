@@ -96,10 +96,7 @@ _NO_ROW: Final = re.compile(
 def trace_error(
     model: nn.Module, error: Exception, *, is_sparse: bool = False
 ) -> TraceError:
-    """Return a ``TraceError`` with module path and op for any exception of a trace.
-
-    ``is_sparse``: the batch has sparse tensors.
-    """
+    """Return a ``TraceError`` with module path and op for any exception of a trace."""
     text = " ".join(str(error).split("\nTip:")[0].split())[:300].rstrip(".")
     module, op = _where(error)
     place = f", in {module!r}" if module else ""
@@ -194,10 +191,8 @@ def _is_of_compiling(error: Exception) -> bool:
 
 
 def _where(error: Exception) -> tuple[str, str]:
-    """Return the innermost module's path and the op, from the traceback's frames.
-
-    A copy of the model ran, so paths are those below its outermost module.
-    """
+    """Return the innermost module's path and the op, from the traceback's frames."""
+    # A copy of the model ran, so paths are those below its outermost module.
     modules: list[nn.Module] = []
     op = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):

@@ -135,10 +135,8 @@ class LengthTraces:
     def _cut(
         self, lengths: Sequence[Size]
     ) -> Iterator[tuple[frozenset[Size], LengthProgram]]:
-        """Yield the programs of ascending lengths, each with those that it holds for.
-
-        Another one begins where a length exceeds a window of the model.
-        """
+        """Yield programs by ascending lengths, each with those that it holds for."""
+        # Another one begins where a length exceeds a window of the model.
         if not lengths:
             return
         spread = _spread(lengths, self._extent, self._checked_at)
@@ -173,10 +171,8 @@ class LengthTraces:
     def _checked(
         self, spread: Sequence[Size], lengths: Sequence[Size]
     ) -> LengthProgram:
-        """Return the program of some lengths, one of which checks the others.
-
-        Where it does not, all are traced, if they are few.
-        """
+        """Return the program of some lengths, one of which checks the others."""
+        # Where it does not, all are traced, if they are few.
         rows = {length: self._trace(length) for length in spread}
         program = LengthProgram(rows, self._extent)
         if len(spread) <= DEGREE + 1:

@@ -40,11 +40,9 @@ class FakedLoss:
         self._model = model
 
     def fake(self, mode: FakeTensorMode, fake_model: nn.Module) -> Sequence[nn.Module]:
-        """Make fake copies of the loss's own modules and return them.
-
-        Submodules of the model become those of the same name in ``fake_model``, so that
-        a loss that reads the model's weights reads the traced ones.
-        """
+        """Make fake copies of the loss's own modules and return them."""
+        # Submodules of the model become those of the same name in ``fake_model``, so
+        # that a loss that reads the model's weights reads the traced ones.
         if self._real is None:
             return ()
         names = {module: name for name, module in self._model.named_modules()}

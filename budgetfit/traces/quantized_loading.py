@@ -81,10 +81,8 @@ class Loading:
             self._log.keep(tensor)
 
     def before(self, trace: StepTrace) -> StepTrace:
-        """Return a trace of the model with the loading; as it is if there is none.
-
-        Its events begin with the model's parameters and buffers.
-        """
+        """Return a trace of the model with the loading; as it is if there is none."""
+        # Its events begin with the model's parameters and buffers.
         first = trace.events[: len(self._sizes)] - 1
         if (
             not self._sizes
@@ -329,10 +327,8 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _joined(trace: StepTrace, log: _LoadingLog, storages: Any) -> StepTrace:  # noqa: ANN401 - an array
-    """Return the trace with its first events replaced by those of loading.
-
-    ``storages``: the trace's storages of the model, in their order.
-    """
+    """Return the trace with its first events replaced by those of loading."""
+    # ``storages``: the trace's storages of the model, in their order.
     new = len(log.sizes)
     numbers = np.concatenate([storages, trace.fixed_bytes.size + np.arange(new)])
     own = np.array(log.events, np.int64)

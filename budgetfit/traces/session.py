@@ -41,10 +41,8 @@ MAX_BYTES_PER_PAIR = 4 * 4 * 8
 
 
 def smallest_sizes(workload: Workload) -> list[int]:
-    """Return the batch sizes of which one is the smallest that runs.
-
-    One sample, two (batch norm wants two values), or as many as the example has.
-    """
+    """Return the batch sizes of which one is the smallest that runs."""
+    # One sample, two (batch norm wants two values), or as many as the example has.
     own = batch_size_of(workload.batch, dims=workload.batch_dims)
     return sorted({1, 2, own})
 
@@ -113,11 +111,9 @@ class TraceSession:
         return other
 
     def of_same_model(self, workload: Workload) -> TraceSession:
-        """Return a session of this model with another batch, or on several GPUs.
-
-        The model's forward in full depth is not compared again, nor is its loading
-        found again.
-        """
+        """Return a session of this model with another batch, or on several GPUs."""
+        # The model's forward in full depth is not compared again, nor is its loading
+        # found again.
         own = self._extrapolator
         other = TraceSession(
             workload,
@@ -389,11 +385,9 @@ class TraceSession:
         return affine_trace(first, second, blocks)
 
     def _trace_exactly(self, program: Program, batch_size: int) -> StepTrace:
-        """Trace at one batch size, or an affine trace if it is too large.
-
-        Integer values of a batch are propagated up to a limit only; control flow that
-        depends on more of them cannot be traced.
-        """
+        """Trace at one batch size, or an affine trace if it is too large."""
+        # Integer values of a batch are propagated up to a limit only; control flow that
+        # depends on more of them cannot be traced.
         if batch_size > MAX_TRACED_SAMPLES and program.compile == "none":
             with contextlib.suppress(TraceError):  # it may take this size only
                 affine = self._trace_affine(program)
@@ -421,11 +415,9 @@ class TraceSession:
         return exact_trace(raw, self.workload.blocks)
 
     def _trace_affine(self, program: Program) -> StepTrace | None:
-        """Trace at two batch sizes; None where sizes are not affine in the batch size.
-
-        Those of compiled code are only roughly: its reductions are split. If they are
-        not with everything kept, no other program is traced at both sizes for this.
-        """
+        """Trace at two batch sizes; None where sizes are not affine in them."""
+        # Those of compiled code are only roughly: its reductions are split. If they are
+        # not with everything kept, no other program is traced at both sizes for this.
         kept = program._replace(segments=(), loss_chunks=1)
         if program.compile == "none" and self._affine.get(kept, ...) is None:
             return None
@@ -455,11 +447,10 @@ class TraceSession:
     def _trace_extrapolated(
         self, program: Program, batch_sizes: tuple[int, ...], *, uniform: bool = False
     ) -> StepTrace | None:
-        """Trace a shortened model and extrapolate its depth; None if that fails.
-
-        The full model may run where the shortened one fails, so it is traced instead.
-        DeepSpeed's buffers hold gradients of several blocks: their sizes do not repeat.
-        """
+        """Trace a shortened model and extrapolate its depth; None if that fails."""
+        # The full model may run where the shortened one fails, so it is traced instead.
+        # DeepSpeed's buffers hold gradients of several blocks: their sizes do not
+        # repeat.
         parallelism = program.parallelism
         by_deepspeed = parallelism is not None and parallelism.engine == "deepspeed"
         if self._extrapolator is None or by_deepspeed or program.compile == "model":
@@ -474,11 +465,9 @@ class TraceSession:
 
 
 def with_emptied_cache(trace: StepTrace) -> StepTrace:
-    """Return the trace with ``torch.cuda.empty_cache()`` at the end of its setup.
-
-    Of a run that compiles: for that it runs a step whose results it drops, and frees
-    what that left cached, with what loading and casting the weights had left.
-    """
+    """Return the trace with ``torch.cuda.empty_cache()`` at the end of its setup."""
+    # Of a run that compiles: for that it runs a step whose results it drops, and frees
+    # what that left cached, with what loading and casting the weights had left.
     setup = trace.events[: trace.phases[0].end]
     return trace.with_setup_events((*setup.tolist(), EMPTY_CACHE), ops_from=len(setup))
 

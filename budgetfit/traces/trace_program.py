@@ -211,11 +211,9 @@ def _steps(recipe: Recipe) -> int:
 def _with_most_blocks(
     trace: Callable[[], RawTrace], count: int, checks: ValueChecks
 ) -> RawTrace:
-    """Trace with the assumed values under which most of the blocks run.
-
-    Values are scalar draws (LayerDrop), and answers to questions (early exits), which
-    stay as they are in later traces with these ``checks``.
-    """
+    """Trace with the assumed values under which most of the blocks run."""
+    # Values are scalar draws (LayerDrop), and answers to questions (early exits), which
+    # stay as they are in later traces with these ``checks``.
     with scalar_draws_as(LARGEST_DRAW) as largest:
         raw = trace()
     if largest.drawn and len(set(raw.blocks)) < count:

@@ -75,10 +75,9 @@ class Program(NamedTuple):
         own_checkpointing: bool = False,
         loop: Loop = RUN,
     ) -> Program:
-        """Return a recipe's program; ``own_checkpointing``: the model's stays on.
-
-        What a loop does between its steps, ``evaluation_batch_size``, is no part of it.
-        """
+        """Return a recipe's program; ``own_checkpointing``: the model's stays on."""
+        # What a loop does between its steps, ``evaluation_batch_size``, is no part of
+        # it.
         accumulation = recipe.gradient_accumulation_steps
         parallelism = recipe.parallelism
         if parallelism is not None:
@@ -238,11 +237,9 @@ class Tracer:
     def blocks_with_changed_containers(
         self, program: Program, batch_size: int, short: Shortening | None = None
     ) -> frozenset[str]:
-        """Return the blocks that are given a container that the forward changes.
-
-        The full or a shortened model runs, in a program that was traced before. Blocks
-        of a shortened one are in its paths.
-        """
+        """Return the blocks that are given a container that the forward changes."""
+        # The full or a shortened model runs, in a program that was traced before.
+        # Blocks of a shortened one are in its paths.
         containers = ChangedContainers()
         options = self._options(program, short)
         options["containers"] = containers
@@ -319,11 +316,9 @@ class Tracer:
         return self._compiled[key]
 
     def _failure(self, error: Exception, batch_size: int) -> BudgetfitError | None:
-        """Turn on what the model needs to run, or return what to raise.
-
-        Real values need a model that is small enough to be run with them. A larger
-        batch may fail only because it has too many values to propagate.
-        """
+        """Turn on what the model needs to run, or return what to raise."""
+        # Real values need a model that is small enough to be run with them. A larger
+        # batch may fail only because it has too many values to propagate.
         if isinstance(error, BudgetfitError):
             return error
         if self._checks.deny(error):

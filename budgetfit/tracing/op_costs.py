@@ -535,11 +535,9 @@ def _convolution(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
 def _rearranged(
     call: Kwargs, outputs: list[Tensor], compute_capability: tuple[int, int]
 ) -> int:
-    """Return the bytes moved around a convolution on tensor cores, else 0.
-
-    They want the channels last: images of another layout are rearranged before and
-    after (``nchwToNhwcKernel`` in cuDNN, in TF32 as in 16 bits).
-    """
+    """Return the bytes moved around a convolution on tensor cores, else 0."""
+    # They want the channels last: images of another layout are rearranged before and
+    # after (``nchwToNhwcKernel`` in cuDNN, in TF32 as in 16 bits).
     if "groups" not in call:
         return 0
     inputs, weight = _first(call, "input", "self"), call["weight"]

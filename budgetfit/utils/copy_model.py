@@ -20,10 +20,8 @@ _DEEPEST: Final = 50_000  # recursion limit; deepcopy takes about four frames pe
 
 
 def deepcopy_model(model: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - an nn.Module
-    """Deep-copy a model, including the ``__slots__`` of its modules.
-
-    The recursion limit is raised meanwhile, for long linked lists.
-    """
+    """Deep-copy a model, including the ``__slots__`` of its modules."""
+    # The recursion limit is raised meanwhile, for long linked lists.
     modules = list(_copied_modules(model, memo))
     _copy_empty_containers(modules, memo)
     with _deeper_recursion():
@@ -56,10 +54,8 @@ def _deeper_recursion() -> Iterator[None]:
 
 
 def _copy_empty_containers(modules: Iterable[object], copies: dict[int, Any]) -> None:
-    """Copy the empty containers of modules, most of which hold no hooks.
-
-    ``deepcopy`` takes ten times as long for an empty ``OrderedDict``.
-    """
+    """Copy the empty containers of modules, most of which hold no hooks."""
+    # ``deepcopy`` takes ten times as long for an empty ``OrderedDict``.
     for module in modules:
         for value in vars(module).values():
             kind = type(value)
@@ -68,11 +64,9 @@ def _copy_empty_containers(modules: Iterable[object], copies: dict[int, Any]) ->
 
 
 def _copy_ordinary_modules(modules: Sequence[Any], copies: dict[int, Any]) -> None:
-    """Copy modules that ``deepcopy`` would copy attribute by attribute.
-
-    It takes several times as long, because it looks up how to copy each of the twenty
-    attributes that every module has.
-    """
+    """Copy modules that ``deepcopy`` would copy attribute by attribute."""
+    # It takes several times as long, because it looks up how to copy each of the twenty
+    # attributes that every module has.
     for module in reversed(modules):  # children first
         kind: Any = type(module)
         if (

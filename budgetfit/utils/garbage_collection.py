@@ -23,11 +23,9 @@ def collect_less_often() -> None:
 
 
 def collect_nothing_at_exit() -> None:
-    """Exclude what exists when the process ends from Python's last collections.
-
-    Those visit all of torch, transformers and the traces several times before the
-    memory is given back anyway: 1.5 to 2 s of processor time.
-    """
+    """Exclude what exists when the process ends from Python's last collections."""
+    # Those visit all of torch, transformers and the traces several times before the
+    # memory is given back anyway: 1.5 to 2 s of processor time.
     atexit.register(gc.freeze)
 
 

@@ -6,10 +6,8 @@ from types import ModuleType
 
 
 def lazy_import(name: str) -> ModuleType:
-    """Import a module and restore the state of ``random``.
-
-    Rich draws random numbers while it is imported.
-    """
+    """Import a module and restore the state of ``random``."""
+    # Rich draws random numbers while it is imported.
     state = random.getstate()
     try:
         return importlib.import_module(name)

@@ -30,10 +30,8 @@ class Mutated(NamedTuple):
 
 
 def mutated_outside(kinds: Iterable[Any], functions: Iterable[Any] = ()) -> Mutated:
-    """Return what the methods of classes, and functions, may mutate.
-
-    Also the user's functions that these call; no libraries.
-    """
+    """Return what the methods of classes, and functions, may mutate."""
+    # Also the user's functions that these call; no libraries.
     found = *map(_by_methods, dict.fromkeys(kinds)), _mutated_by(functions)
     places = {
         (id(place), name): (place, name)
@@ -51,10 +49,8 @@ def _by_methods(kind: Any) -> Mutated:  # noqa: ANN401
 
 
 def _mutated_by(code: Iterable[Any]) -> Mutated:
-    """Return what the user's functions, the methods of classes and objects may mutate.
-
-    Of an object only its methods count: what it holds is looked at in each forward.
-    """
+    """Return what the user's functions, methods of classes and objects may mutate."""
+    # Of an object only its methods count: what it holds is looked at in each forward.
     found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
     seen: dict[Any, bool] = {}  # functions and classes; whether it keeps something
     all_names: set[str] = set()

@@ -25,11 +25,9 @@ def is_library(module: str) -> bool:
 
 @functools.cache
 def is_installed(file: str) -> bool:
-    """Whether a file was installed by a package manager, or came with Python.
-
-    In site-packages (of an environment, the system or the user), or in another folder
-    of ``sys.path`` with a RECORD of it: of ``pip install --target`` or an HPC module.
-    """
+    """Whether a file was installed by a package manager, or came with Python."""
+    # In site-packages (of an environment, the system or the user), or in another folder
+    # of ``sys.path`` with a RECORD of it: of ``pip install --target`` or an HPC module.
     path = Path(file).resolve()
     return any(
         parent in _package_folders()
@@ -73,10 +71,8 @@ def names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def namespaces(function: types.FunctionType) -> list[dict[str, Any]]:
-    """Return a function's globals, and those of the user's modules that it names.
-
-    Modules that it imports itself are among them.
-    """
+    """Return a function's globals, and those of the user's modules that it names."""
+    # Modules that it imports itself are among them.
     own = function.__globals__
     package = own.get("__package__")
     modules = [

@@ -25,11 +25,7 @@ class ChosenBatch:
 
 
 def choose_batch(plan: Plan, batch: Any, *, dims: SampleDims) -> ChosenBatch:  # noqa: ANN401
-    """Choose from one batch or a loader of batches (``select_batches``).
-
-    Raises:
-        InputError: The loader is empty.
-    """
+    """Choose from one batch or a loader of batches, which must have some."""
     # A tuple of one mapping may be a batch: a model that takes the mapping itself.
     is_one = describe_batch(batch).keys() == plan.model.batch.keys()
     found = BatchSelection(longest=batch) if is_one else select_batches(batch)

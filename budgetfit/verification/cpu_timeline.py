@@ -14,11 +14,9 @@ from budgetfit.workload.training_setup import TrainingSetup
 def cpu_timeline_if_possible(
     plan: Plan, setup: TrainingSetup, notes: list[str]
 ) -> MemoryTimeline | None:
-    """Return the timeline for a CPU; None, and a note, where there is none.
-
-    Some ops that real CPU and CUDA tensors support fail with fake CPU tensors (grouped
-    matmul in fp32); gradients are still compared then.
-    """
+    """Return the timeline for a CPU; None, and a note, where there is none."""
+    # Some ops that real CPU and CUDA tensors support fail with fake CPU tensors
+    # (grouped matmul in fp32); gradients are still compared then.
     if has_quantized_weights(setup.model):
         notes.append(
             "Live bytes were not compared: bitsandbytes computes quantised layers on a "

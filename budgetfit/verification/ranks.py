@@ -148,11 +148,9 @@ def _compare(
     ranks: Ranks,
     notes: list[str],
 ) -> GradientCheck | None:
-    """Compare the reduced gradients with the mean over all ranks of plain ones.
-
-    None where the unmodified model runs out of memory. Where the engine computes in
-    other dtypes than one process would, with its own without recomputation.
-    """
+    """Compare the reduced gradients with the mean over all ranks of plain ones."""
+    # None where the unmodified model runs out of memory. Where the engine computes in
+    # other dtypes than one process would, with its own without recomputation.
     recipe, blocks = plan.recipe, plan.model.blocks
     single = replace(recipe, gradient_accumulation_steps=1)
     size = single.batch_size

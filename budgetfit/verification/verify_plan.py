@@ -108,11 +108,9 @@ def verify_plan(
 
 @contextlib.contextmanager
 def _without_onednn_lstm(setup: TrainingSetup) -> Iterator[None]:
-    """Switch oneDNN off for a model with an LSTM.
-
-    Its LSTM saves a workspace whose size only its kernel knows, so that the replay's
-    live bytes would be a fifth to three quarters too few.
-    """
+    """Switch oneDNN off for a model with an LSTM."""
+    # Its LSTM saves a workspace whose size only its kernel knows, so that the replay's
+    # live bytes would be a fifth to three quarters too few.
     if not any(isinstance(module, nn.LSTM) for module in setup.model.modules()):
         yield
         return
@@ -126,11 +124,9 @@ def _without_onednn_lstm(setup: TrainingSetup) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _eager(plan: Plan, setup: TrainingSetup, notes: list[str]) -> Iterator[Plan]:
-    """Switch torch.compile off, in the plan and in the model, and say so.
-
-    On a CPU it generates other code, and none where live bytes are counted: dynamo
-    compiles nothing under a dispatch mode.
-    """
+    """Switch torch.compile off, in the plan and in the model, and say so."""
+    # On a CPU it generates other code, and none where live bytes are counted: dynamo
+    # compiles nothing under a dispatch mode.
     if plan.recipe.compile != "none" or compiled_modules(setup.model):
         notes.append(WITHOUT_COMPILE)
     with Undo() as undo:
@@ -147,10 +143,8 @@ def _run(  # noqa: PLR0913, PLR0917 - one value each, all needed
     say: Callable[[str], None],
     notes: list[str],
 ) -> tuple[RealSteps, GradientCheck | None]:
-    """Measure real steps, then compare gradients; the model is restored.
-
-    Measured first: memory that other runs leave behind would be in the peaks.
-    """
+    """Measure real steps, then compare gradients; the model is restored."""
+    # Measured first: memory that other runs leave behind would be in the peaks.
     recipe = plan.recipe
     on_cuda = device.type == "cuda"
     batch = setup.resized_batch(recipe.batch_size)

@@ -45,11 +45,7 @@ def check_same_model(plan: Plan, model: nn.Module) -> None:
 
 
 def refuse_no_module(model: object) -> None:
-    """Refuse what is no module, as a path or a class.
-
-    Raises:
-        InputError: If it is none.
-    """
+    """Refuse what is no module, as a path or a class."""
     if not isinstance(model, nn.Module):
         raise InputError(
             f"The model must be a torch.nn.Module, not a {type(model).__name__}. Hand "
@@ -58,11 +54,7 @@ def refuse_no_module(model: object) -> None:
 
 
 def refuse_lazy_parameters(model: nn.Module, name: str) -> None:
-    """Refuse a model with parameters of lazy modules that have seen no batch.
-
-    Raises:
-        InputError: Names the first of them.
-    """
+    """Refuse a model with parameters of lazy modules that have seen no batch."""
     for path, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise InputError(
@@ -72,10 +64,8 @@ def refuse_lazy_parameters(model: nn.Module, name: str) -> None:
 
 
 def _difference(plan: Plan, model: nn.Module) -> str:
-    """Return the first difference from the planned model as text; empty if none.
-
-    Which parameters are trained is ``_trained_otherwise``.
-    """
+    """Return the first difference from the planned model as text; empty if none."""
+    # Which parameters are trained is ``_trained_otherwise``.
     modules = dict(model.named_modules())
     missing = [name for name in plan.recipe.wrapped_blocks if name not in modules]
     if missing:
@@ -102,10 +92,8 @@ def _trained_otherwise(plan: Plan, model: nn.Module) -> str:
 
 
 def _names_trained_otherwise(plan: Plan, model: nn.Module) -> str:
-    """Name parameters that are frozen in one of both models, as far as is known.
-
-    A saved plan has no names: of a model that trains less, the frozen ones are named.
-    """
+    """Name parameters that are frozen in one of both models, as far as is known."""
+    # A saved plan has no names: of a model that trains less, the frozen ones are named.
     planned = getattr(plan.source, "model", None)
     known = dict(planned.named_parameters()) if planned is not None else {}
     frozen: list[str] = []
@@ -151,10 +139,8 @@ def _class_names(module: nn.Module) -> list[str]:
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """Unwrap a model from torch.compile and peft.
-
-    DistributedDataParallel stays: a wrapped model is not the planned one.
-    """
+    """Unwrap a model from torch.compile and peft."""
+    # DistributedDataParallel stays: a wrapped model is not the planned one.
     model = unwrap_compiled(model)
     find: Any = getattr(model, "get_base_model", None)
     return unwrap_compiled(find()) if callable(find) else model
@@ -166,10 +152,8 @@ def trainable_count(model: nn.Module) -> int:
 
 
 def _inactive_count(model: nn.Module) -> int:
-    """Return the number of parameters in inactive peft adapters.
-
-    TRL's DPOTrainer keeps a copy of the adapter as its reference.
-    """
+    """Return the number of parameters in inactive peft adapters."""
+    # TRL's DPOTrainer keeps a copy of the adapter as its reference.
     layers: list[Any] = list(model.modules())
     inactive = {
         parameter

@@ -62,10 +62,8 @@ def _in_json(value: Any) -> Any:  # noqa: ANN401 - a scalar
 
 
 def _idle_modules(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules of adapters that are not active.
-
-    PEFT's layers hold those of each adapter in containers, by the adapter's name.
-    """
+    """Yield the modules of adapters that are not active."""
+    # PEFT's layers hold those of each adapter in containers, by the adapter's name.
     for module in model.modules():
         active = getattr(module, "active_adapters", None)
         if not isinstance(active, list):  # a method of each transformers model
@@ -82,11 +80,9 @@ def _without_device(layer: str) -> str:
 
 
 def warn_changed_settings(plan: Plan, model: nn.Module) -> None:
-    """Warn if parameter-free layers or config values differ from the planned ones.
-
-    Config entries that only one side has are ignored: releases of transformers add
-    some.
-    """
+    """Warn if parameter-free layers or config values differ from the planned ones."""
+    # Config entries that only one side has are ignored: releases of transformers add
+    # some.
     planned = {_without_device(name): x for name, x in plan.model.settings.items()}
     if not planned:  # saved by a version that did not record them
         return

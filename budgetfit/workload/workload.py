@@ -118,11 +118,9 @@ class Workload:
         return replace(self, blocks=find_blocks(self.model))
 
     def full_names(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Complete block names to module paths where the name is a unique path suffix.
-
-        The base model's own names are suffixes once peft has wrapped it. Names that
-        match no block, or several, are returned unchanged.
-        """
+        """Complete names of blocks that are unique ends of module paths."""
+        # The base model's own names are suffixes once peft has wrapped it. Names that
+        # match no block, or several, are returned unchanged.
         modules = dict(self.model.named_modules(remove_duplicate=False))
 
         def full(name: str) -> str:
@@ -142,11 +140,9 @@ class Workload:
         )
 
     def own_checkpointing(self) -> tuple[str, ...]:
-        """Return the blocks for which the model has gradient checkpointing enabled.
-
-        Read from transformers' ``gradient_checkpointing`` attribute: the block's own,
-        or else that of its nearest ancestor.
-        """
+        """Return the blocks for which the model has gradient checkpointing enabled."""
+        # Read from transformers' ``gradient_checkpointing`` attribute: the block's own,
+        # or else that of its nearest ancestor.
         modules = dict(self.model.named_modules())
 
         def is_on(name: str) -> bool:
@@ -209,10 +205,8 @@ class Workload:
 
 
 def _library_class(model: nn.Module) -> str:
-    """Return the class name of an (unwrapped) model of transformers or diffusers.
-
-    That of diffusers with its library; empty for other models.
-    """
+    """Return the class name of a model of transformers or diffusers, else ""."""
+    # That of diffusers with its library.
     kind = type(unwrap_model(model))
     if kind.__module__.startswith("diffusers.models."):
         return f"diffusers.{kind.__name__}"

@@ -111,10 +111,8 @@ def _repeatable(
 
 
 def _writes_to_saved_tensors(block: nn.Module) -> bool:
-    """Whether an op writes to a tensor after autograd has saved it: RReLU's noise.
-
-    With ``early_stop``, a recomputation would stop before that write.
-    """
+    """Whether an op writes to a tensor after autograd has saved it: RReLU's noise."""
+    # With ``early_stop``, a recomputation would stop before that write.
     return any(isinstance(module, nn.RReLU) for module in block.modules())
 
 
@@ -197,10 +195,8 @@ def _disable_checkpointing(module: nn.Module, undo: Undo) -> None:
 
 
 def _disable_generation_cache(model: nn.Module, undo: Undo) -> None:
-    """Set ``config.use_cache`` to False where it is on, as transformers' Trainer does.
-
-    Until ``undo``, ``save_pretrained`` still writes True: generation needs it.
-    """
+    """Set ``config.use_cache`` to False, as transformers' Trainer does."""
+    # Until ``undo``, ``save_pretrained`` still writes True: generation needs it.
     changed: list[Any] = []
     for module in model.modules():
         config: Any = getattr(module, "config", None)

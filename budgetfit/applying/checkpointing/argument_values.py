@@ -129,8 +129,6 @@ def _plain_part(held: HeldState) -> HeldState | _PartlyPlain:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is a number, text or the like, or holds nothing else.
-
-    The garbage collector does not track what can hold no other object.
-    """
+    """Whether it is a number, text or the like, or holds nothing else."""
+    # The garbage collector does not track what can hold no other object.
     return not any(map(gc.is_tracked, leaves(value)))

@@ -73,11 +73,9 @@ class BlockCall:
     def call_nested(
         self, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Call ``function`` in a checkpoint nested in another checkpoint.
-
-        Keyword tensors would be kept alive by reference, although the outer checkpoint
-        is to drop them; positional ones are saved through its hooks.
-        """
+        """Call ``function`` in a checkpoint nested in another checkpoint."""
+        # Keyword tensors would be kept alive by reference, although the outer
+        # checkpoint is to drop them; positional ones are saved through its hooks.
         function, args, kwargs = _keywords_first(function, args, kwargs)
         return self._checkpoint(function, args, kwargs)
 
@@ -87,11 +85,10 @@ class BlockCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Call torch's non-reentrant checkpoint.
-
-        With early stop, selectively saved ops after the last tensor that backward needs
-        would be kept until the block's graph is freed, so a plan does not save them.
-        """
+        """Call torch's non-reentrant checkpoint."""
+        # With early stop, selectively saved ops after the last tensor that backward
+        # needs would be kept until the block's graph is freed, so a plan does not save
+        # them.
         x = next(tensors_in(args), None)
         moving = self.input_on_host and x is not None and torch.is_grad_enabled()
         with offload_checkpoint_input(x) if moving and x is not None else nullcontext():

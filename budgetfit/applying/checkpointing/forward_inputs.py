@@ -77,11 +77,9 @@ class ForwardInputs:
                 )
 
     def _refuse_written(self, block: nn.Module, name: str) -> None:
-        """Refuse if a parameter was written to since the forward.
-
-        Without recomputation autograd would refuse it, where it has saved it. What the
-        forward writes to itself is compared by values.
-        """
+        """Refuse if a parameter was written to since the forward."""
+        # Without recomputation autograd would refuse it, where it has saved it. What
+        # the forward writes to itself is compared by values.
         for (inner, parameter), before, after in zip(
             block.named_parameters(), self._before, self._after, strict=True
         ):
@@ -96,10 +94,8 @@ class ForwardInputs:
 
 @contextmanager
 def without_new_hooks(block: nn.Module, arguments: object) -> Iterator[None]:
-    """Remove the hooks that code inside registers on parameters and arguments.
-
-    Those of the forward are there already: gradients would go through them twice.
-    """
+    """Remove the hooks that code inside registers on parameters and arguments."""
+    # Those of the forward are there already: gradients would go through them twice.
     tensors: list[Any] = [*block.parameters(), *tensors_in(arguments)]
     before = [set(_hooks(tensor)) for tensor in tensors]
     try:

@@ -43,10 +43,7 @@ _WITHOUT_GRAPH = (nn.Module, type, types.FunctionType, types.ModuleType, Enum)
 
 
 class AttributeChange(NamedTuple):
-    """An attribute or global that a forward has set, and its value before.
-
-    ``copy``: of a tensor that it has written to.
-    """
+    """A changed attribute or global, its old value, and the ``copy`` of a tensor."""
 
     attributes: dict[str, Any]
     name: str
@@ -402,11 +399,9 @@ def _keepable(value: Any) -> Any:
 
 
 def _may_hold_graph(value: Any) -> bool:
-    """Whether keeping it until backward may keep an earlier step alive.
-
-    A tensor with a graph is recomputed by the forward. Of objects of libraries nobody
-    knows what they hold; numbers, text and the like hold nothing, says the collector.
-    """
+    """Whether keeping it until backward may keep an earlier step alive."""
+    # A tensor with a graph is recomputed by the forward. Of objects of libraries nobody
+    # knows what they hold; numbers, text and the like hold nothing, says the collector.
     return any(
         item.grad_fn is not None
         if isinstance(item, torch.Tensor)

@@ -91,10 +91,7 @@ class BufferSnapshot(NamedTuple):
         return self._replace(copy=self.tensor.detach().clone())
 
     def with_copy_on_host(self, *, kept: bool) -> BufferSnapshot:
-        """Return it with its copy moved to host memory, or without one.
-
-        Traces compare no values, so in them none is kept.
-        """
+        """Return it with its copy in host memory, or (in traces) with none."""
         copy = self.copy
         if copy is None or not kept or copy.is_meta:
             return self._replace(copy=None)
@@ -220,10 +217,7 @@ class MutatedBuffers:
 
     @contextmanager
     def restored_others(self, held: list[BufferSnapshot]) -> Iterator[None]:
-        """Set buffers that others have set since the forward as it found them.
-
-        Where one was written to in place and there is no copy, a warning says so.
-        """
+        """Set buffers that others set since the forward as it found them, or warn."""
         now: list[tuple[BufferSnapshot, Any]] = []
         for each in held:
             current = each.tensors.get(each.name)
@@ -291,11 +285,9 @@ def _is_torchs_norm(module: nn.Module) -> bool:
 
 @contextmanager
 def restored_buffers(held: list[BufferSnapshot]) -> Iterator[None]:
-    """Replace mutated buffers by copies of their old values inside the context.
-
-    Torch's norms keep their buffers and do not update them, which takes no memory but a
-    scalar for ``SyncBatchNorm``.
-    """
+    """Replace mutated buffers by copies of their old values inside the context."""
+    # Torch's norms keep their buffers and do not update them, which takes no memory but
+    # a scalar for ``SyncBatchNorm``.
     norms = {
         each.module for each in held if each.copy is None and each.tensor is not None
     }

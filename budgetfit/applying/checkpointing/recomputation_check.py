@@ -76,11 +76,8 @@ class SavedTensorCheck:
 
     @contextmanager
     def compared(self) -> Iterator[None]:
-        """Compare what a recomputation saves with the forward's samples.
-
-        Raises:
-            RecomputationError: At the last saved tensor, where checkpoints stop early.
-        """
+        """Compare what a recomputation saves with the forward's samples."""
+        # Raises at the last saved tensor, where checkpoints stop early.
         again = _Samples()
 
         def compare(tensor: torch.Tensor) -> None:

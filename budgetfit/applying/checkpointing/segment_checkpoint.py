@@ -98,10 +98,7 @@ _INPUT = _OutputRef(-1, 0)
 
 
 class _Call(NamedTuple):
-    """Recorded call of one block's forward.
-
-    ``context``: that of this call where it is not that of the segment's first.
-    """
+    """One block's recorded forward; ``context`` where it is not the segment's first."""
 
     forward: Callable[..., Any]
     args: tuple[Any, ...]

@@ -117,10 +117,8 @@ class SelectiveCheckpoint:
 
 @contextlib.contextmanager
 def not_counted() -> Iterator[None]:
-    """Hide ops from the selective checkpoint that they run in: the block's are counted.
-
-    A forward copies other buffers than its recomputation.
-    """
+    """Hide ops from a selective checkpoint around them: the block's are counted."""
+    # A forward copies other buffers than its recomputation.
     is_inside = isinstance(_get_current_dispatch_mode(), _MODES)
     with _pop_mode_temporarily() if is_inside else contextlib.nullcontext():
         yield
@@ -129,10 +127,8 @@ def not_counted() -> Iterator[None]:
 def draws_random_numbers(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> bool:
-    """Whether this call advances an RNG.
-
-    Attention has the tag with and without dropout; without it draws nothing.
-    """
+    """Whether this call advances an RNG."""
+    # Attention has the tag with and without dropout; without it draws nothing.
     if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
         return False
     for place, argument in enumerate(op._schema.arguments):
@@ -145,10 +141,7 @@ def draws_random_numbers(
 def mutated_saved_call(
     op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], saved: dict[int, str]
 ) -> str | None:
-    """Return the saved call whose result this call mutates, or None.
-
-    ``saved``: storage -> the call that produced it.
-    """
+    """Return the call of ``saved``, by storage, whose result this call mutates."""
     schema = getattr(op, "_schema", None)
     if schema is None or not schema.is_mutable:
         return None

@@ -119,10 +119,8 @@ def inner_model(model: nn.Module) -> nn.Module:
 
 
 def _argument_names(model: nn.Module) -> set[str] | None:
-    """Return the argument names of the forward; None if it has ``**kwargs``.
-
-    A peft model hands what it is given to its base.
-    """
+    """Return the forward's argument names; None if it has ``**kwargs``."""
+    # A peft model hands what it is given to its base.
     model = inner_model(model)
     find_base = getattr(model, "get_base_model", None)
     model = find_base() if callable(find_base) else model

@@ -117,10 +117,8 @@ def chunk_loss(
 
 
 def _refuse_sharded_head(head: nn.Module) -> None:
-    """Refuse a head that FSDP2 has in a group apart from the model.
-
-    The backward of one chunk frees its weights, which the next one multiplies by.
-    """
+    """Refuse a head that FSDP2 has in a group apart from the model."""
+    # The backward of one chunk frees its weights, which the next one multiplies by.
     if is_sharded_itself(head):
         raise InputError(
             "fully_shard has the output head in a group of its own, whose weights are "
@@ -136,10 +134,8 @@ def _hooks_of_head(head: nn.Module) -> list[Any]:
 
 
 def _refuse_hooks(head: nn.Module) -> None:
-    """Refuse a user's forward hooks on the head.
-
-    They would run for the head as a whole and once more for each part, twice.
-    """
+    """Refuse a user's forward hooks on the head."""
+    # They would run for the head as a whole and once more for each part, twice.
     if hooks := _hooks_of_head(head):
         name = getattr(function_of(hooks[0]), "__qualname__", "one")
         raise InputError(
@@ -362,20 +358,17 @@ def _even_sizes(length: int, parts: int) -> list[int]:
 
 
 def _plain_loss(model: Any) -> Any:
-    """Return the loss function of a model, that from before it was chunked.
-
-    A model that was copied or pickled as a whole while a run trained it has the run's.
-    """
+    """Return the loss function of a model, that from before it was chunked."""
+    # A model that was copied or pickled as a whole while a run trained it has the
+    # run's.
     loss = model.loss_function
     return loss._plain if isinstance(loss, ChunkedLoss) else loss
 
 
 def _causal_model(model: nn.Module) -> Any:
-    """Return the causal LM in ``model``, itself or inside a wrapper, or None.
-
-    It has an output head, and its forward passes logits to ``self.loss_function``,
-    which is transformers' ``ForCausalLMLoss``.
-    """
+    """Return the causal LM in ``model``, itself or inside a wrapper, or None."""
+    # It has an output head, and its forward passes logits to ``self.loss_function``,
+    # which is transformers' ``ForCausalLMLoss``.
     module: Any
     for module in model.modules():
         if (

@@ -35,11 +35,7 @@ def refuse_chunking(
     cause: Exception | None = None,
     kind: type[CannotChunkLossError] = CannotChunkLossError,
 ) -> NoReturn:
-    """Raise the error that says why the loss cannot be chunked, and what to do.
-
-    Raises:
-        CannotChunkLossError: Always.
-    """
+    """Raise the error that says why the loss cannot be chunked, and what to do."""
     raise kind(
         f"The loss of this model cannot be cut into parts: {reason}. {KEEP_WHOLE}"
     ) from cause

@@ -105,11 +105,7 @@ def _from_callable(
 
 
 def _check_step(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that requires a closure (LBFGS).
-
-    Raises:
-        InputError: If its ``step`` cannot be called without one.
-    """
+    """Refuse an optimizer that requires a closure (LBFGS)."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise InputError(

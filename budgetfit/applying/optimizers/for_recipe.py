@@ -144,11 +144,7 @@ class ParameterChangeCheck:
             )
 
     def check(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Compare model and optimizer with those at the start.
-
-        Raises:
-            InputError: If parameters, their dtypes or the optimizer differ.
-        """
+        """Refuse another model or optimizer than at the start."""
         trained = set(trained_parameters(optimizer))
         if optimizer is not self._optimizer or trained != self._all_trained:
             raise InputError(
@@ -194,11 +190,7 @@ def _text(kind: tuple[torch.dtype, tuple[int, ...]]) -> str:
 
 
 def refuse_clipping(recipe: Recipe, max_grad_norm: float | None) -> None:
-    """Refuse gradient clipping with optimizer-in-backward, or to an invalid norm.
-
-    Raises:
-        InputError: If ``max_grad_norm`` cannot be used.
-    """
+    """Refuse gradient clipping with optimizer-in-backward, or to an invalid norm."""
     if max_grad_norm is None:
         return
     if recipe.optimizer_in_backward:

@@ -73,20 +73,15 @@ class OptimizerInBackward(torch.optim.Optimizer):
         self.has_stepped = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the single optimizers, in the order of parameters.
-
-        Each optimizer loads its own: ``torch.optim.Optimizer`` would cast some states.
-        """
+        """Return the states of the single optimizers, in the order of parameters."""
+        # Each optimizer loads its own: ``torch.optim.Optimizer`` would cast some
+        # states.
         states = [each.state_dict() for each in self._single.values()]
         groups = [{"params": [index]} for index in range(len(states))]
         return {"single": states, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned.
-
-        Raises:
-            InputError: If it is of another optimizer; nothing is loaded then.
-        """
+        """Load what ``state_dict`` returned, unless it is of another optimizer."""
         states = state_dict.get("single")
         if states is None or len(states) != len(self._single):
             raise InputError(

@@ -53,10 +53,7 @@ def import_optimizer(name: str, module: str, kind: str) -> Any:
 
 
 class FakeOptimizer(torch.optim.Optimizer):
-    """Allocates the states of a library's optimizer on fake tensors.
-
-    ``parameters``: fake tensors, or groups of them.
-    """
+    """Allocates a library optimizer's states for fake tensors, or groups of them."""
 
     def __init__(self, parameters: list[Any]) -> None:
         super().__init__(parameters, {"lr": 0.0})

@@ -56,10 +56,8 @@ class GpuMemoryStats:
 
 
 def read_gpu_memory(text: str, device: torch.device) -> GpuMemoryStats:
-    """Read memory statistics from an error's text; missing ones from torch.
-
-    The text is preferred: it is from the moment of the failure; much is freed since.
-    """
+    """Read memory statistics from an error's text; missing ones from torch."""
+    # The text is preferred: it is from the moment of the failure; much is freed since.
     unknown = OutOfMemoryMessage(kind="allocator", start=0)
     said = next(iter(parse_out_of_memory(text)), unknown)
     allocated, reserved = said.allocated_bytes, said.reserved_bytes

@@ -102,11 +102,9 @@ def out_of_memory_error(
 
 
 def free_memory(device: torch.device) -> None:
-    """Free the memory of earlier steps, after their frames are gone.
-
-    The allocator's cache and cuBLAS workspaces: one lives as long as its thread, and
-    pins its segment.
-    """
+    """Free the memory of earlier steps, after their frames are gone."""
+    # The allocator's cache and cuBLAS workspaces: one lives as long as its thread, and
+    # pins its segment.
     gc.collect()
     if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
@@ -256,10 +254,7 @@ def _expandable_segments_enabled() -> bool:
 
 
 def running_module(error: BaseException, model: nn.Module) -> str:
-    """Return the path of the innermost running module, from the traceback's frames.
-
-    ``""`` for the model itself, or in a backward, which has no module frames.
-    """
+    """Return the path of the innermost running module in a traceback; "" if none."""
     names = {id(module): name for name, module in model.named_modules()}
     innermost = ""
     # Skip the frame that caught it: before Python 3.13, ``f_locals`` keeps the locals

@@ -74,10 +74,7 @@ class ExpectedBatch:
         )
 
     def larger(self, batch: Any) -> tuple[LargerTensor, ...]:
-        """Return the batch's tensors that exceed the plan in a dimension.
-
-        Tensors that the planned batch does not have are skipped.
-        """
+        """Return what exceeds the plan in a dimension, of tensors that were planned."""
         return tuple(
             LargerTensor(name, shape, planned)
             for name, shape in _shapes(batch).items()

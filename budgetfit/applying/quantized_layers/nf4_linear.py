@@ -132,10 +132,7 @@ def nf4_tensors(count: int, packing: Nf4Format) -> dict[str, torch.Tensor]:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Return the number of parameters; 4-bit weights count by their original shape.
-
-    Works with the library's layers and with ``Nf4Linear``.
-    """
+    """Return the number of parameters; 4-bit weights count by their original shape."""
     unpacked: dict[int, int] = {}
     for module in model.modules():
         weight = module._parameters.get("weight")

@@ -28,11 +28,7 @@ def has_quantized_weights(model: nn.Module) -> bool:
 
 
 def refuse_sharding(model: nn.Module, parallelism: Parallelism | None) -> None:
-    """Refuse the engines that would shard quantised weights.
-
-    Raises:
-        InputError: If the model has some; says what trains it.
-    """
+    """Refuse the engines that would shard quantised weights."""
     if parallelism is None or parallelism.engine == "ddp":
         return
     if has_quantized_weights(model):
@@ -47,11 +43,7 @@ def refuse_sharding(model: nn.Module, parallelism: Parallelism | None) -> None:
 def for_quantized(
     candidates: tuple[Parallelism, ...], model: nn.Module
 ) -> tuple[Parallelism, ...]:
-    """Leave out those that would shard quantised weights.
-
-    Raises:
-        InputError: If there is no other.
-    """
+    """Leave out those that would shard quantised weights, or refuse them all."""
     if not candidates or not has_quantized_weights(model):
         return candidates
     whole = tuple(each for each in candidates if each.engine == "ddp")

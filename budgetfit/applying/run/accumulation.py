@@ -89,11 +89,7 @@ class AccumulationGroup:
 
 
 def check_weight(weight: Any) -> float:
-    """Return a micro-batch's weight; of numpy and torch as Python's, which is saved.
-
-    Raises:
-        InputError: If it is no positive number.
-    """
+    """Return a micro-batch's weight as Python's number, which is saved."""
     try:
         number = float(weight)
     except (TypeError, ValueError, RuntimeError):

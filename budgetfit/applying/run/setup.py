@@ -54,11 +54,7 @@ def move_model(
 def resolve_optimizer(
     name: str, optimizer: Callable[..., torch.optim.Optimizer] | None
 ) -> str | Callable[..., torch.optim.Optimizer]:
-    """Return the optimizer callable, or the recipe's optimizer name.
-
-    Raises:
-        InputError: If it is not callable, or not the one that the recipe names.
-    """
+    """Return the optimizer callable, or the recipe's name; refuse any other."""
     if optimizer is None:
         return name
     if not callable(optimizer):
@@ -77,11 +73,7 @@ def resolve_optimizer(
 
 
 def check_adoptable(before: Recipe, after: Recipe, *, waiting: int) -> None:
-    """Refuse a new recipe with another optimizer or precision (``Run.adopt``).
-
-    Raises:
-        InputError: If one differs, or ``waiting`` micro-batches wait for an update.
-    """
+    """Refuse a new recipe with another optimizer or precision (``Run.adopt``)."""
     if not isinstance(after, Recipe):
         raise InputError(
             "There is no recipe to go on with: no smaller micro-batch is left. Plan "

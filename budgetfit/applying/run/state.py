@@ -42,11 +42,7 @@ class Resumable(Protocol):
 
 
 def refuse_engine(run: Resumable) -> None:
-    """Refuse DeepSpeed, whose engine has the weights and states.
-
-    Raises:
-        InputError: If it trains; says what saves and loads.
-    """
+    """Refuse DeepSpeed, whose engine has the weights and states."""
     if isinstance(run.optimizer, ZeroOptimizer):
         raise InputError(
             "DeepSpeed saves and loads by itself: run.engine.save_checkpoint(folder), "

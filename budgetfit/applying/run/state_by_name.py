@@ -49,10 +49,8 @@ def states_by_name(
 def _new_states(
     model: nn.Module, optimizer: torch.optim.Optimizer, of: set[nn.Parameter]
 ) -> State:
-    """Return states as torch makes them, by names, for parameters that have none.
-
-    It steps the optimizer, at a learning rate of zero: here one of these alone.
-    """
+    """Return states as torch makes them, by names, for parameters that have none."""
+    # It steps the optimizer, at a learning rate of zero: here one of these alone.
     kept = optimizer.state, optimizer.param_groups
     groups = [
         {**group, "params": [each for each in group["params"] if each in of]}

@@ -19,11 +19,7 @@ class StepLock:
         self.ended = False
 
     def check(self) -> None:
-        """Refuse to use a run after ``undo``.
-
-        Raises:
-            InputError: If the run is undone.
-        """
+        """Refuse to use a run after ``undo``."""
         if self.ended:
             raise InputError(
                 "This run is undone: its model is the plain one again. Apply the plan "
@@ -32,11 +28,7 @@ class StepLock:
 
     @contextlib.contextmanager
     def acquired(self) -> Iterator[None]:
-        """Hold the lock; two steps at once would share gradients and RNG states.
-
-        Raises:
-            InputError: If a step is running, or the run is undone.
-        """
+        """Hold the lock, or refuse: two steps at once would share gradients and RNG."""
         self.check()
         if not self._running.acquire(blocking=False):
             raise InputError(
@@ -74,11 +66,7 @@ def check_grad_and_autocast() -> None:
 
 
 def check_batch_not_empty(batch: Any) -> None:
-    """Refuse a batch without tensors, or with empty ones only.
-
-    Raises:
-        InputError: If it is such a batch.
-    """
+    """Refuse a batch without tensors, or with empty ones only."""
     sizes = [tensor.numel() for tensor in tensors_in(batch)]
     if not sizes:
         raise InputError(

@@ -72,10 +72,7 @@ class StepMonitor:
             self.save_rng_states()
 
     def longest_batch(self, batch: Any) -> Any | None:
-        """Return a batch in the planned shapes, of the values of another.
-
-        None where that is no larger, or no shapes are planned.
-        """
+        """Return a batch of its values in the planned shapes; None if not larger."""
         shapes = self._batch.shapes
         longest = with_shapes(batch, shapes) if shapes else batch
         same = describe_batch(longest) == describe_batch(batch)
@@ -131,10 +128,7 @@ class StepMonitor:
             yield
 
     def before_first_update(self, trained: Iterable[nn.Parameter]) -> None:
-        """Warn of trainable parameters without a gradient, and of those not trained.
-
-        ``trained`` are those of the optimizer.
-        """
+        """Warn of parameters without a gradient, and of those not in ``trained``."""
         self._updated_once = True
         # Gradients that are gone by now, into the weights or DeepSpeed's buckets.
         taken = self._recipe.optimizer_in_backward or self._recipe.zero_stage
@@ -190,11 +184,9 @@ def _record(ran: set[str], name: str, *_: object) -> None:
 
 
 def _warn_untrained(model: nn.Module, skipped: Iterable[str]) -> None:
-    """Warn of trainable parameters that have no gradient after the first backward.
-
-    With adapters and checkpointing, training can silently do nothing. Parameters of
-    skipped blocks are not counted.
-    """
+    """Warn of trainable parameters that have no gradient after the first backward."""
+    # With adapters and checkpointing, training can silently do nothing. Parameters of
+    # skipped blocks are not counted.
     prefixes = tuple(f"{block}." for block in skipped)
     names = [
         name

@@ -100,11 +100,9 @@ def _remark(plan: Plan, estimate: Estimate, every: int) -> str:
 
 
 def _needs_more_than_checkpointing(plan: Plan, *, in_trl: bool) -> bool:
-    """Whether dtypes, optimizer or compiled blocks need more than arguments.
-
-    TRL 1.16 casts adapters on a quantised base to bf16 (trl/trainer/sft_trainer.py,
-    dpo_trainer.py); the callback casts them back to the planned dtype.
-    """
+    """Whether dtypes, optimizer or compiled blocks need more than arguments."""
+    # TRL 1.16 casts adapters on a quantised base to bf16 (trl/trainer/sft_trainer.py,
+    # dpo_trainer.py); the callback casts them back to the planned dtype.
     if plan.recipe.optimizer_in_backward or plan.recipe.compile != "none":
         return True
     if in_trl and plan.adapter is not None and plan.adapter.quantization is not None:
@@ -117,10 +115,8 @@ def _needs_more_than_checkpointing(plan: Plan, *, in_trl: bool) -> bool:
 
 
 def _selects_same_blocks(plan: Plan, every: int) -> bool:
-    """Whether transformers would recompute the same blocks as the plan.
-
-    Checked on the model, built on meta; False where it cannot be built.
-    """
+    """Whether transformers would recompute the same blocks as the plan."""
+    # Checked on the model, built on meta; False where it cannot be built.
     try:
         model: Any = planned_model(plan)
     except (BudgetfitError, OSError):

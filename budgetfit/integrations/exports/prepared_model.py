@@ -98,11 +98,9 @@ class PreparedModel:
         return True
 
     def after_backward(self) -> None:
-        """Empty the allocator's cache if this micro-batch compiled, as ``Run`` does.
-
-        Kernels were timed in buffers that would stay in it. ``Run`` drops the results,
-        too; a trainer goes on with them.
-        """
+        """Empty the allocator's cache if this micro-batch compiled, as ``Run`` does."""
+        # Kernels were timed in buffers that would stay in it. ``Run`` drops the
+        # results, too; a trainer goes on with them.
         if self._compiling:
             self._compiling -= 1
             torch.cuda.empty_cache()  # no-op without CUDA
@@ -147,11 +145,7 @@ def prepare(plan: Plan, model: nn.Module) -> PreparedModel:
 
 
 def find_planned(plan: Plan, module: nn.Module) -> nn.Module:
-    """Find the planned model: ``module`` or a submodule.
-
-    Raises:
-        InputError: If there is none.
-    """
+    """Find the planned model, ``module`` or a submodule; refuse others."""
     inside = [*module.modules()] if isinstance(module, nn.Module) else []
     found = [each for each in inside if is_same_model(plan, each)]
     # A wrapper has as many parameters as the wrapped model, but other block names.

@@ -33,10 +33,7 @@ def refuse_several_gpus(
 
 
 def _instead(plan: Plan, *, libraries: str = "") -> str:
-    """Return what trains a plan; torch alone has no adapters.
-
-    ``libraries``: the exports for libraries that have not been tried.
-    """
+    """Return what trains a plan; ``libraries``: exports that have not been tried."""
     script = libraries if plan.adapter else "--to torch, a script for torchrun"
     by_apply = "budgetfit.apply(plan, model) under torchrun"
     return f"{script}, or {by_apply}" if script else by_apply

@@ -111,11 +111,7 @@ class PlanCallback(TrainerCallback):
 
 
 def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:
-    """Warn where the Trainer's arguments differ from the plan.
-
-    Raises:
-        InputError: If one process would train on several GPUs.
-    """
+    """Warn of arguments unlike the plan's; refuse one process on several GPUs."""
     if args.n_gpu > 1:
         raise InputError(
             f"The Trainer would share {args.n_gpu} cards out inside one process "

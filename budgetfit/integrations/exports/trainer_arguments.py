@@ -154,10 +154,7 @@ def _check_names(wanted: dict[str, Any], known: Collection[str]) -> None:
 
 
 def _check_optimizer(name: str, recipe: Recipe, *, chosen: bool) -> None:
-    """Refuse an optimizer that the Trainer would not build as planned.
-
-    ``name``: the ``optim`` argument; ``chosen``: the user gave it.
-    """
+    """Refuse an optimizer that the Trainer would not build as planned."""
     known = _builds(name)
     if known and (chosen or not recipe.optimizer_in_backward):
         return

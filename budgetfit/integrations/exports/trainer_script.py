@@ -172,10 +172,8 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
 
 
 def _sums_losses(plan: Plan) -> bool:
-    """Whether the Trainer would add up losses that are means.
-
-    False where the model cannot be built to be asked.
-    """
+    """Whether the Trainer would add up losses that are means."""
+    # False where the model cannot be built to be asked.
     recipe = plan.recipe
     several = recipe.effective_batch_size > recipe.batch_size
     if not several or "labels" not in plan.model.batch:

@@ -60,10 +60,8 @@ def _takes_fused_head(module: nn.Module) -> bool:
 
 
 def has_pairs(args: Any) -> bool:
-    """Whether these are TRL's arguments for DPO or a reward: samples are pairs.
-
-    Both sequences of a pair run in one forward (TRL 1.16, the trainers' collators).
-    """
+    """Whether these are TRL's arguments for DPO or a reward: samples are pairs."""
+    # Both sequences of a pair run in one forward (TRL 1.16, the trainers' collators).
     names = {cls.__name__ for cls in type(args).__mro__}
     return not names.isdisjoint({"DPOConfig", "RewardConfig"})
 
@@ -104,10 +102,8 @@ def dpo_text(plan: Plan, plan_file: str) -> str:
 
 
 def _reference(plan: Plan) -> list[str]:
-    """Say what the card holds for what the model said before training.
-
-    See TRL 1.16's ``DPOTrainer.__init__`` and ``_precompute_ref_logps``.
-    """
+    """Say what the card holds for what the model said before training."""
+    # See TRL 1.16's ``DPOTrainer.__init__`` and ``_precompute_ref_logps``.
     pair = (
         "A pair is two of the planned samples. What the model said before training is"
     )

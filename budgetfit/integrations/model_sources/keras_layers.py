@@ -13,10 +13,8 @@ def is_whole(layer: Any) -> bool:
 
 
 def layers_in(layer: Any) -> list[Any]:
-    """Return the direct sublayers of a layer, in order, without input layers.
-
-    The functional graph inside a ``Sequential`` is skipped.
-    """
+    """Return the direct sublayers of a layer, in order, without input layers."""
+    # The functional graph inside a ``Sequential`` is skipped.
     graph = getattr(layer, "_functional", None)
     return [
         inner
@@ -34,10 +32,8 @@ def named_layers(layers: list[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _own_name(layer: Any) -> str:
-    """Return a layer's name; an auto-generated one without its number.
-
-    Keras numbers layers per process, so that the same model built twice would differ.
-    """
+    """Return a layer's name; an auto-generated one without its number."""
+    # Keras numbers layers per process, so that the same model built twice would differ.
     name: str = layer.name
     made_up = re.sub(r"_\d+$", "", name)
     is_made_up = made_up.replace("_", "") == type(layer).__name__.lower()

@@ -305,10 +305,8 @@ def _once_only(layer: Any, seeds: list[tuple[Any, torch.Tensor]]) -> Iterator[No
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Disable Keras's traceback filtering, also for early stop of recomputation.
-
-    Keras would format the arguments of every call on the way, and keep the frames.
-    """
+    """Disable Keras's traceback filtering, also for early stop of recomputation."""
+    # Keras would format the arguments of every call on the way, and keep the frames.
     keras: Any = import_module("keras")  # keras is imported already
 
     filtering = keras.config.is_traceback_filtering_enabled()

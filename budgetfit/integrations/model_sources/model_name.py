@@ -44,11 +44,7 @@ def check_model_text(text: str) -> None:
 
 
 def check_name(text: str) -> None:
-    """Refuse a name that is too long for the file system.
-
-    Raises:
-        InputError: It is too long.
-    """
+    """Refuse a name that is too long for the file system."""
     try:
         Path(text.rpartition(":")[0] or text).exists()
     except PermissionError:
@@ -61,11 +57,7 @@ def check_name(text: str) -> None:
 
 
 def check_factory_file(file: Path) -> None:
-    """Check that a factory's Python file exists.
-
-    Raises:
-        InputError: It does not exist.
-    """
+    """Check that a factory's Python file exists."""
     if not file.is_file():
         raise InputError(f"There is no file {file}. {FACTORY_EXAMPLE}")
 
@@ -160,10 +152,8 @@ def read_fields(file: Path) -> dict[str, Any]:
 
 
 def parse_fields(text: str) -> Any:
-    """Return a config's JSON as values.
-
-    transformers writes infinite numbers as ``{"__float__": "Infinity"}``.
-    """
+    """Return a config's JSON as values."""
+    # transformers writes infinite numbers as ``{"__float__": "Infinity"}``.
 
     def value_of(fields: dict[str, Any]) -> Any:
         is_tagged = fields.keys() == {"__float__"}

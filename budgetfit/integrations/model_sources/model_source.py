@@ -140,11 +140,9 @@ def _module(model: nn.Module) -> ResolvedModel:
 
 
 def _check_layers(model: nn.Module) -> None:
-    """Refuse quantized layers whose memory is not that of their parameters.
-
-    transformers records the quantization method on the model; bitsandbytes' layers have
-    traceable replacements.
-    """
+    """Refuse quantized layers whose memory is not that of their parameters."""
+    # transformers records the quantization method on the model; bitsandbytes' layers
+    # have traceable replacements.
     for module in model.modules():
         method = vars(module).get("quantization_method")
         name = str(getattr(method, "value", method) or "")

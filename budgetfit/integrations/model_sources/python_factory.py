@@ -75,11 +75,7 @@ def load_batch(text: str) -> Any:
 
 
 def load_loss(text: str) -> Callable[..., Any]:
-    """Load the loss function that a text names.
-
-    Raises:
-        InputError: As ``load_factory``, or it is not a function.
-    """
+    """Load the loss function that a text names; refuse what is none."""
     with _imported(text) as found:
         if not callable(found):
             raise InputError(
@@ -151,11 +147,7 @@ def _called(factory: Callable[[], Any], text: str) -> ResolvedModel:
 
 
 def _result(factory: Callable[[], Any], text: str) -> Any:
-    """Call a function.
-
-    Raises:
-        InputError: With the exception's message in one line.
-    """
+    """Call a function; ``InputError`` has its exception's message in one line."""
     try:
         return factory()
     except (Exception, SystemExit) as error:
@@ -207,11 +199,9 @@ def _import(place: str) -> ModuleType:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Run a file as a module under a unique name.
-
-    Not as ``__main__``: a training script behind ``if __name__ == "__main__":`` must
-    not start. Not under its bare name either: ``random.py`` would replace Python's.
-    """
+    """Run a file as a module under a unique name."""
+    # Not as ``__main__``: a training script behind ``if __name__ == "__main__":`` must
+    # not start. Not under its bare name either: ``random.py`` would replace Python's.
     check_factory_file(file)
     name = f"budgetfit_factory_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)

@@ -170,11 +170,7 @@ def _resolved(
 
 
 def _refuse_empty_weights(model: nn.Module, name: str) -> None:
-    """Refuse a config with a size of 0, such as a vocabulary without tokens.
-
-    Raises:
-        InputError: Names a weight without elements.
-    """
+    """Refuse a config with a size of 0, such as a vocabulary without tokens."""
     for path, weight in model.named_parameters():
         # Tokens that a model does not use may be an empty parameter (timm's ViTs).
         if path.endswith("weight") and not is_lazy(weight) and not weight.numel():
@@ -191,10 +187,8 @@ def _of_diffusers(fields: dict[str, Any], name: str, source: str) -> ResolvedMod
 
 
 def _file_name(file: Path) -> str:
-    """Name a model by its config file, or the folder of a ``config.json``.
-
-    A part of a pipeline has the pipeline's name, too.
-    """
+    """Name a model by its config file, or the folder of a ``config.json``."""
+    # A part of a pipeline has the pipeline's name, too.
     parent = file.resolve().parent
     folder = parent.name
     if (parent.parent / PIPELINE_INDEX).is_file():

@@ -70,11 +70,7 @@ def quantize_as_stored(model: nn.Module, stored: BitsAndBytesConfig) -> None:
 
 
 def library() -> Any:
-    """Import bitsandbytes.
-
-    Raises:
-        InputError: If it is not installed.
-    """
+    """Import bitsandbytes, or say what to install."""
     with _compiled_when_called():
         return import_library(
             "bitsandbytes",
@@ -85,11 +81,9 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def _compiled_when_called() -> Iterator[None]:
-    """Let ``torch.compile`` compile functions when they are first called.
-
-    bitsandbytes (0.50) decorates a few with it, of which a plan calls none, and for
-    that alone all of inductor is imported: 0.6 s of processor time.
-    """
+    """Let ``torch.compile`` compile functions when they are first called."""
+    # bitsandbytes (0.50) decorates a few with it, of which a plan calls none, and for
+    # that alone all of inductor is imported: 0.6 s of processor time.
     compile_now = torch.compile
 
     def compile_later(model: Any = None, **options: Any) -> Callable[..., Any]:

@@ -127,11 +127,7 @@ def _optimizer(plan: Plan) -> str:
 
 
 def refuse_optimizer_in_backward(plan: Plan, library: str) -> None:
-    """Refuse optimizer in backward for a library that needs gradients after backward.
-
-    Raises:
-        InputError: If the plan has its optimizer in backward.
-    """
+    """Refuse optimizer in backward for a library that needs gradients later."""
     if plan.recipe.optimizer_in_backward:
         raise InputError(
             f"{library} steps its optimizer after the backward pass, and the plan's "
@@ -141,11 +137,7 @@ def refuse_optimizer_in_backward(plan: Plan, library: str) -> None:
 
 
 def refuse_compile(plan: Plan, program: str) -> None:
-    """Refuse torch.compile as planned, for a program that compiles otherwise.
-
-    Raises:
-        InputError: If the plan compiles.
-    """
+    """Refuse torch.compile as planned, for a program that compiles otherwise."""
     what = {"blocks": "single blocks", "model": "the model around tagged blocks"}
     if plan.recipe.compile != "none":
         raise InputError(

@@ -213,11 +213,7 @@ class ReferenceAllocator:
         return block
 
     def free(self, block: Block | None) -> None:
-        """Return a block to the cache; ``None``, from a malloc of 0 bytes, is ignored.
-
-        Raises:
-            ValueError: The block is free already.
-        """
+        """Return a block to the cache, or raise if it is free; ``None`` is ignored."""
         if block is None:
             return
         if block.state != IN_USE:
@@ -320,10 +316,8 @@ class ReferenceAllocator:
         self.reserved_bytes -= block.size_bytes
 
     def _collect(self, threshold_bytes: int) -> None:
-        """Release the oldest cached segments (``garbage_collect_cached_blocks``).
-
-        The age of a block is the number of searches since it was cached.
-        """
+        """Release the oldest cached segments (``garbage_collect_cached_blocks``)."""
+        # The age of a block is the number of searches since it was cached.
         excess_bytes = self.reserved_bytes - threshold_bytes
         if excess_bytes <= 0 or self._expandable:
             return
@@ -345,11 +339,10 @@ class ReferenceAllocator:
             ]
 
     def _release_oversized(self, pool: BlockPool, needed_bytes: int) -> bool:
-        """Release cached oversized blocks; return whether ``needed_bytes`` were freed.
-
-        Blocks from ``max_split_bytes`` on are oversized. They are never split, so each
-        is a segment. Without that limit, and with expandable segments, there are none.
-        """
+        """Release cached oversized blocks; return if ``needed_bytes`` were freed."""
+        # Blocks from ``max_split_bytes`` on are oversized. They are never split, so
+        # each is a segment. Without that limit, and with expandable segments, there are
+        # none.
         if self._best_fit_is_plain or self._expandable:
             return False
         wanted_bytes = max(needed_bytes, self._max_split_bytes)

@@ -107,10 +107,7 @@ class BlockPool:
 
 
 def split(block: Block, size_bytes: int) -> Block:
-    """Shorten a block that is in no pool to ``size_bytes``; return the remainder.
-
-    The remainder has the state of the block.
-    """
+    """Shorten a block that is in no pool; return the remainder, in the same state."""
     remainder = Block(
         block.size_bytes - size_bytes,
         block.address + size_bytes,

@@ -19,11 +19,9 @@ from budgetfit.memory.reference_allocator.block_pool import (
 
 
 def least_expandable(pool: BlockPool, index: int) -> int:
-    """Return the index of the free block to allocate, searching from ``index`` on.
-
-    A block before unmapped addresses counts with the size that it could grow to, so
-    that it is kept for requests that no other block can serve.
-    """
+    """Return the index of the free block to allocate, searching from ``index`` on."""
+    # A block before unmapped addresses counts with the size that it could grow to, so
+    # that it is kept for requests that no other block can serve.
     keys, blocks = pool.keys, pool.blocks
     reach = _reach_bytes(blocks[keys[index]])
     for following in range(index + 1, len(keys)):

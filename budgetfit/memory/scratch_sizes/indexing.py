@@ -96,10 +96,7 @@ def tiles_of(device: DeviceProperties) -> CubTiles:
 
 
 def scan_bytes(items: int, element_bytes: int, *, in_arrays: bool = False) -> int:
-    """Return the temporary storage of ``DeviceScan``.
-
-    ``in_arrays``: the items are no numbers that C has.
-    """
+    """Return ``DeviceScan``'s storage; ``in_arrays``: of no numbers that C has."""
     tiles = ceil_div(items, SCAN_TILES[element_bytes])
     if not in_arrays:
         return _descriptors(tiles, SCAN_DESCRIPTORS[element_bytes])
@@ -134,10 +131,8 @@ def radix_sort_bytes(
 
 
 def _spine_bytes(device: DeviceProperties, key_bytes: int) -> int:
-    """Return the counters of all thread blocks that sort keys of 1 or 2 bytes.
-
-    As many blocks as fit the GPU by its threads; their registers may allow fewer.
-    """
+    """Return the counters of all thread blocks that sort keys of 1 or 2 bytes."""
+    # As many blocks as fit the GPU by its threads; their registers may allow fewer.
     blocks = device.sm_count * (device.threads_per_sm // SPINE_THREADS)
     digits = SPINE_DIGITS[key_bytes]
     return (SPINE_SUBSCRIPTION * blocks * digits + SPINE_PADDING) * SINGLE_BYTES

@@ -20,10 +20,8 @@ def cublas_workspace_is_persistent(torch_version: tuple[int, int]) -> bool:
 
 
 def cublaslt_workspace_is_separate(torch_version: tuple[int, int]) -> bool:
-    """Return whether cuBLASLt has a workspace besides that of cuBLAS.
-
-    A persistent one in 2.11, one per product from 2.15 on; in between they share one.
-    """
+    """Return whether cuBLASLt has a workspace besides that of cuBLAS."""
+    # A persistent one in 2.11, one per product from 2.15 on; in between they share one.
     return torch_version <= (2, 11) or torch_version >= (2, 15)
 
 

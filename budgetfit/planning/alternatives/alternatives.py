@@ -72,10 +72,8 @@ def deciding_baselines(
 def lazy_alternatives(
     session: PlanningSession, plan: Estimate, first: tuple[Alternative, ...]
 ) -> LazyAlternatives:
-    """Return a plan's alternatives; all but ``first`` are evaluated on first access.
-
-    Where the model cannot be copied to meta, all are evaluated at once.
-    """
+    """Return a plan's alternatives; all but ``first`` are evaluated on first access."""
+    # Where the model cannot be copied to meta, all are evaluated at once.
 
     @functools.cache  # shared by the plan and its changed copies
     @neutral_torch_state()
@@ -186,10 +184,8 @@ def _other_objectives(
 
 
 def compiled_row(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:
-    """Return the plan's recipe with compiled blocks, judged; none where it cannot be.
-
-    Its batch size and segments are not searched for: that is a plan of its own.
-    """
+    """Return the plan's recipe with compiled blocks, judged; none if it cannot be."""
+    # Its batch size and segments are not searched for: that is a plan of its own.
     recipe = plan.recipe
     if recipe.compile != "none" or not session.workload.blocks:
         return ()
@@ -206,10 +202,8 @@ def compiled_row(session: PlanningSession, plan: Estimate) -> tuple[Alternative,
 
 
 def with_compiled_blocks(recipe: Recipe) -> Recipe:
-    """Return a recipe with compiled blocks.
-
-    Those under selective checkpointing would run eagerly, and are recomputed instead.
-    """
+    """Return a recipe with compiled blocks."""
+    # Those under selective checkpointing would run eagerly, and are recomputed instead.
     segments = tuple(
         Segment(each.blocks) if each.mode == "selective" else each
         for each in recipe.segments

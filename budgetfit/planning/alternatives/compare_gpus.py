@@ -145,10 +145,8 @@ def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison
 def _best_on_gpu(
     sessions: Sequence[PlanningSession],
 ) -> tuple[PlanningSession, Estimate, tuple[str, ...]]:
-    """Return the best of the search and the baselines, or the lowest peak.
-
-    With what is reserved over all lengths of the samples, and warnings about these.
-    """
+    """Return the best of the search and the baselines, or the lowest peak."""
+    # With what is reserved over all lengths of the samples, and warnings about these.
     rated = [_best_or_lowest(each) for each in _hopeful(sessions)]
     found = sessions[0].best_fitting(each for _, each in rated)
     if found is not None:
@@ -179,10 +177,7 @@ def lengths_warning(lengths: VaryingLengths) -> str:
 
 
 def _hopeful(sessions: Sequence[PlanningSession]) -> Sequence[PlanningSession]:
-    """Return those ways to use several GPUs whose optimizer step alone would fit.
-
-    All of them where none does.
-    """
+    """Return the ways whose optimizer step alone would fit; all where none does."""
     if sessions[0].settings.parallelism is None:
         return sessions
     return [each for each in sessions if each.optimizer_step_fits] or sessions

@@ -146,10 +146,8 @@ def _further(points: list[tuple[int, LowestPeak]], lengths: Sequence[int]) -> in
 
 
 def _guess(points: list[tuple[int, LowestPeak]], lengths: Sequence[int]) -> int:
-    """Return the index where the nearest points meet the limit; 0 if they do not.
-
-    Three points give a parabola; two, or three that are not monotonic, a line.
-    """
+    """Return the index where the nearest points meet the limit; 0 if they do not."""
+    # Three points give a parabola; two, or three that are not monotonic, a line.
     nearest = sorted(points, key=lambda point: abs(_excess(point)))[:3]
     for count in (3, 2):
         length = _crossing(sorted(nearest[:count]))
@@ -159,10 +157,8 @@ def _guess(points: list[tuple[int, LowestPeak]], lengths: Sequence[int]) -> int:
 
 
 def _crossing(points: Sequence[tuple[int, LowestPeak]]) -> float | None:
-    """Return the length of zero excess, on the line or parabola through points.
-
-    None where the excess does not grow from point to point.
-    """
+    """Return the length of zero excess, on the line or parabola through points."""
+    # None where the excess does not grow from point to point.
     excess = [_excess(point) for point in points]
     if len(points) < 2 or any(b <= a for a, b in pairwise(excess)):  # noqa: PLR2004
         return None

@@ -91,10 +91,8 @@ def lora_workload(
 
 
 def _widths(module: nn.Module) -> tuple[int, int] | None:
-    """Return in and out features of a linear layer; None for every other module.
-
-    Exactly these classes, as subclasses may use their weight differently.
-    """
+    """Return in and out features of a linear layer; None for every other module."""
+    # Exactly these classes, as subclasses may use their weight differently.
     if type(module) is nn.Linear:
         return module.in_features, module.out_features
     if type(module).__qualname__ == "Conv1D" and isinstance(

@@ -73,10 +73,7 @@ MoreChanges = Callable[[DoesNotFitError], Iterable[Change]]
 def does_not_fit_error(
     refusal: Refusal, more_changes: MoreChanges | None
 ) -> DoesNotFitError:
-    """Return the ``DoesNotFitError`` with the need, largest category and suggestions.
-
-    ``more_changes``: those that are not of the session.
-    """
+    """Return the error with need, largest category and suggestions of all changes."""
     session, least, floor_bytes = refusal
     error = DoesNotFitError(
         needed_bytes=least.reserved_bytes,
@@ -116,10 +113,8 @@ def suggestions(changes: Iterable[Change]) -> Iterator[Suggestion]:
 
 
 def least_weights_bytes(model: nn.Module) -> int:
-    """Return what weights take, in half precision at most: no change makes them less.
-
-    Quantised ones take fewer bytes already, and stay so.
-    """
+    """Return what weights take, in half precision at most: nothing makes them less."""
+    # Quantised ones take fewer bytes already, and stay so.
     return sum(
         each.numel() * min(each.element_size(), HALF_BYTES)
         for each in model.parameters()
@@ -170,10 +165,8 @@ def _solved(
 
 
 def _largest_batch(session: PlanningSession, smallest: Estimate) -> Estimate:
-    """Return the largest batch below the requested one that fits, of what is searched.
-
-    ``smallest`` fits, and is returned where no larger one is found.
-    """
+    """Return the largest batch that fits, of those searched below the requested one."""
+    # ``smallest`` fits, and is returned where no larger one is found.
     asked = session.request.batch_size or MAX_BATCH_SIZE
     try:
         found = best_for_objective(

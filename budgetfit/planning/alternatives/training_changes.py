@@ -140,10 +140,8 @@ def _can_step_in_backward(settings: TrainingSettings) -> bool:
 
 
 def _with_lora(session: PlanningSession) -> PlanningSession | None:
-    """Return the session with LoRA adapters, its base in 16 bits unless in fp32.
-
-    Frozen weights need no fp32 copy, so that a base under autocast is in 16 bits.
-    """
+    """Return the session with LoRA adapters, its base in 16 bits unless in fp32."""
+    # Frozen weights need no fp32 copy, so that a base under autocast is in 16 bits.
     policy = find_precision(session.settings.precision)
     base = None
     if policy.autocast is not None or policy.weights == PURE_BF16:
@@ -186,11 +184,9 @@ def _best(change: TrainingChange, plan: Estimate) -> Estimate | None:
 
 
 def _solved(session: PlanningSession, plan: Recipe) -> list[Estimate]:
-    """Return candidates for the fastest, with the option kinds that the plan uses.
-
-    A plan that keeps every block also does so with more memory, except where one more
-    sample is a large share of the batch.
-    """
+    """Return candidates for the fastest, with the option kinds that the plan uses."""
+    # A plan that keeps every block also does so with more memory, except where one more
+    # sample is a large share of the batch.
     if session.request.checkpointing != "auto":
         return [best_with_policy(session, session.request.checkpointing)]
     tried = []

@@ -86,11 +86,9 @@ class TrainingSettings:
         return max(1, self.effective_batch_size // batch_size)
 
     def recipe(self, batch_size: int, segments: tuple[Segment, ...] = ()) -> Recipe:
-        """Return these settings as a recipe.
-
-        Blocks whose weights are gathered one by one are recomputed one by one, also in
-        a segment of several.
-        """
+        """Return these settings as a recipe."""
+        # Blocks whose weights are gathered one by one are recomputed one by one, also
+        # in a segment of several.
         if self.parallelism is not None and self.parallelism.gathers:
             segments = tuple(
                 replace(segment, blocks=(name,), nested=False)
@@ -167,21 +165,17 @@ class BlockChain:
         return OptionTrace(self._traced(batch_size, segments), segments)
 
     def _traced(self, batch_size: int, segments: tuple[Segment, ...] = ()) -> StepTrace:
-        """Return a trace for all batch sizes, or for the only one without accumulation.
-
-        That one, the whole effective batch, is the trace that the judge takes.
-        """
+        """Return a trace for all sizes, or for the only one without accumulation."""
+        # That one, the whole effective batch, is the trace that the judge takes.
         recipe = self.settings.recipe(batch_size, segments)
         if self.is_whole(batch_size) and recipe.compile == "none":
             return self.traces.exact(recipe)
         return self.traces.affine(recipe)
 
     def option_traces(self, batch_size: int) -> list[OptionTrace]:
-        """Return traces that try selective checkpointing and offload on each type.
-
-        An option that the model cannot run (torch refuses to save what is overwritten
-        later) is left out, and the log says so.
-        """
+        """Return traces that try selective checkpointing and offload on each type."""
+        # An option that the model cannot run (torch refuses to save what is overwritten
+        # later) is left out, and the log says so.
         if self._option_segments is None:
             self._option_segments = self._segments_to_trace(batch_size)
         return [
@@ -234,19 +228,15 @@ class BlockChain:
         return self._plain
 
     def waiting_phases(self, batch_size: int) -> int:
-        """Return how many phases of a step take what the host needs to issue them.
-
-        With everything kept; with a chunked loss, with every block recomputed.
-        """
+        """Return how many phases of a step take what the host needs to issue them."""
+        # With everything kept; with a chunked loss, with every block recomputed.
         recomputed = self._unchunked and self.all_recomputed(batch_size)
         program = recomputed or OptionTrace(self.all_kept(batch_size), ())
         return self._op_times(program, batch_size).waiting
 
     def least_ns_per_freed_byte(self) -> float:
-        """Return a lower bound on the time that freeing a byte of activations takes.
-
-        Of large batches, whose kernels take the least for each byte.
-        """
+        """Return a lower bound on the time that freeing a byte of activations takes."""
+        # Of large batches, whose kernels take the least for each byte.
         kept, recomputed = self.all_kept(1), self.all_recomputed(1)
         if recomputed is None:
             return math.inf
@@ -365,11 +355,9 @@ class BlockChain:
     def profiles_within(
         self, limit_bytes: int, *, exact_blocks: bool = True
     ) -> Callable[[int], ChainProfile]:
-        """Return ``profile_at`` for a search under a limit.
-
-        Without accumulation (one micro-batch of the effective size) gradients are
-        freed within the step: another program, traced only if it may fit.
-        """
+        """Return ``profile_at`` for a search under a limit."""
+        # Without accumulation (one micro-batch of the effective size) gradients are
+        # freed within the step: another program, traced only if it may fit.
         accumulating = self.accumulating()
 
         def profile_at(batch_size: int) -> ChainProfile:
@@ -410,10 +398,8 @@ class BlockChain:
     def _chunked_profile(
         self, batch_size: int, waiting: int, *, exact_blocks: bool
     ) -> ChainProfile:
-        """Return the profile with a chunked loss: only the epilogue differs.
-
-        Measured from one trace, with every block recomputed.
-        """
+        """Return the profile with a chunked loss: only the epilogue differs."""
+        # Measured from one trace, with every block recomputed.
         whole_loss = self._unchunked
         assert whole_loss is not None  # noqa: S101 - see ``profile_waiting``
         if waiting == whole_loss.waiting_phases(batch_size):
@@ -468,11 +454,9 @@ class BlockChain:
         return with_options_of(profile, other)
 
     def _network_ns(self, batch_size: int) -> tuple[int, int]:
-        """Return ``shortest_ns`` and ``waiting_ns`` of a ``ChainProfile``.
-
-        A micro-batch is never shorter than with everything kept. With kernels that last
-        very long, it waits for the collectives that none of them run beside.
-        """
+        """Return ``shortest_ns`` and ``waiting_ns`` of a ``ChainProfile``."""
+        # A micro-batch is never shorter than with everything kept. With kernels that
+        # last very long, it waits for the collectives that none of them run beside.
         parallelism = self.settings.parallelism
         if parallelism is None:
             return 0, 0
@@ -524,11 +508,9 @@ class BlockChain:
         ]
 
     def reserve_bytes(self, batch_size: int) -> int:
-        """Return an estimate of reserved minus allocated bytes.
-
-        The solver bounds live bytes, the judge bounds reserved bytes. The smaller gap
-        of the two traced programs is the estimate for the programs between them.
-        """
+        """Return an estimate of reserved minus allocated bytes."""
+        # The solver bounds live bytes, the judge bounds reserved bytes. The smaller gap
+        # of the two traced programs is the estimate for the programs between them.
         gaps = []
         recomputed = self.all_recomputed(batch_size)
         traces = [recomputed.trace] if recomputed else []

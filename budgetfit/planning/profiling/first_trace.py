@@ -178,10 +178,8 @@ def with_checkpointable_blocks(
 def _every_block_recomputes(
     traces: TraceSession, settings: TrainingSettings, batch_size: int
 ) -> bool:
-    """Whether the trace with every block recomputed shows that all of them can be.
-
-    Where it does not, the one with everything kept says why.
-    """
+    """Whether the trace with every block recomputed shows that all of them can be."""
+    # Where it does not, the one with everything kept says why.
     workload = traces.workload
     segments = checkpoint_every_block(workload.blocks)
     try:
@@ -248,11 +246,9 @@ def without_inplace_blocks(
 
 
 def _check_scales(trace: StepTrace, workload: Workload) -> None:
-    """Check that activations grow with the batch size.
-
-    They do not where a dimension other than samples was resized: any batch size would
-    seem to fit.
-    """
+    """Check that activations grow with the batch size."""
+    # They do not where a dimension other than samples was resized: any batch size would
+    # seem to fit.
     made = trace.bytes_per_sample[trace.category != CATEGORIES.index("batch")]
     if len(trace.batch_sizes) == 1 or (made > 0).any():
         return

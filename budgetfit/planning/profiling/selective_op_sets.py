@@ -70,11 +70,9 @@ def least_ns_per_freed_byte(
     batch_size: int,
     op_times_ns: Callable[[OptionTrace], Nanoseconds],
 ) -> float:
-    """Return a lower bound on the time to free a byte that a kept block holds.
-
-    On the convex hull of a block's op sets the first bytes below keeping cost least.
-    The arguments are those of ``op_sets_by_type``.
-    """
+    """Return a lower bound on the time to free a byte that a kept block holds."""
+    # On the convex hull of a block's op sets the first bytes below keeping cost least.
+    # The arguments are those of ``op_sets_by_type``.
     least = math.inf
     for _, block in _choices(kept, recomputed, batch_size, op_times_ns):
         for chosen in ((), *block.sets):
@@ -138,11 +136,9 @@ def _choices(
 
 
 def _below_keeping(block: _BlockOps) -> list[tuple[int, ...]]:
-    """Drop op sets above the convex hull that includes keeping the whole block.
-
-    A kept block costs no recomputation time. So a set must lie below the line from the
-    set before it to that point.
-    """
+    """Drop op sets above the convex hull that includes keeping the whole block."""
+    # A kept block costs no recomputation time. So a set must lie below the line from
+    # the set before it to that point.
     found = []
     kept_bytes = block.kept_bytes
     last_bytes, last_ns = 0, block.whole_ns

@@ -113,11 +113,9 @@ class _Planned:
     def _changed_alone(
         self, block: BlockProfile, old: BlockOption, new: BlockOption
     ) -> tuple[int, int]:
-        """Return the same for a block that is in no segment of several.
-
-        Only what is between its forward and its backward changes: by what it saves, and
-        until the forward pass ends by what it caches.
-        """
+        """Return the same for a block that is in no segment of several."""
+        # Only what is between its forward and its backward changes: by what it saves,
+        # and until the forward pass ends by what it caches.
         ahead = self._places[f"forward {block.name}"]
         back = self._places[f"backward {block.name}"]
         turn = len(self._chain.blocks)  # a point each, then the backward

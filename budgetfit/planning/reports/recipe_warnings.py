@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 
 def accumulation_warnings(traces: TraceSession, recipe: Recipe) -> tuple[str, ...]:
-    """Return what a recipe's micro-batches change besides the memory.
-
-    A loss that compares the samples of a batch, and batch norms that train.
-    """
+    """Return what a recipe's micro-batches change besides the memory."""
+    # A loss that compares the samples of a batch, and batch norms that train.
     steps, size, ranks = (
         recipe.gradient_accumulation_steps,
         recipe.batch_size,
@@ -61,11 +59,9 @@ def accumulation_warnings(traces: TraceSession, recipe: Recipe) -> tuple[str, ..
 
 
 def rounding_warnings(model: nn.Module, recipe: Recipe) -> tuple[str, ...]:
-    """Return the warning, if it holds.
-
-    bf16 has 8 significant bits: the next number is 2^-8 to 2^-7 of a weight away, and
-    half of that is rounded off.
-    """
+    """Return the warning, if it holds."""
+    # bf16 has 8 significant bits: the next number is 2^-8 to 2^-7 of a weight away, and
+    # half of that is rounded off.
     dtypes = {each.dtype for each in model.parameters() if each.requires_grad}
     weights = find_precision(recipe.precision).weights
     in_bf16 = torch.bfloat16 in dtypes if weights == "as-is" else weights == "bf16"

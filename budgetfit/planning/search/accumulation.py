@@ -23,10 +23,8 @@ _MANY: Final = 4  # from there on every micro-batch allocates as the one before
 def planned_accumulation(
     effective_batch_size: int | None, *, optimizer_in_backward: bool
 ) -> int | None:
-    """Return the micro-batches per step to plan for; None: as requested.
-
-    With two, gradients outlive a micro-batch, as with any larger number.
-    """
+    """Return the micro-batches per step to plan for; None: as requested."""
+    # With two, gradients outlive a micro-batch, as with any larger number.
     asked = effective_batch_size is not None or optimizer_in_backward
     return None if asked else 2
 

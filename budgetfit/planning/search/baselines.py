@@ -73,11 +73,9 @@ def best_with_policy(
 def best_for_objective(
     session: PlanningSession, judged: Sequence[Estimate] = ()
 ) -> Estimate | None:
-    """Return the best recipe found for the session's objective; None if none fits.
-
-    Recipes judged before come first, and every block recomputed: they cost little, and
-    the solver's proposals are only traced where they can be better.
-    """
+    """Return the best recipe found for the session's objective; None if none fits."""
+    # Recipes judged before come first, and every block recomputed: they cost little,
+    # and the solver's proposals are only traced where they can be better.
     tried = []
     if session.request.checkpointing == "auto" and session.workload.blocks:
         every_block = best_with_policy(session, "full")
@@ -92,11 +90,9 @@ def _at_smallest(session: PlanningSession, segments: tuple[Segment, ...]) -> Est
 
 
 def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> bool:
-    """Whether a checkpointing policy may be faster than ``known`` at a batch size.
-
-    By live bytes in all usable memory. False without ``checkpointing="auto"``, where a
-    plan is no other policy's.
-    """
+    """Whether a checkpointing policy may be faster than ``known`` at a batch size."""
+    # By live bytes in all usable memory. False without ``checkpointing="auto"``, where
+    # a plan is no other policy's.
     if session.request.checkpointing != "auto" or not session.workload.blocks:
         return False
     asked = _without_chunks_and_options(session).asking(checkpointing=policy)
@@ -104,10 +100,8 @@ def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> b
 
 
 def _without_chunks_and_options(session: PlanningSession) -> PlanningSession:
-    """Return the session with a whole loss, its blocks kept or recomputed.
-
-    Where it has a whole loss already, its chain's profiles serve.
-    """
+    """Return the session with a whole loss, its blocks kept or recomputed."""
+    # Where it has a whole loss already, its chain's profiles serve.
     if session.settings.loss_chunks > 1:
         session = session.changed(loss_chunks=1)
     return replace(session, block_chain=session.block_chain.without_options())
@@ -116,10 +110,8 @@ def _without_chunks_and_options(session: PlanningSession) -> PlanningSession:
 def best_with_segments(
     session: PlanningSession, segments: tuple[Segment, ...]
 ) -> Estimate | None:
-    """Return fixed segments at their best batch size, or None if none was found to fit.
-
-    Takes two traces, and one more where the chosen batch size is another program.
-    """
+    """Return fixed segments at their best batch size, or None if none fits."""
+    # Takes two traces, and one more where the chosen batch size is another program.
     batches = BaselineProfile(session, segments)
     for _ in range(MAX_REFUSALS):
         best = best_batch(session, batches.profile_at, batches.solve, sys.maxsize).best
@@ -157,10 +149,8 @@ class BaselineProfile:
         self.refused: set[int] = set()
 
     def profile_at(self, batch_size: int) -> ChainProfile:
-        """Return a chain of one block with the time of the whole micro-batch.
-
-        A size that does not fit takes none: its time would need a trace more.
-        """
+        """Return a chain of one block with the time of the whole micro-batch."""
+        # A size that does not fit takes none: its time would need a trace more.
         time = StepTime(0, 0, 0)
         if self._fits(batch_size):
             try:
@@ -196,11 +186,9 @@ class BaselineProfile:
         )
 
     def _time(self, size: int) -> StepTime:
-        """Return the time of a step.
-
-        Where each batch size is traced for itself, one between two that were replayed
-        has the time on the line through them: to trace each would take minutes.
-        """
+        """Return the time of a step."""
+        # Where each batch size is traced for itself, one between two that were replayed
+        # has the time on the line through them: to trace each would take minutes.
         recipe = replace(self._recipe, batch_size=size)
         below = max((seen for seen in self._seen if seen < size), default=size)
         above = min((seen for seen in self._seen if seen > size), default=size)
@@ -212,11 +200,10 @@ class BaselineProfile:
         return StepTime(*(round(low + share * (high - low)) for low, high in ends))
 
     def _fits(self, size: int) -> bool:
-        """Whether a batch size fits, by the largest that does: memory is monotonic.
-
-        That is found close to the largest by live bytes, and exactly where it matters.
-        Where each batch size is traced for itself, only sizes that are asked for are.
-        """
+        """Whether a batch size fits, by the largest that does: memory is monotonic."""
+        # That is found close to the largest by live bytes, and exactly where it
+        # matters. Where each batch size is traced for itself, only sizes that are asked
+        # for are.
         recipe = replace(self._recipe, batch_size=size)
         affine = self._session.traces.is_affine(recipe)
         if not self._failing:

@@ -203,10 +203,8 @@ def _step_ns(
 def _batch_sizes(
     session: PlanningSession, estimate: Estimate, limit_bytes: int, scale: Scale
 ) -> tuple[BatchSizePoint, ...]:
-    """Solve for some of the batch sizes that fit ``limit_bytes`` by the formula.
-
-    The plan's own is among them, with the plan's numbers.
-    """
+    """Solve for some of the batch sizes that fit ``limit_bytes`` by the formula."""
+    # The plan's own is among them, with the plan's numbers.
     asked = session.request.checkpointing
     solve = fastest_plan if asked == "auto" else solver_for(session)
     profile_at = session.block_chain.profiles_within(limit_bytes, exact_blocks=False)

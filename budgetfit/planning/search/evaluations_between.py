@@ -53,11 +53,9 @@ def with_evaluations(
 
 
 def _live_gradients(trace: StepTrace) -> list[int]:
-    """Return the gradients that are alive at the end.
-
-    Lightning has them until the next backward, and drops them before a validation
-    (2.6, ``LightningModule.on_validation_model_zero_grad``).
-    """
+    """Return the gradients that are alive at the end."""
+    # Lightning has them until the next backward, and drops them before a validation
+    # (2.6, ``LightningModule.on_validation_model_zero_grad``).
     alive = np.zeros(len(trace.category), np.int64)
     np.add.at(alive, np.abs(trace.events) - 1, np.sign(trace.events))
     gradients = trace.category == CATEGORIES.index("gradients")

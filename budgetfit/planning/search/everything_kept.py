@@ -83,11 +83,9 @@ def _unchanged(chain: ChainProfile) -> ChainProfile:
 def _shortest_ns(
     session: PlanningSession, ns_per_byte: float, change: ChainChange
 ) -> float:
-    """Return a lower bound on the time per sample over all batch sizes.
-
-    Gradients that do not outlive a step are less than those that do: the profile with
-    these serves both, and another program is not traced.
-    """
+    """Return a lower bound on the time per sample over all batch sizes."""
+    # Gradients that do not outlive a step are less than those that do: the profile with
+    # these serves both, and another program is not traced.
     chain, limit_bytes = session.block_chain, session.budget.usable_bytes
 
     def profile_at(batch_size: int) -> ChainProfile:
@@ -109,10 +107,8 @@ def _shortest_ns(
 def _with_missing_bytes(
     chain: ChainProfile, limit_bytes: int, shown_bytes: int, ns_per_byte: float
 ) -> ChainProfile:
-    """Return the chain with everything kept in ``shown_bytes``, as fast as can be.
-
-    Unchanged in bytes where more is missing than blocks save.
-    """
+    """Return the chain with everything kept in ``shown_bytes``, as fast as can be."""
+    # Unchanged in bytes where more is missing than blocks save.
     peak_bytes = chain_peak_bytes(chain, ())
     missing = max(0, peak_bytes - limit_bytes)
     freed = sum(

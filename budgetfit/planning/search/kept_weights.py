@@ -59,10 +59,8 @@ def holding_more_can_gain(session: PlanningSession, least: SearchResult) -> bool
 
 
 def _held_bytes(session: PlanningSession) -> int:
-    """Return the least that the kept weights take beyond those that are freed.
-
-    Of two blocks at a time the weights are gathered in any case.
-    """
+    """Return the least that the kept weights take beyond those that are freed."""
+    # Of two blocks at a time the weights are gathered in any case.
     model, blocks = session.workload.model, session.workload.blocks
     sizes = sorted(
         sum(each.numel() for each in model.get_submodule(name).parameters())

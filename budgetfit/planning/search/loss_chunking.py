@@ -42,11 +42,9 @@ MIN_GAIN: Final = 0.01
 def search_with_loss_chunks(
     session: PlanningSession, max_rounds: int = MAX_ROUNDS
 ) -> SearchResult:
-    """Search with the plain loss, and with a chunked one where that is better.
-
-    Chunks run the head again in the backward pass and never hold all logits. They are
-    tried with ``checkpointing="auto"`` only.
-    """
+    """Search with the plain loss, and with a chunked one where that is better."""
+    # Chunks run the head again in the backward pass and never hold all logits. They are
+    # tried with ``checkpointing="auto"`` only.
     kept = everything_kept(session, _chunked_best, MIN_GAIN)
     if kept is not None:
         return kept
@@ -195,11 +193,9 @@ def search_without_host(
 def better_without_host(
     found: SearchResult, max_rounds: int = MAX_ROUNDS
 ) -> SearchResult:
-    """Return the best without offload, where ``found`` offloads and is no better.
-
-    By live bytes offload is better, but the two may reserve otherwise than these say.
-    What it gains in time has to be worth it, as in ``fastest_plan``.
-    """
+    """Return the best without offload, where ``found`` offloads and is no better."""
+    # By live bytes offload is better, but the two may reserve otherwise than these say.
+    # What it gains in time has to be worth it, as in ``fastest_plan``.
     session, estimate = found.session, found.estimate
     if estimate is None or not estimate.host_bytes:
         return found
@@ -234,10 +230,8 @@ def _may_be_as_fast(session: PlanningSession, known: Estimate, loss: float) -> b
 
 
 def with_more_loss_chunks(session: PlanningSession) -> list[PlanningSession]:
-    """Return the given session and ones with ever more loss chunks.
-
-    Only the given one where the loss cannot be chunked, or must not be.
-    """
+    """Return the given session and ones with ever more loss chunks."""
+    # Only the given one where the loss cannot be chunked, or must not be.
     settings, workload = session.settings, session.workload
     several = settings.parallelism
     free = session.request.checkpointing == "auto" and settings.loss_chunks == 1
@@ -275,10 +269,8 @@ def _bytes_behind_blocks(session: PlanningSession, batch_size: int) -> float:
 
 
 def _chunked_best(chain: ChainProfile) -> ChainProfile:
-    """Return the chain with the best that chunks can do: no bytes of head and loss.
-
-    They are run forward once more, but for the norm before them.
-    """
+    """Return the chain with the best that chunks can do: no bytes of head and loss."""
+    # They are run forward once more, but for the norm before them.
     head = chain.blocks[-1]
     forward_ns = round(head.forward_ns * HEAD_SHARE)
     free = replace(head.keep, saved_bytes=0, forward_bytes=0, backward_bytes=0)

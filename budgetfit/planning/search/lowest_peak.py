@@ -98,11 +98,9 @@ def lowest_peak_plan(
 
 
 def fitting_or_lowest(session: PlanningSession) -> LowestPeak:
-    """Return a recipe that fits, or else the lowest peak.
-
-    Recipes that are too large by the formula are not judged; then ``needed_bytes`` is
-    the formula's, which ignores what the allocator reserves.
-    """
+    """Return a recipe that fits, or else the lowest peak."""
+    # Recipes that are too large by the formula are not judged; then ``needed_bytes`` is
+    # the formula's, which ignores what the allocator reserves.
     least = _fitting_or_lowest(session)
     whole = None if least.fits else _whole_batch(session, least.estimate)
     if whole is None:
@@ -146,10 +144,8 @@ def _fitting_or_lowest(session: PlanningSession) -> LowestPeak:
 
 
 def _every_block_recomputed(session: PlanningSession) -> Iterator[Estimate]:
-    """Judge every block recomputed, and that with a chunked loss, if free to choose.
-
-    One program each: the first gives a lower bound for any choice of segments.
-    """
+    """Judge every block recomputed, and that with a chunked loss, if free to choose."""
+    # One program each: the first gives a lower bound for any choice of segments.
     if session.request.checkpointing != "auto":
         return
     segments = checkpoint_every_block(session.workload.blocks)
@@ -213,10 +209,8 @@ class _Rated(NamedTuple):
 
 
 def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
-    """Return the lowest judged peak, or the first that fits; None if empty.
-
-    Of large models of which no plan can fit, that of the first.
-    """
+    """Return the lowest judged peak, or the first that fits; None if empty."""
+    # Of large models of which no plan can fit, that of the first.
     least: Estimate | None = None
     events = 0
     most_events = MAX_EVENTS
@@ -296,11 +290,9 @@ def _segments_to_try(session: PlanningSession) -> list[tuple[Segment, ...]]:
 def _all_inputs_but_one_on_host(
     block_chain: BlockChain, chain: ChainProfile
 ) -> Iterator[tuple[Segment, ...]]:
-    """Yield every block recomputed, with all block inputs but one on the host.
-
-    One live tensor more or less may save a 20 MiB segment: 6 % of the peak of a model
-    of 50 M parameters. Long traces get none, because too few of them are judged.
-    """
+    """Yield every block recomputed, with all block inputs but one on the host."""
+    # One live tensor more or less may save a 20 MiB segment: 6 % of the peak of a model
+    # of 50 M parameters. Long traces get none, because too few of them are judged.
     program = block_chain.all_recomputed(chain.batch_size)
     if program is None or len(program.trace.events) * MAX_JUDGED > MAX_EVENTS:
         return
@@ -316,11 +308,9 @@ def _all_inputs_but_one_on_host(
 
 
 def _every_mixture(chain: ChainProfile) -> Iterator[tuple[Segment, ...]]:
-    """Yield every choice of one option per block, for a chain of a few blocks.
-
-    The allocator can reserve less for a choice that is live with a little more: 2.5 %
-    less with three blocks of 1,024 channels.
-    """
+    """Yield every choice of one option per block, for a chain of a few blocks."""
+    # The allocator can reserve less for a choice that is live with a little more: 2.5 %
+    # less with three blocks of 1,024 channels.
     if math.prod(len(block.options) for block in chain.blocks) > MAX_MIXTURES:
         return
     for options in itertools.product(*(block.options for block in chain.blocks)):
@@ -339,11 +329,9 @@ def _every_mixture(chain: ChainProfile) -> Iterator[tuple[Segment, ...]]:
 
 
 def _equal_segments(problem: Problem) -> Iterator[tuple[Segment, ...]]:
-    """Yield the two lengths of lowest peak of each kind of uniform segments.
-
-    The solver mixes kinds and lengths to save a few live bytes; uniform segments
-    fragment less.
-    """
+    """Yield the two lengths of lowest peak of each kind of uniform segments."""
+    # The solver mixes kinds and lengths to save a few live bytes; uniform segments
+    # fragment less.
     longer = replace(problem, max_segment=MAX_SEGMENT)
     plans = [plan for _, plan in every_uniform_length(longer)]
     for nested, on_host in itertools.product((False, True), repeat=2):

@@ -28,11 +28,7 @@ _ENDINGS: Final = {1: "st", 2: "nd", 3: "rd"}
 
 
 def solver_for(session: PlanningSession) -> Callable[[Problem], Solution]:
-    """Return the solver of the requested checkpointing policy.
-
-    Raises:
-        InputError: If a policy or a block is not known.
-    """
+    """Return the solver of the requested checkpointing policy, or refuse it."""
     policy = session.request.checkpointing
     if policy == "auto":
         memory = session.request.objective == "memory"
@@ -46,11 +42,7 @@ def solver_for(session: PlanningSession) -> Callable[[Problem], Solution]:
 
 
 def fixed_segments(policy: Checkpointing, blocks: Sequence[str]) -> tuple[Segment, ...]:
-    """Return the segments of a fixed checkpointing policy.
-
-    Raises:
-        InputError: If the policy or one of the named blocks is not known.
-    """
+    """Return the segments of a fixed checkpointing policy, or refuse it."""
     if isinstance(policy, str):
         if policy in ("none", "as-is"):
             return ()
@@ -79,11 +71,7 @@ def fixed_segments(policy: Checkpointing, blocks: Sequence[str]) -> tuple[Segmen
 def policy_segments(
     block_chain: BlockChain, policy: Checkpointing, batch_size: int
 ) -> tuple[Segment, ...]:
-    """Return the segments of a policy other than ``auto`` at a batch size.
-
-    Raises:
-        InputError: If the policy or one of the named blocks is not known.
-    """
+    """Return a policy's segments at a batch size; refuse ``auto`` and unknown ones."""
     if policy == "sqrt":
         return chen_segments(block_chain.profile_at(batch_size))
     if policy == EVERY_N_POLICY:
@@ -139,10 +127,8 @@ def ordinal(n: int) -> str:
 
 
 def fastest_every_nth(problem: Problem) -> Solution:
-    """Return the fastest plan that checkpoints every n-th block, n at least 2.
-
-    Without segments where none is within the budget.
-    """
+    """Return the fastest plan that checkpoints every n-th block, n at least 2."""
+    # Without segments where none is within the budget.
     names = [
         block.name
         for block in problem.chain.blocks

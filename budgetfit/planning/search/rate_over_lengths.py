@@ -71,10 +71,8 @@ class RateOverLengths:
     def drawn(
         self, seeds: range, updates: int, padded: Callable[[Size], Size]
     ) -> float:
-        """Return the rate over random batches, each padded.
-
-        ``updates`` per seed, of fewer where there are many GPUs.
-        """
+        """Return the rate over random batches, each padded."""
+        # ``updates`` per seed, of fewer where there are many GPUs.
         ranks, samples = self._recipe.ranks, self._recipe.batch_size
         steps = min(self._steps, MICRO_BATCHES)
         updates = max(updates // ranks, _LEAST_UPDATES) if ranks > 1 else updates

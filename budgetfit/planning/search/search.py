@@ -255,11 +255,8 @@ class _Proposals:
         ).best
 
     def refuse(self, batch_size: int, error: TraceError) -> None:
-        """Propose no more plans at a batch size that the model does not take.
-
-        Raises:
-            TraceError: The one given, where there is no other size to try.
-        """
+        """Propose no more plans at a batch size that the model does not take."""
+        # Raises the error given, where there is no other size to try.
         session = self._session
         if (
             session.request.batch_size is not None
@@ -351,10 +348,8 @@ class _Limits:
     def of(
         cls, session: PlanningSession, proposals: _Proposals, known: Sequence[Estimate]
     ) -> _Limits:
-        """Leave room for what the allocator is likely to reserve beyond live bytes.
-
-        Estimated from the programs that are traced already; it only saves rounds.
-        """
+        """Leave room for what the allocator is likely to reserve beyond live bytes."""
+        # Estimated from the programs that are traced already; it only saves rounds.
         limit_bytes = session.budget.usable_bytes
         first = proposals.roughly(limit_bytes).best
         # The next proposals are likely to reserve as much as the known ones.

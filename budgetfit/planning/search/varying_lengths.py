@@ -59,10 +59,8 @@ class JudgedLengths:
 
 
 def judge_all_lengths(session: PlanningSession, best: Estimate) -> JudgedLengths:
-    """Return settings that hold for all lengths of the workload's samples.
-
-    ``best`` fits at the longest. It is returned unchanged where lengths do not vary.
-    """
+    """Return settings that hold for all lengths of the workload's samples."""
+    # ``best`` fits at the longest. It is returned unchanged where lengths do not vary.
     lengths = session.workload.lengths
     if lengths is None or not lengths.vary:
         return JudgedLengths(estimate=best)
@@ -277,11 +275,9 @@ class LengthsJudge:
 
     @property
     def _measures(self) -> tuple[LengthsMeasure, ...]:
-        """The measures, none of which costs time; the simplest first.
-
-        Without one it depends on the order of the batches how far memory fragments:
-        some reserve twice what the longest batch takes.
-        """
+        """The measures, none of which costs time; the simplest first."""
+        # Without one it depends on the order of the batches how far memory fragments:
+        # some reserve twice what the longest batch takes.
         recipe = self._estimate.recipe
         # Where each backward is an update, or DeepSpeed's, it cannot be dropped.
         first = not recipe.optimizer_in_backward and recipe.zero_stage is None

@@ -102,11 +102,7 @@ def figure_file(plan: Plan, name: str) -> str:
 
 
 def check_libraries() -> None:
-    """Check that what draws the report can be imported.
-
-    Raises:
-        InputError: It cannot; says what to install.
-    """
+    """Check that what draws the report can be imported."""
     for name in ("jinja2", "matplotlib"):
         try:
             importlib.import_module(name)

@@ -153,10 +153,8 @@ def _add_library_class(hasher: Hasher, cls: type) -> None:
 
 
 def _add_replaced(hasher: Hasher, module: types.ModuleType) -> None:
-    """Hash every function, class and constant of a library's module.
-
-    Kernel libraries (Liger) replace a model's helpers with their own functions.
-    """
+    """Hash every function, class and constant of a library's module."""
+    # Kernel libraries (Liger) replace a model's helpers with their own functions.
     for name, value in vars(module).items():
         if name.startswith(_COMPILED):
             continue
@@ -184,10 +182,8 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:  # noqa: ANN401
 
 
 def add_loaded_modules(hasher: Hasher, module: str) -> None:
-    """Hash the files of all loaded modules of a module's package.
-
-    These include modules that a function imports when it runs.
-    """
+    """Hash the files of all loaded modules of a module's package."""
+    # These include modules that a function imports when it runs.
     root = module.partition(".")[0]
     if root in _WHOLE_VERSIONS or not hasher.first_seen(f"modules {root}"):
         return

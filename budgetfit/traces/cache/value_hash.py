@@ -125,11 +125,7 @@ class ValueHash:
         return self._hash.hexdigest()
 
     def add(self, *values: Any) -> None:
-        """Add values to the hash.
-
-        Raises:
-            NotCacheableError: If a value, or something in it, is of an unknown kind.
-        """
+        """Add values to the hash, unless something in them is of an unknown kind."""
         for value in values:
             try:
                 self._add(value)

@@ -54,11 +54,9 @@ class AccelerateLoop:
 
 
 def prepared_loader(accelerator: Any, load: Callable[[], Any]) -> Any:
-    """Return accelerate's loader, with batches that are allocated when it moves them.
-
-    Its own iteration is used, which holds and moves the batches; torch's beneath it
-    would draw random numbers, which fakes do not have.
-    """
+    """Return accelerate's loader; batches are allocated when it moves them."""
+    # Its own iteration is used, which holds and moves the batches; torch's beneath it
+    # would draw random numbers, which fakes do not have.
     loader = accelerator.prepare_data_loader(DataLoader([0]))  # type: ignore[arg-type]
     loader.rng_types = None
     loader.base_dataloader = _HostLoader(loader.base_dataloader, load)

@@ -31,11 +31,7 @@ _NEEDS: Final[dict[str, tuple[str, ...]]] = {
 
 
 def check_installed(loop: Loop) -> None:
-    """Refuse a loop whose library is not installed.
-
-    Raises:
-        InputError: What it holds is read off the library itself.
-    """
+    """Refuse a loop whose library, of which is read what it holds, is not installed."""
     missing = [
         name
         for name in _NEEDS.get(loop.kind, ())

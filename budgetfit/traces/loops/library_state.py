@@ -62,11 +62,9 @@ def _accelerate_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def modules_restored() -> Iterator[None]:
-    """Put back what a kernel library replaces in transformers' modules and classes.
-
-    Liger patches the instance that trains, and the functions and classes around it
-    (liger-kernel 0.8.5, ``apply_liger_kernel_to_llama``: ``apply_rotary_pos_emb``).
-    """
+    """Put back what a kernel library replaces in transformers' modules and classes."""
+    # Liger patches the instance that trains, and the functions and classes around it
+    # (liger-kernel 0.8.5, ``apply_liger_kernel_to_llama``: ``apply_rotary_pos_emb``).
     modules = [
         module
         for name, module in list(sys.modules.items())

@@ -81,11 +81,7 @@ class Prepared:
 
 
 def refuse_recipe(recipe: Recipe, loop: Loop, loss: Loss | None = None) -> None:
-    """Refuse what a loop cannot do by itself.
-
-    Raises:
-        InputError: What ``budgetfit.Run`` does instead.
-    """
+    """Refuse what a loop cannot do by itself, and ``budgetfit.Run`` does."""
     if loop.kind == "run":
         return
     if recipe.optimizer_in_backward or recipe.loss_chunks > 1:

@@ -144,10 +144,8 @@ class TrainerLoop:
 def _loading_others(
     load: Callable[[], Any], micro_steps: int, others: int
 ) -> Callable[[], Any]:
-    """Load so many more batches with the first of each update, and hold them with it.
-
-    ``Trainer.get_batch_samples`` has the batches of all micro-batches in one list.
-    """
+    """Load so many more batches with an update's first, and hold them with it."""
+    # ``Trainer.get_batch_samples`` has the batches of all micro-batches in one list.
     loaded = 0
 
     def load_update() -> Any:
@@ -171,10 +169,8 @@ class _Held(dict[str, Any]):
 
 
 def _grouped(prepared: Prepared, decayed: set[str]) -> torch.optim.Optimizer:
-    """Return the recipe's optimizer with the Trainer's groups of parameters.
-
-    Decayed and other parameters, as ``Trainer.create_optimizer`` makes them.
-    """
+    """Return the recipe's optimizer with the Trainer's groups of parameters."""
+    # Decayed and other parameters, as ``Trainer.create_optimizer`` makes them.
     named = [
         (name, parameter)
         for name, parameter in prepared.model.named_parameters()

@@ -41,10 +41,8 @@ class PlacedBlock(NamedTuple):
 
 
 def block_signatures(model: nn.Module, blocks: Sequence[str]) -> dict[str, PlacedBlock]:
-    """Return the signatures of blocks that are in a container and share no tensors.
-
-    Two blocks of one container with equal signatures differ in nothing observable.
-    """
+    """Return the signatures of blocks that are in a container and share no tensors."""
+    # Two blocks of one container with equal signatures differ in nothing observable.
     modules = dict(model.named_modules())
     lists = [(path, values) for path, _, values in config_lists(model, blocks)]
     rows: dict[str, dict[str, Any]] = {}
@@ -81,11 +79,9 @@ def block_signatures(model: nn.Module, blocks: Sequence[str]) -> dict[str, Place
 def config_lists(
     model: nn.Module, blocks: Sequence[str]
 ) -> Iterator[tuple[str, tuple[object, str], list[Any] | tuple[Any, ...]]]:
-    """Yield path, (holder, attribute) and values of lists of plain values.
-
-    They are attributes of modules outside ``blocks`` and of their configurations
-    (``config.layer_types``), and may have an entry for each block.
-    """
+    """Yield path, (holder, attribute) and values of lists of plain values."""
+    # They are attributes of modules outside ``blocks`` and of their configurations
+    # (``config.layer_types``), and may have an entry for each block.
     inside = tuple(f"{name}." for name in blocks)
     seen: set[int] = set()
     for path, module in model.named_modules():

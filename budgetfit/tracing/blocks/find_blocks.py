@@ -17,10 +17,8 @@ MIN_BLOCKS = 2  # one block is no chain
 
 
 def find_blocks(model: nn.Module) -> tuple[str, ...]:
-    """Return the module paths of the model's blocks, in registration order.
-
-    Only a trace shows the execution order, and whether each runs exactly once.
-    """
+    """Return the module paths of the model's blocks, in registration order."""
+    # Only a trace shows the execution order, and whether each runs exactly once.
     marked = _marked_layers(model)
     if len(marked) >= MIN_BLOCKS:
         return marked

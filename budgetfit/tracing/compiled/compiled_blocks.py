@@ -65,11 +65,9 @@ class CompiledBlocks:
         self.notes: dict[str, None] = {}  # as a set in order
 
     def forward_of(self, block: nn.Module) -> Callable[..., Any]:
-        """Return a module's forward, compiled at its first call for each grad mode.
-
-        The compiled code is kept with the returned function alone: it does not change
-        what the process has compiled.
-        """
+        """Return a module's forward, compiled at its first call for each grad mode."""
+        # The compiled code is kept with the returned function alone: it does not change
+        # what the process has compiled.
         with _without_warnings():
             import torch._dynamo  # noqa: PLC0415 - takes seconds
 
@@ -128,11 +126,9 @@ class CompiledBlocks:
             self.notes[note] = None
 
     def _copied(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the bound method with a code object of its own.
-
-        Dynamo keeps what it has compiled with the code object: in the model's own, it
-        would meet what a user compiles, and stay behind.
-        """
+        """Return the bound method with a code object of its own."""
+        # Dynamo keeps what it has compiled with the code object: in the model's own, it
+        # would meet what a user compiles, and stay behind.
         if not isinstance(forward, types.MethodType):
             return forward
         function = forward.__func__
@@ -145,11 +141,9 @@ class CompiledBlocks:
 
 
 def _copied(value: Any) -> Any:
-    """Return an argument with containers of its own, and the same tensors.
-
-    A block may append to a list or to a generation cache: the call that follows would
-    find what the calls that compile have added.
-    """
+    """Return an argument with containers of its own, and the same tensors."""
+    # A block may append to a list or to a generation cache: the call that follows would
+    # find what the calls that compile have added.
     kind = type(value)
     if kind is dict:
         return {key: _copied(each) for key, each in value.items()}
@@ -176,11 +170,9 @@ def _copy(function: types.FunctionType) -> types.FunctionType:
 
 @contextlib.contextmanager
 def _compiling(block: nn.Module) -> Iterator[None]:
-    """Run a call that only compiles: what it allocates and saves is not recorded.
-
-    Dynamo compiles nothing under a dispatch mode, and a checkpoint around the block
-    must not see the tensors that this call saves.
-    """
+    """Run a call that only compiles: what it allocates and saves is not recorded."""
+    # Dynamo compiles nothing under a dispatch mode, and a checkpoint around the block
+    # must not see the tensors that this call saves.
     mode = next(
         mode
         for mode in _get_current_dispatch_mode_stack()

@@ -26,11 +26,7 @@ _OLDEST_CAPABILITY: Final = (7, 0)  # of Triton
 
 
 def check_supported(target: CudaTarget) -> None:
-    """Check that generated code can be had here, and is that of the target.
-
-    Raises:
-        InputError: If not.
-    """
+    """Check that generated code can be had here, and is that of the target."""
     torch_version = target.torch_version
     if torch_version not in CHECKED_TORCH or torch_version != installed_torch_version():
         checked = ", ".join(".".join(map(str, version)) for version in CHECKED_TORCH)

@@ -145,11 +145,9 @@ def _answer_for_device(target: CudaTarget, patch: _Patch) -> None:
 
 
 def _answer_for_decompositions(patch: _Patch) -> None:
-    """Say that tensors are on a GPU where torch's decompositions ask for it.
-
-    Those of a convolution's gradients and of ``masked_scatter`` do; tensors are on the
-    CPU while the joint graph is traced.
-    """
+    """Say that tensors are on a GPU where torch's decompositions ask for it."""
+    # Those of a convolution's gradients and of ``masked_scatter`` do; tensors are on
+    # the CPU while the joint graph is traced.
     from torch._inductor import decomposition
     from torch._inductor.codegen import common
 
@@ -225,19 +223,15 @@ def _change_settings(
 
 
 def _tables_on_cpu(lazy_init: Callable[..., None], *_: Any) -> None:
-    """Make inductor's tables of patterns, once, from traces on the CPU.
-
-    Only those that training makes for each device: of the others a second is refused.
-    """
+    """Make inductor's tables of patterns, once, from traces on the CPU."""
+    # Only those that training makes for each device: of the others a second is refused.
     lazy_init(torch.device("cpu"))
 
 
 def _properties(target: CudaTarget) -> Any:
-    """Return what ``torch.cuda.get_device_properties`` would.
-
-    Without ``sm_count`` and ``threads_per_sm`` there is no telling how inductor splits
-    reductions. The rest decides how kernels are launched, not what they write.
-    """
+    """Return what ``torch.cuda.get_device_properties`` would."""
+    # Without ``sm_count`` and ``threads_per_sm`` there is no telling how inductor
+    # splits reductions. The rest decides how kernels are launched, not what they write.
     major, minor = target.compute_capability
     return types.SimpleNamespace(
         name="GPU",
@@ -299,11 +293,9 @@ class _NoGuard:
 
 
 def _triton() -> dict[str, types.ModuleType]:
-    """Return modules in place of Triton.
-
-    Inductor asks whether a value is its, and, for the scratch of a split scan, how many
-    bits a number has.
-    """
+    """Return modules in place of Triton."""
+    # Inductor asks whether a value is its, and, for the scratch of a split scan, how
+    # many bits a number has.
     triton: Any = types.ModuleType("triton")
     language: Any = types.ModuleType("triton.language")
     triton.__version__ = _TRITON
@@ -319,10 +311,8 @@ def _triton() -> dict[str, types.ModuleType]:
 
 @contextlib.contextmanager
 def _guard_for_cuda() -> Iterator[None]:
-    """Lend device cuda the device guard of meta, which does nothing.
-
-    A CPU build has none for cuda, and asks for it in every op on a fake tensor there.
-    """
+    """Lend device cuda the device guard of meta, which does nothing."""
+    # A CPU build has none for cuda, and asks for it in every op on a fake tensor there.
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, _GUARDS)
     before = registry[_CUDA]

@@ -50,11 +50,7 @@ _HALVES: Final = {torch.bfloat16: "BFloat16", torch.float16: "Half"}
 
 
 def check_dtypes(call: Call) -> None:
-    """Refuse a call whose dtypes the CUDA kernel does not take.
-
-    Raises:
-        RuntimeError: As torch's own.
-    """
+    """Raise as torch does where the CUDA kernel does not take a call's dtypes."""
     name = call.func.overloadpacket.__name__.removesuffix("_")
     positions = _ONE_DTYPE.get(name, (0, 1) if name in _BATCH_NORMS else ())
     dtypes = [

@@ -293,11 +293,9 @@ def _in_place_in_autograd(
 
 
 def _node_of_autograd() -> str | None:
-    """Return the node whose op runs, by name; None for ops that a program runs itself.
-
-    Those are recomputation (grad mode is on), and backward functions in Python and
-    hooks: these have a frame of their own above that of the call of the engine.
-    """
+    """Return the running op's node by name; None if a program runs the op itself."""
+    # Those are recomputation (grad mode is on), and backward functions in Python and
+    # hooks: these have a frame of their own above that of the call of the engine.
     node = torch._C._current_autograd_node()
     if node is None or torch.is_grad_enabled():
         return None
@@ -314,10 +312,8 @@ def _node_of_autograd() -> str | None:
 
 
 def _full_storages(args: tuple[Any, ...]) -> AbstractContextManager[None]:
-    """Return a context in which padded outputs own their full storage.
-
-    FakeTensor's cache rebuilds outputs with padded rows without the last padding.
-    """
+    """Return a context in which padded outputs own their full storage."""
+    # FakeTensor's cache rebuilds outputs with padded rows without the last padding.
     mode = detect_fake_mode(args)
     return nullcontext() if mode is None else disable_fake_tensor_cache(mode)
 

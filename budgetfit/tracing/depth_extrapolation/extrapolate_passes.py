@@ -44,10 +44,8 @@ class EventPositions:
     inserted: IntArray
 
     def moved(self, event: int, *, starts: bool) -> int:
-        """Return the new position of a span's start or end at ``event``.
-
-        Copies are inserted before a span that starts there and after one that ends.
-        """
+        """Return the new position of a span's start or end at ``event``."""
+        # Copies are inserted before a span that starts there and after one that ends.
         earlier = int(np.searchsorted(self.removed, event))
         position = self.timeline.after(event - earlier)
         copies = self._copied_items(position, starts=starts)

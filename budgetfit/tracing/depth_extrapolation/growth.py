@@ -129,10 +129,8 @@ def _kept_periods(layout: RunLayout) -> float:
 def _more(
     one: NDArray[Any], other: NDArray[Any], may_grow: NDArray[np.bool_], periods: float
 ) -> NDArray[Any]:
-    """Return by how much sizes are larger, where ``periods`` times that are in them.
-
-    What grows with the square is less than that.
-    """
+    """Return by how much sizes are larger, where ``periods`` times that are in them."""
+    # What grows with the square is less than that.
     more = other - one
     return np.where(may_grow & (more > 0) & (periods * more <= one), more, 0)
 

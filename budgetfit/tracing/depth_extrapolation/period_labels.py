@@ -107,10 +107,8 @@ def label_timeline(owned: OwnedTrace, layout: RunLayout) -> Timeline:
 def _relabel_late_frees(
     period: IntArray, frees: NDArray[np.bool_], outside: NDArray[np.bool_]
 ) -> None:
-    """Label frees between items of one period as that period's, in place.
-
-    An optimizer's loop frees one parameter's tensors while it updates the next.
-    """
+    """Label frees between items of one period as that period's, in place."""
+    # An optimizer's loop frees one parameter's tensors while it updates the next.
     working = np.flatnonzero(~frees)
     late = np.flatnonzero(frees & outside)
     after = np.searchsorted(working, late)

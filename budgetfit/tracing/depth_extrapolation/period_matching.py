@@ -197,11 +197,9 @@ def _freed_storages(
     two: IntArray,
     three: IntArray,
 ) -> PeriodReference:
-    """Return the freed storages relative to the period that frees them.
-
-    One of the two may be of the first or the last period, which need not correspond;
-    then the other decides.
-    """
+    """Return the freed storages relative to the period that frees them."""
+    # One of the two may be of the first or the last period, which need not correspond;
+    # then the other decides.
     in_two, in_three = slots[two] >= 0, slots[three] >= 0
     if not (in_two | in_three).all():
         raise NotRepeatedError("its middle blocks free what was made far away")

@@ -11,10 +11,8 @@ from budgetfit.tracing.call_cache import CPU
 
 
 def strides_on_cuda(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides that ``tensor.to("cuda")`` has: that copies all elements.
-
-    Expanded tensors, whose elements share memory, are contiguous there.
-    """
+    """Return the strides that ``tensor.to("cuda")`` has: that copies all elements."""
+    # Expanded tensors, whose elements share memory, are contiguous there.
     is_dense = torch._prims_common.is_non_overlapping_and_dense_or_false
     if tensor.is_cuda or is_dense(tensor):
         return tensor.stride()

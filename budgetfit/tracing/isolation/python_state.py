@@ -17,10 +17,8 @@ from budgetfit.tracing.isolation.scalar_randomness import pinned_scalar_draws
 
 @contextlib.contextmanager
 def python_state_preserved() -> Iterator[None]:
-    """Disable garbage collection, and import and draw apart from the program.
-
-    Scalar random draws are pinned (``scalar_randomness``).
-    """
+    """Disable garbage collection, and import and draw apart from the program."""
+    # Scalar random draws are pinned (``scalar_randomness``).
     was_enabled = gc.isenabled()
     gc.disable()
     try:

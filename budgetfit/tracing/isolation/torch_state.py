@@ -111,10 +111,8 @@ def _no_saved_tensors_hooks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_autocast() -> Iterator[None]:
-    """Leave all autocast regions, so that the cast cache is freed with the inner one.
-
-    It is freed when the outermost region ends: with the user's, after the step.
-    """
+    """Leave all autocast regions: the cast cache is then freed with the inner one."""
+    # It is freed when the outermost region ends: with the user's, after the step.
     enabled = [name for name in _AUTOCAST_DEVICES if torch.is_autocast_enabled(name)]
     depth = torch.autocast_increment_nesting() - 1
     for _ in range(depth + 1):

@@ -178,10 +178,8 @@ class _Reached:
 
 @functools.cache
 def _may_lead_on(kind: Any) -> bool:
-    """Whether to look at objects of a class: not at the numbers and names of modules.
-
-    A model has tens of thousands of these, and each trace looks at all modules.
-    """
+    """Whether to look at objects of a class: not at numbers and names of modules."""
+    # A model has tens of thousands of these, and each trace looks at all modules.
     return kind_of_class(kind) is not None or issubclass(kind, _CODE)
 
 

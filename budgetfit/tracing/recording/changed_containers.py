@@ -142,11 +142,9 @@ def _is_cache(value: object) -> bool:
 
 
 def _has_changed(container: Any, before: Any, *, later: bool = False) -> bool:
-    """Whether a container holds other items than before.
-
-    ``later``: after its block ran. Keys and attributes that are new then do not count:
-    the block did without.
-    """
+    """Whether a container holds other items than before."""
+    # ``later``: after its block ran. Keys and attributes that are new then do not
+    # count: the block did without.
     now = _contents(container)
     if isinstance(before, dict) and isinstance(now, dict):
         if not later and len(now) != len(before):

@@ -53,10 +53,8 @@ class LoopRecorder:
             begins.remove()
 
     def _run_backward(self, engine: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note a backward pass of the loop; one that a forward runs leaves gradients.
-
-        ``torch.autograd.grad``, as of a gradient penalty, accumulates none.
-        """
+        """Note a backward pass of the loop; one in a forward leaves gradients."""
+        # ``torch.autograd.grad``, as of a gradient penalty, accumulates none.
         before = self._in_backward
         self._in_backward = before or bool(kwargs.get("accumulate_grad"))
         try:

@@ -70,10 +70,8 @@ class ModuleTracker:
         log.current_layer = self.current_layer
 
     def hook_wrapped(self, model: nn.Module) -> None:
-        """Hook the modules again, after they were wrapped in place (``fully_shard``).
-
-        What FSDP2 does before and after a block then belongs to the block.
-        """
+        """Hook the modules again, once they are wrapped in place (``fully_shard``)."""
+        # What FSDP2 does before and after a block then belongs to the block.
         self.remove_hooks()
         self._set_hooks(model, outermost=True)
 
@@ -189,11 +187,10 @@ class ModuleTracker:
 
 
 def _in_transform() -> bool:
-    """Whether a transform of ``torch.func`` runs what is called.
-
-    It hands on wrappers without a storage, and most of them cannot run under the hooks
-    that recompute a block (torch 2.13): such a run is none that a plan may treat.
-    """
+    """Whether a transform of ``torch.func`` runs what is called."""
+    # It hands on wrappers without a storage, and most of them cannot run under the
+    # hooks that recompute a block (torch 2.13): such a run is none that a plan may
+    # treat.
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 

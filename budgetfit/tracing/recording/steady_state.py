@@ -19,11 +19,9 @@ _SMALLEST_BLOCK = 512  # bytes of the allocator; scalars kept for a log take one
 
 
 def keeps_tensors(raw: RawTrace) -> bool:
-    """Whether the forward leaves tensors to the next step, which may replace them.
-
-    A recurrent state, a moving average: old and new exist at once, which only tracing
-    the next step shows.
-    """
+    """Whether the forward leaves tensors to the next step, which may replace them."""
+    # A recurrent state, a moving average: old and new exist at once, which only tracing
+    # the next step shows.
     log = raw.log
     freed = {-event - 1 for event in log.events if event < 0}
     return any(

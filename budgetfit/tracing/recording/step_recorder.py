@@ -127,11 +127,9 @@ class StepRecorder:
         self.raw.phases.append(phase)
 
     def _add_backward_passes(self, phase: Phase) -> None:
-        """Add the block passes of a micro-batch's backward.
-
-        It visits the block runs of the forward in reverse; each pass begins at its
-        first op and lasts until the next begins.
-        """
+        """Add the block passes of a micro-batch's backward."""
+        # It visits the block runs of the forward in reverse; each pass begins at its
+        # first op and lasts until the next begins.
         first: dict[int, int] = {}
         for run, event in self.tracker.backward:
             first.setdefault(run, event)

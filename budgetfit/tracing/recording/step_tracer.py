@@ -216,10 +216,8 @@ def _storage_log(
 def _resized(
     batch: Any, batch_size: int, dims: SampleDims, *, real_values: bool
 ) -> Any:
-    """Return the batch with ``batch_size`` samples, and the values that a trace needs.
-
-    Called outside the fake mode, in which added samples would have no values.
-    """
+    """Return the batch with ``batch_size`` samples, and the values a trace needs."""
+    # Called outside the fake mode, in which added samples would have no values.
     if not real_values:
         return resize_batch(_integers_only(batch), batch_size, dims=dims)
     # All samples are the first, so that control flow is the same for each.

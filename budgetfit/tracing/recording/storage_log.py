@@ -190,10 +190,8 @@ class StorageLog(TorchDispatchMode):
         return self._semantics.run(self._run, func, args, kwargs)
 
     def _is_on_host(self, func: torch._ops.OpOverload, name: str, out: Any) -> bool:
-        """Whether an op's output allocates no device memory.
-
-        torch's optimizers count steps on the host, with scalars that they make there.
-        """
+        """Whether an op's output allocates no device memory."""
+        # torch's optimizers count steps on the host, with scalars that they make there.
         return name == TO_HOST or (
             self.is_of_cuda
             and self.in_optimizer
@@ -252,11 +250,9 @@ class StorageLog(TorchDispatchMode):
         category: Category | None = None,
         size_bytes: int | None = None,
     ) -> int:
-        """Log a tensor's storage if it is new; return its index (-1: sparse, none).
-
-        One that has grown (``resize_``, ``out=``) is new: its old memory is freed once
-        it is copied.
-        """
+        """Log a tensor's storage if it is new; return its index (-1: sparse, none)."""
+        # One that has grown (``resize_``, ``out=``) is new: its old memory is freed
+        # once it is copied.
         if tensor.layout is not torch.strided:
             return -1
         storage = tensor.untyped_storage()
@@ -309,10 +305,8 @@ class StorageLog(TorchDispatchMode):
             self.made_from.pop(index, None)
 
     def inherit_layer(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
-        """Attribute a tensor's storage to the layer that owns another tensor's.
-
-        One that is shared, as by the gradients of a block under FSDP2, has several.
-        """
+        """Attribute a tensor's storage to the layer that owns another tensor's."""
+        # One that is shared, as by the gradients of a block under FSDP2, has several.
         index, source = self.index_of(tensor), self.index_of(other)
         if index >= 0 and source >= 0:
             known = [
@@ -395,10 +389,8 @@ if _SKIPS:
 
 
 def _is_meta(out: Any) -> bool:
-    """Whether an op's output is a tensor on meta, which has no memory anywhere.
-
-    PyTorch makes them to find the shapes of results with ``_efficientzerotensor``.
-    """
+    """Whether an op's output is a tensor on meta, which has no memory anywhere."""
+    # PyTorch makes them to find the shapes of results with ``_efficientzerotensor``.
     device = getattr(out, "fake_device", None) or getattr(out, "device", None)
     return isinstance(device, torch.device) and device.type == "meta"
 

@@ -41,11 +41,9 @@ def _layers_of(model: nn.Module, tracker: ModuleTracker) -> dict[nn.Module, int]
 def log_weights(
     model: nn.Module, log: StorageLog, tracker: ModuleTracker | None = None
 ) -> None:
-    """Log parameters and buffers in the order in which ``model.to("cuda")`` moves them.
-
-    That is children before parents, and a module's parameters before its buffers
-    (``nn.Module._apply``).
-    """
+    """Log parameters and buffers in the order in which ``model.to`` moves them."""
+    # That is children before parents, and a module's parameters before its buffers
+    # (``nn.Module._apply``).
     layers = (
         _layers_of(model, tracker)
         if tracker is not None
@@ -71,10 +69,8 @@ def log_optimizer_state(
     log: StorageLog,
     tracker: ModuleTracker,
 ) -> None:
-    """Log optimizer state, and the layers that own it, after a step.
-
-    ``optimizer.master_weights``, where it has any, are copies of weights of its own.
-    """
+    """Log optimizer state, and the layers that own it, after a step."""
+    # ``optimizer.master_weights``, where it has any, are copies of weights of its own.
     masters = getattr(optimizer, "master_weights", ())
     for weights in masters:
         log.set_category(weights, "optimizer_state")

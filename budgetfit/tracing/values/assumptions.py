@@ -95,10 +95,8 @@ def to_bool(out: torch.Tensor, *_: object, **kwargs: Any) -> AssumedValue | None
 
 
 def evenly_spread(shape: torch.Size, dim: int, classes: int) -> torch.Tensor:
-    """Return indices below ``classes``: each row continues where the last one ended.
-
-    Within a row no class occurs twice as long as there are enough.
-    """
+    """Return indices below ``classes``: each row continues where the last one ended."""
+    # Within a row no class occurs twice as long as there are enough.
     dim %= max(len(shape), 1)
     moved = [*shape[:dim], *shape[dim + 1 :], *shape[dim : dim + 1]]
     count = 1

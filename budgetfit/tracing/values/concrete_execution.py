@@ -59,10 +59,8 @@ def weights_bytes(model: nn.Module) -> int:
 
 
 def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run any op on concrete values; return None if the CPU has no kernel for it.
-
-    Dropout is the identity, and noise is the same each time and for each sample.
-    """
+    """Run any op on concrete values; return None if the CPU has no kernel for it."""
+    # Dropout is the identity, and noise is the same each time and for each sample.
     try:
         with torch._C._DisableAutocast(), torch.no_grad():
             if func in _ATTENTION:

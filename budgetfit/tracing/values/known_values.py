@@ -138,11 +138,7 @@ class KnownValues:
         return out
 
     def _check_bounds(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
-        """Check known indices against the tensor's size, as CUDA kernels do.
-
-        Raises:
-            IndexError: An index is out of bounds, and was not assumed.
-        """
+        """Check known indices against the tensor's size, as CUDA kernels do."""
         for dim, indices in indices_of(func, args):
             real = self.value(indices)
             if real is None or not real.numel() or self._values.reasons(indices):
@@ -169,11 +165,7 @@ class KnownValues:
         return [REAL_VALUES, *lines] if self._values.all_values else lines
 
     def array_of(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-        """Return a fake tensor's values as a numpy array.
-
-        Raises:
-            UnknownValueError: They are integers and unknown.
-        """
+        """Return a fake tensor's values as a numpy array, if known or no integers."""
         real = self.value(tensor)
         with _disable_current_modes():
             if real is None:
@@ -188,10 +180,8 @@ class KnownValues:
     # -- known values -----------------------------------------------------------------
 
     def _needs_no_values(self) -> bool:
-        """Return whether this phase reads no values: backward and optimizer.
-
-        A recomputation in the backward builds a graph, and reads them again.
-        """
+        """Return whether this phase reads no values: backward and optimizer."""
+        # A recomputation in the backward builds a graph, and reads them again.
         return self.phase == "optimizer" or (
             self.phase == "backward" and not torch.is_grad_enabled()
         )

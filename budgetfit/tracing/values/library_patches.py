@@ -65,11 +65,9 @@ def _saving_on_host(
     pin_memory: bool = False,
     device_type: str = "cuda",  # noqa: ARG001 - torch's signature
 ) -> None:
-    """Pack saved tensors with an op that a trace knows as a copy to the host.
-
-    ``save_on_cpu`` copies to the CPU, where all tensors of a trace are. Host memory
-    that is not pinned keeps the order of strides.
-    """
+    """Pack saved tensors with an op that a trace knows as a copy to the host."""
+    # ``save_on_cpu`` copies to the CPU, where all tensors of a trace are. Host memory
+    # that is not pinned keeps the order of strides.
 
     def pack(x: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
         order, strides = list(range(x.dim())), x.stride()
@@ -111,11 +109,10 @@ def _read(data: Any) -> Any:
 
 
 def _swapping_others(original: Callable[..., None]) -> Callable[..., None]:
-    """Make ``layer.to(dtype)`` a no-op in a forward if the layer has that dtype.
-
-    ``Module.to`` swaps a fake weight with its conversion (``swap_tensors``), which
-    raises if there are weak references to it; of a real weight it only sets ``.data``.
-    """
+    """Make ``layer.to(dtype)`` a no-op in a forward if the layer has that dtype."""
+    # ``Module.to`` swaps a fake weight with its conversion (``swap_tensors``), which
+    # raises if there are weak references to it; of a real weight it only sets
+    # ``.data``.
 
     def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
         same = one.dtype == other.dtype and one.shape == other.shape

@@ -122,10 +122,8 @@ def traits_of(func: torch._ops.OpOverload) -> OpTraits:
 def indices_of(
     func: torch._ops.OpOverload, args: tuple[Any, ...]
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield each indexed dimension of the first argument, with its indices.
-
-    Masks, which say which elements and not where they are, are left out.
-    """
+    """Yield each indexed dimension of the first argument, with its indices."""
+    # Masks, which say which elements and not where they are, are left out.
     if func in _INDEX_LISTS:
         dim = 0
         for indices in args[1]:

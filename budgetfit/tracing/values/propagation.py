@@ -47,10 +47,7 @@ class PropagatedValues:
     def record(
         self, fake: torch.Tensor, real: torch.Tensor, why: Iterable[str] = ()
     ) -> None:
-        """Record the values of ``fake``, if they are tracked.
-
-        ``why``: notes on what was assumed for these values.
-        """
+        """Record the values of ``fake``, if tracked, and ``why`` they were assumed."""
         if fake.shape != real.shape:
             return
         follows = self.is_tracked(real)

@@ -56,11 +56,7 @@ class ValueChecks:
         return 0.0 if self.says_no else 1.0
 
     def deny(self, error: BaseException) -> bool:
-        """Answer with no from here on if the function that last asked raised an error.
-
-        Returns:
-            Whether it did.
-        """
+        """Answer no from here on if the last to ask raised; return whether it did."""
         last, self._last = self._last, None
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:

@@ -88,10 +88,8 @@ def where(point: TimelinePoint) -> str:
 
 
 def _moments(plan: Plan) -> list[Moment]:
-    """Return the points of the step with the peak, each with its categories.
-
-    Of several that are too many to show, the highest.
-    """
+    """Return the points of the step with the peak, each with its categories."""
+    # Of several that are too many to show, the highest.
     line = plan.estimate.timeline
     if not line.points:
         return []

@@ -73,10 +73,8 @@ def _row(row: Alternative) -> tuple[str, Estimate, bool, str]:
 
 
 def _beside(plan: Plan, name: str, estimate: Estimate) -> str:
-    """Return the rate, and the ratio to the plan under gradient accumulation.
-
-    Alternatives are judged with accumulation, as far as it is possible.
-    """
+    """Return the rate, and the ratio to the plan under gradient accumulation."""
+    # Alternatives are judged with accumulation, as far as it is possible.
     text = f"{rate_text(estimate.samples_per_s)}/s"
     if estimate is plan.estimate or name == ACCUMULATING:
         return text

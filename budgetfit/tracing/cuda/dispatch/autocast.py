@@ -127,11 +127,9 @@ class CastCache:
     def cast_all(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Cast an op's arguments, the last one first.
-
-        The compiled kernel evaluates them in this order: a Linear's bias is cast before
-        its weight and its input. Reserved memory depends on it.
-        """
+        """Cast an op's arguments, the last one first."""
+        # The compiled kernel evaluates them in this order: a Linear's bias is cast
+        # before its weight and its input. Reserved memory depends on it.
 
         def cast(value: Any) -> Any:
             if not isinstance(value, (list, tuple, dict)):
@@ -149,10 +147,8 @@ class CastCache:
 
 @contextlib.contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Give ``torch.autocast`` CUDA's policies on CPU tensors, in this thread.
-
-    In the context it has one state for both devices: a program may name either.
-    """
+    """Give ``torch.autocast`` CUDA's policies on CPU tensors, in this thread."""
+    # In the context it has one state for both devices: a program may name either.
     cache = CastCache()
     thread = threading.get_ident()
     clear_autocast_cache = torch.clear_autocast_cache
@@ -179,11 +175,9 @@ def cuda_autocast() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_state_of_both_devices() -> Iterator[None]:
-    """Let autocast of CUDA act on the CPU, which plays its part, and the reverse.
-
-    CUDA's state is set as well, for code that asks for it: adapters, which convert
-    their inputs themselves where there is no autocast, or libraries of kernels.
-    """
+    """Let autocast of CUDA act on the CPU, which plays its part, and the reverse."""
+    # CUDA's state is set as well, for code that asks for it: adapters, which convert
+    # their inputs themselves where there is no autocast, or libraries of kernels.
     autocast, thread = torch.autocast, threading.get_ident()
     initialize, enter, leave = autocast.__init__, autocast.__enter__, autocast.__exit__
     cast = autocast_mode._cast

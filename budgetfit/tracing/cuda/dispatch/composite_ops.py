@@ -132,10 +132,8 @@ def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any
 
 
 def _of_plain_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a kernel with gradients for what is a plain tensor in training.
-
-    Those of ``torch.func`` and of AOTAutograd are subclasses there, too.
-    """
+    """Return a kernel with gradients for what is a plain tensor in training."""
+    # Those of ``torch.func`` and of AOTAutograd are subclasses there, too.
 
     def guarded(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if isinstance(first, FakeTensor):
@@ -159,10 +157,7 @@ def _noted(
 def cuda_composite_ops(
     target: CudaTarget, notes: set[str] | None = None
 ) -> Iterator[None]:
-    """Run CUDA's branches for fake CPU tensors while the context is open.
-
-    ``notes`` gets what cannot be represented.
-    """
+    """Run CUDA's branches for fake CPU tensors; ``notes`` gets what is left out."""
     kernels: dict[str, tuple[Callable[..., Any], Any]] = {
         "dropout": (_dropout, aten.dropout.default),
         "linear": (_linear, aten.linear.default),

@@ -69,10 +69,8 @@ def _differentiable(
     shape: list[int],
     mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return gradients of which there are gradients again.
-
-    Names keep what C++ keeps, to the end of an expression or of the function.
-    """
+    """Return gradients of which there are gradients again."""
+    # Names keep what C++ keeps, to the end of an expression or of the function.
     (grad, grad_of_rstd), (x, rstd, weight) = grads, saved
     outer, width = x.dim() - len(shape), math.prod(shape)
     cubed = rstd.pow(3)

@@ -11,11 +11,9 @@ aten = torch.ops.aten
 def _grouped_product(
     one: torch.Tensor, other: torch.Tensor, offsets: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the output of a grouped GEMM in fp32 or fp16.
-
-    CUDA multiplies group by group into one tensor, with rows aligned to 16 bytes.
-    Source: ``create_grouped_gemm_output_tensor`` in ``ATen/native/GroupedMMUtils.h``.
-    """
+    """Return the output of a grouped GEMM in fp32 or fp16."""
+    # CUDA multiplies group by group into one tensor, with rows aligned to 16 bytes.
+    # Source: ``create_grouped_gemm_output_tensor`` in ``ATen/native/GroupedMMUtils.h``.
     rows, columns = one.shape[-2], other.shape[-1]
     alignment = 16 // one.element_size()
     width = -(-columns // alignment) * alignment

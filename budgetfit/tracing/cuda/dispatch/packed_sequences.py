@@ -19,10 +19,8 @@ def pad_packed_sequence(
     padding_value: float,
     total_length: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the padded rows and, in host memory, the length of each sample.
-
-    Consecutive time steps with the same number of samples are copied at once.
-    """
+    """Return the padded rows and, in host memory, the length of each sample."""
+    # Consecutive time steps with the same number of samples are copied at once.
     with _disable_current_modes():
         counts = batch_sizes.tolist()
         samples = torch.arange(counts[0])[:, None]

@@ -69,11 +69,10 @@ def is_composite(op: torch._ops.OpOverload) -> bool:
 def run_composite(
     op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run the ops that an op consists of.
-
-    Under ``inference_mode`` autograd's dispatch keys are off: dispatch modes meet such
-    ops whole, where otherwise the kernels of ``AutogradCPU`` had taken them apart.
-    """
+    """Run the ops that an op consists of."""
+    # Under ``inference_mode`` autograd's dispatch keys are off: dispatch modes meet
+    # such ops whole, where otherwise the kernels of ``AutogradCPU`` had taken them
+    # apart.
     name = op.name().removeprefix("aten::")
     kernel = _TRACING.kernels.get("AutogradCPU", {}).get(name)
     found = NotImplemented if kernel is None else kernel(*args, **kwargs)

@@ -203,10 +203,8 @@ def cudnn_backward(call: Call) -> Steps:
 
 @kernel_memory("_safe_softmax")
 def safe_softmax(call: Call) -> Steps:
-    """The mask of minus infinity, the fully masked rows, and a zero for them.
-
-    Source: ``aten/src/ATen/native/transformers/attention.cpp``.
-    """
+    """The mask of minus infinity, the fully masked rows, and a zero for them."""
+    # Source: ``aten/src/ATen/native/transformers/attention.cpp``.
     tensor, dim = call.args[:2]
     last = dim % max(tensor.dim(), 1)
     rows = prod(size for d, size in enumerate(tensor.shape) if d != last)

@@ -38,10 +38,8 @@ def is_channels_last(tensor: Tensor) -> bool:
     "_upsample_nearest_exact3d",
 )
 def upsample(call: Call) -> Steps:
-    """Contiguous input and output, unless the size is unchanged; ``UpSample*.cu``.
-
-    In 2-D four channels and more may be last, in 3-D not.
-    """
+    """Contiguous input and output, unless the size is unchanged; ``UpSample*.cu``."""
+    # In 2-D four channels and more may be last, in 3-D not.
     tensor, out = call.args[0], call.out
     if tensor.shape == out.shape:
         return
@@ -146,10 +144,8 @@ def roll(call: Call) -> Steps:
 
 @kernel_memory("col2im", "im2col")
 def fold(call: Call) -> Steps:
-    """An output in the input's size, resized only where it must be larger.
-
-    So a smaller output keeps a storage as large as the input. ``Col2Im.cu``.
-    """
+    """An output in the input's size, resized only where it must be larger."""
+    # So a smaller output keeps a storage as large as the input. ``Col2Im.cu``.
     copies = contiguous_copies(call.args[0])
     first, *then = resized(call.args[0], call.out)
     yield from (first, *copies, *then)

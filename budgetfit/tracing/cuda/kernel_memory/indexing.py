@@ -56,10 +56,8 @@ def embedding(call: Call) -> Steps:
 
 @kernel_memory("embedding_dense_backward")
 def embedding_backward(call: Call) -> Steps:
-    """More than 3072 indices are sorted and their rows summed in parts.
-
-    Source: ``native/cuda/Embedding.cu`` and ``EmbeddingBackwardKernel.cu``.
-    """
+    """More than 3072 indices are sorted and their rows summed in parts."""
+    # Source: ``native/cuda/Embedding.cu`` and ``EmbeddingBackwardKernel.cu``.
     grad, indices, rows = call.args[:3]
     yield from contiguous_copies(grad, indices)
     counted = bool(call.get(4, False))
@@ -106,11 +104,9 @@ def _summed_by_row(
 
 @kernel_memory("_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(call: Call) -> Steps:
-    """The bag of each index and the size of each bag, whatever the mode.
-
-    Outputs are the sums, the bags, their sizes and, for maxima, where those are.
-    Source: ``_embedding_bag_cuda`` in ``native/cuda/EmbeddingBag.cu``.
-    """
+    """The bag of each index and the size of each bag, whatever the mode."""
+    # Outputs are the sums, the bags, their sizes and, for maxima, where those are.
+    # Source: ``_embedding_bag_cuda`` in ``native/cuda/EmbeddingBag.cu``.
     weight, indices, offsets = call.args[:3]
     maxima = call.get(4, 0) == MAXIMUM
     index = max(indices.element_size(), offsets.element_size())
@@ -150,10 +146,8 @@ def embedding_bag_backward(call: Call) -> Steps:
 
 
 def _expanded(indices: Sequence[Tensor | None]) -> tuple[torch.Size, int]:
-    """Return the broadcast shape of the indices and how many are copied to it.
-
-    The kernel reads all indices as int64, with the same strides.
-    """
+    """Return the broadcast shape of the indices and how many are copied to it."""
+    # The kernel reads all indices as int64, with the same strides.
     given = [index for index in indices if index is not None]
     shape = torch.broadcast_shapes(*(index.shape for index in given))
     whole = contiguous_strides(shape)
@@ -193,10 +187,8 @@ def index(call: Call) -> Steps:
 
 @kernel_memory("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
 def index_put(call: Call) -> Steps:
-    """Accumulation sorts the indices; the values are made contiguous.
-
-    Source: ``index_put_with_sort_kernel`` in ``native/cuda/Indexing.cu``.
-    """
+    """Accumulation sorts the indices; the values are made contiguous."""
+    # Source: ``index_put_with_sort_kernel`` in ``native/cuda/Indexing.cu``.
     tensor, indices, values = call.args[:3]
     if call.get(3) and indices[0] is not None and indices[0].dtype == torch.bool:
         yield from _added_by_mask(tensor, indices[0], values)
@@ -219,11 +211,9 @@ def index_put(call: Call) -> Steps:
 
 
 def _added_by_mask(tensor: Tensor, mask: Tensor, values: Tensor) -> Steps:
-    """Added where a mask of the first dimensions is true: its gradient, ``x[mask]``.
-
-    The mask becomes an index for each of its dimensions (``nonzero``), as many as there
-    are values.
-    """
+    """Added where a mask of the first dimensions is true: its gradient, ``x[mask]``."""
+    # The mask becomes an index for each of its dimensions (``nonzero``), as many as
+    # there are values.
     rest = prod(tensor.shape[mask.dim() :])
     count = values.numel() // max(rest, 1)
     yield buffer(count * mask.dim() * INDEX_BYTES)
@@ -267,11 +257,9 @@ def masked_scatter(call: Call) -> Steps:
 
 @kernel_memory("masked_scatter_backward")
 def masked_scatter_backward(call: Call) -> Steps:
-    """``nonzero`` of the mask, with an index per dimension, and the expanded mask.
-
-    The number of true elements is data-dependent; programs that fill placeholders have
-    as many as the source has elements, which is the output's size.
-    """
+    """``nonzero`` of the mask, with an index per dimension, and the expanded mask."""
+    # The number of true elements is data-dependent; programs that fill placeholders
+    # have as many as the source has elements, which is the output's size.
     grad, mask, sizes = call.args[:3]
     if mask.shape != grad.shape or not mask.is_contiguous():
         yield buffer(grad.numel())
@@ -281,10 +269,8 @@ def masked_scatter_backward(call: Call) -> Steps:
 
 @kernel_memory("_coalesce")
 def coalesce(call: Call) -> Steps:
-    """Sorts flat indices with their places; how many differ is not known.
-
-    Source: ``native/sparse/cuda/SparseCUDATensor.cu``.
-    """
+    """Sorts flat indices with their places; how many differ is not known."""
+    # Source: ``native/sparse/cuda/SparseCUDATensor.cu``.
     count = call.args[0]._nnz()
     each = buffer(count * INDEX_BYTES)
     for _ in range(3):
@@ -295,10 +281,8 @@ def coalesce(call: Call) -> Steps:
 
 @kernel_memory("scatter_reduce", "scatter_reduce_", "index_reduce", "index_reduce_")
 def scatter_reduce(call: Call) -> Steps:
-    """A mean counts ones in the output's shape, and asks which counts are zero.
-
-    ``index_reduce`` without the tensor itself overwrites it first, by int64 indices.
-    """
+    """A mean counts ones in the output's shape, and asks which counts are zero."""
+    # ``index_reduce`` without the tensor itself overwrites it first, by int64 indices.
     index, source, reduce = call.args[2:5]
     by_index = call.func.overloadpacket in (aten.index_reduce, aten.index_reduce_)
     yield OUTPUTS
@@ -357,11 +341,9 @@ def cumulative(call: Call) -> Steps:
 
 @kernel_memory("sort.default", "sort.stable")
 def sort(call: Call) -> Steps:
-    """Long rows are sorted where they are dense; their results are copied back.
-
-    Keys of 16 bits and less have an upper bound before compute capability 9.0: their
-    kernel asks for the occupancy of the card. Source: ``native/cuda/Sort.cpp``.
-    """
+    """Long rows are sorted where they are dense; their results are copied back."""
+    # Keys of 16 bits and less have an upper bound before compute capability 9.0: their
+    # kernel asks for the occupancy of the card. Source: ``native/cuda/Sort.cpp``.
     dim = call.kwargs.get("dim", -1 if "stable" in call.kwargs else call.get(1, -1))
     if call.args[0].dim():
         yield from _sorting(call.args[0], dim, call.out)
@@ -423,10 +405,8 @@ def embedding_renorm(call: Call) -> Steps:
 
 @kernel_memory("topk")
 def topk(call: Call) -> Steps:
-    """A contiguous input; several blocks share a long row, or many rows.
-
-    Source: ``native/cuda/TensorTopK.cu``.
-    """
+    """A contiguous input; several blocks share a long row, or many rows."""
+    # Source: ``native/cuda/TensorTopK.cu``.
     tensor, count, dim = call.args[0], call.args[1], call.get(2, -1)
     yield OUTPUTS
     if not tensor.dim():
@@ -480,10 +460,8 @@ def searchsorted(call: Call) -> Steps:
 
 @kernel_memory("isin.Tensor_Tensor")
 def isin(call: Call) -> Steps:
-    """Compares all pairs; more than a few tests are sorted: not represented.
-
-    Source: ``isin_Tensor_Tensor_out`` in ``native/TensorCompare.cpp``.
-    """
+    """Compares all pairs; more than a few tests are sorted: not represented."""
+    # Source: ``isin_Tensor_Tensor_out`` in ``native/TensorCompare.cpp``.
     elements, tests = call.args[:2]
     if tests.numel() >= FEW_TESTS * elements.numel() ** FEW_TESTS_POWER:
         yield Unverified()
@@ -497,10 +475,9 @@ def isin(call: Call) -> Steps:
 
 @kernel_memory("_unique2")
 def unique(call: Call) -> Steps:
-    """Sorted keys, with their places for the inverse; outputs have room for all.
-
-    CUB's storage for keys without places is not represented; ``native/cuda/Unique.cu``.
-    """
+    """Sorted keys, with their places for the inverse; outputs have room for all."""
+    # CUB's storage for keys without places is not represented;
+    # ``native/cuda/Unique.cu``.
     yield Unverified()
     tensor, inverse, counts = call.args[0], call.get(2), call.get(3)
     keys, each = copy_of(tensor), buffer(tensor.numel() * INDEX_BYTES)
@@ -520,10 +497,8 @@ def unique(call: Call) -> Steps:
 
 @kernel_memory("median.default", "nanmedian.default")
 def median(call: Call) -> Steps:
-    """All elements sorted in one row; without NaNs those are counted.
-
-    Source: ``median_impl`` in ``native/cuda/Sorting.cpp``.
-    """
+    """All elements sorted in one row; without NaNs those are counted."""
+    # Source: ``median_impl`` in ``native/cuda/Sorting.cpp``.
     tensor = call.args[0]
     count = tensor.numel()
     if not count:

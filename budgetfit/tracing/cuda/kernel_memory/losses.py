@@ -155,10 +155,8 @@ def huber_loss(call: Call) -> Steps:
 
 @kernel_memory("binary_cross_entropy", "soft_margin_loss")
 def in_place_loss(call: Call) -> Steps:
-    """Every element's loss stays in the output's storage; its sum is separate.
-
-    The reduction is the last argument, after an optional weight.
-    """
+    """Every element's loss stays in the output's storage; its sum is separate."""
+    # The reduction is the last argument, after an optional weight.
     yield from _one_dtype(call)
     yield from _one_shape(call)
     yield _full_storage(call)
@@ -170,10 +168,8 @@ def in_place_loss(call: Call) -> Steps:
 
 @kernel_memory("binary_cross_entropy_with_logits")
 def logits_loss(call: Call) -> Steps:
-    """Every element's loss and one term of it, and ``pos_weight`` - 1.
-
-    The latter is freed before the sum, which allocates about 1 KB.
-    """
+    """Every element's loss and one term of it, and ``pos_weight`` - 1."""
+    # The latter is freed before the sum, which allocates about 1 KB.
     tensor, weight, is_reduced = call.args[0], call.get(3), call.get(4, 1)
     yield from _one_dtype(call)
     yield copy_of(tensor)
@@ -213,10 +209,8 @@ def multi_margin_backward(call: Call) -> Steps:
 
 @kernel_memory("_ctc_loss_backward")
 def ctc_loss_backward(call: Call) -> Steps:
-    """Lengths and offsets on the GPU, and beta, as large as alpha.
-
-    In a large problem the blanks' part is summed by ``logsumexp``; ``LossCTC.cu``.
-    """
+    """Lengths and offsets on the GPU, and beta, as large as alpha."""
+    # In a large problem the blanks' part is summed by ``logsumexp``; ``LossCTC.cu``.
     (steps, samples, classes), alpha = call.args[1].shape, call.args[6]
     for _ in range(3):
         yield buffer(samples * INDEX_BYTES)

@@ -134,11 +134,9 @@ def trilinear(call: Call) -> Steps:
 
 
 def in_cublaslt(call: Call) -> bool:
-    """Return whether cuBLASLt runs this product, with the bias in its epilogue.
-
-    The summand must be contiguous and a row for all rows of the output; an inner or
-    output dimension of 1 is left to cuBLAS.
-    """
+    """Return whether cuBLASLt runs this product, with the bias in its epilogue."""
+    # The summand must be contiguous and a row for all rows of the output; an inner or
+    # output dimension of 1 is left to cuBLAS.
     if call.func is aten.addmm.default:
         half = call.out.dtype in HALVES
         with_matrix = half and call.target.torch_version >= LT_MATRIX_VERSION

@@ -45,11 +45,9 @@ def forward(call: Call) -> Steps:
 
 @kernel_memory("native_layer_norm_backward", "_fused_rms_norm_backward")
 def backward(call: Call) -> Steps:
-    """Contiguous inputs, and weight gradients in two passes for many short rows.
-
-    The kernel's host code copies the gradient after it has allocated the outputs. The
-    last argument tells which gradients are wanted; an RMS norm has no bias.
-    """
+    """Contiguous inputs, and weight gradients in two passes for many short rows."""
+    # The kernel's host code copies the gradient after it has allocated the outputs. The
+    # last argument tells which gradients are wanted; an RMS norm has no bias.
     grad, tensor, shape = call.args[:3]
     _, gamma, *beta = call.args[-1]
     weights = call.args[5 if beta else 4 : -1]

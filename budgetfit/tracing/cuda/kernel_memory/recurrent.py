@@ -25,11 +25,9 @@ def cell(call: Call) -> Steps:
 
 @kernel_memory("_thnn_fused_lstm_cell_backward_impl", "_thnn_fused_gru_cell_backward")
 def cell_backward(call: Call) -> Steps:
-    """The gates' gradients, summed over the rows for the biases.
-
-    Outputs of an LSTM cell: gates, cell state, bias. Of a GRU cell: the gates of input
-    and hidden state, hidden state, and the bias of either.
-    """
+    """The gates' gradients, summed over the rows for the biases."""
+    # Outputs of an LSTM cell: gates, cell state, bias. Of a GRU cell: the gates of
+    # input and hidden state, hidden state, and the bias of either.
     lstm = len(call.out) == 3  # noqa: PLR2004
     biases = {2: 0} if lstm else {3: 0, 4: 1}  # and the gates that each sums up
     yield from (Output(k) for k in range(len(call.out) - len(biases)))

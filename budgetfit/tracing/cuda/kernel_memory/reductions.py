@@ -238,10 +238,8 @@ def renorm(call: Call) -> Steps:
 
 @kernel_memory("_foreach_norm")
 def foreach_norm(call: Call) -> Steps:
-    """A partial result for each chunk of each tensor; ``ForeachReduceOp.cu``.
-
-    Tensors of several dtypes, or with holes, are reduced one after the other.
-    """
+    """A partial result for each chunk of each tensor; ``ForeachReduceOp.cu``."""
+    # Tensors of several dtypes, or with holes, are reduced one after the other.
     tensors = call.args[0]
     dense = map(is_non_overlapping_and_dense_or_false, tensors)
     if len({tensor.dtype for tensor in tensors}) > 1 or not all(dense):

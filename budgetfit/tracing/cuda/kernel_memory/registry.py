@@ -130,10 +130,8 @@ def freed_at_once(*buffers: KernelScratch[int]) -> Iterator[KernelScratch[int] |
 
 
 def resized(like: Tensor, out: Tensor) -> Iterator[KernelStep]:
-    """Allocate an output in the size of ``like``, and again if it must be larger.
-
-    A smaller output keeps a storage as large as ``like``.
-    """
+    """Allocate an output in the size of ``like``, and again if it must be larger."""
+    # A smaller output keeps a storage as large as ``like``.
     if out.numel() <= like.numel():
         yield Output(0, size_bytes=like.numel() * out.element_size())
         return
@@ -166,11 +164,9 @@ def verified_ops() -> frozenset[str]:
 
 
 def is_verified(func: OpOverload) -> bool:
-    """Return whether an op's memory is verified.
-
-    Outside aten only our host copies, which allocate their output alone, and FSDP2's,
-    by recordings of whole steps (``tests/accuracy/sharded``).
-    """
+    """Return whether an op's memory is verified."""
+    # Outside aten only our host copies, which allocate their output alone, and FSDP2's,
+    # by recordings of whole steps (``tests/accuracy/sharded``).
     name = str(func)
     if func.namespace == "aten":
         return name.partition(".")[2] in verified_ops()

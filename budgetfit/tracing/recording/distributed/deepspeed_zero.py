@@ -118,10 +118,8 @@ def _by_way_of_the_host(log: RankLog, gather: Callable[..., Any]) -> Callable[..
 
 
 def _finite(check: Callable[..., bool]) -> Callable[..., bool]:
-    """Return a check for infinite gradients, which reads zeros: fakes have no values.
-
-    A step that finds some would be skipped.
-    """
+    """Return a check for infinite gradients that reads zeros: fakes have no values."""
+    # A step that finds some would be skipped.
 
     @functools.wraps(check)
     def call(*args: Any, **kwargs: Any) -> bool:

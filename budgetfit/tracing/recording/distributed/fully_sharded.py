@@ -28,11 +28,9 @@ _GLOBAL_SHAPES = "_propagate_tensor_meta_non_cached"
 
 @contextlib.contextmanager
 def fully_shard_on_fakes(log: RankLog) -> Iterator[None]:
-    """Let ``fully_shard`` shard fake weights, and log what no op shows.
-
-    The weights are in host memory until it moves them, block by block: the log, paused
-    by the caller, begins there.
-    """
+    """Let ``fully_shard`` shard fake weights, and log what no op shows."""
+    # The weights are in host memory until it moves them, block by block: the log,
+    # paused by the caller, begins there.
     patches: list[tuple[Any, str, Any]] = [
         (torch.UntypedStorage, "resize_", _logged_resize(log)),
         (_fsdp_init, "_move_states_to_device", _logged_move(log)),

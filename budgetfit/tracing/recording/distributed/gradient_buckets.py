@@ -144,10 +144,8 @@ def _entries(trace: StepTrace) -> list[_Entry]:
 
 
 def _call_of(trace: StepTrace) -> Callable[[_Entry], tuple[str, int]]:
-    """Return what tells an entry's call: each phase has one of a kind.
-
-    What DDP does before a forward may follow no event of that phase.
-    """
+    """Return what tells an entry's call: each phase has one of a kind."""
+    # What DDP does before a forward may follow no event of that phase.
     starts = [phase.start for phase in trace.phases]
 
     def call(entry: _Entry) -> tuple[str, int]:

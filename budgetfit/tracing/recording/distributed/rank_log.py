@@ -94,10 +94,8 @@ class RankLog(StorageLog):
         super().assign(tensor, category, layer)
 
     def move(self, tensor: torch.Tensor, category: Category) -> None:
-        """Log a tensor that comes from the host.
-
-        Until the next one comes, what is allocated outside modules is for its layer.
-        """
+        """Log a tensor that comes from the host."""
+        # Until the next one comes, what is allocated outside modules is for its layer.
         self._sharded_layer = self._host_layers.get(id(tensor), -1)
         self.assign(tensor, category, self._sharded_layer)
 
