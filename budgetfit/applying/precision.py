@@ -68,8 +68,7 @@ def apply_precision(
                 _cast(tensor, dtype)
         if device_type == "cuda" and precision.autocast is None:
             undo.add(
-                torch.set_float32_matmul_precision,
-                torch.get_float32_matmul_precision(),
+                torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()
             )
             torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
     return undo

@@ -101,8 +101,7 @@ def sample_dimension(
 
 
 def sample_dimensions(
-    batch: Any,
-    dims: SampleDims = FIRST_DIM,
+    batch: Any, dims: SampleDims = FIRST_DIM
 ) -> dict[str, int | None]:
     """Return the sample dimension of each tensor of a batch, by path.
 

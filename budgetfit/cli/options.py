@@ -353,8 +353,7 @@ REAL_STEPS: Options = {
     "device": _option("cpu checks numerics without a GPU.", shown="this machine's GPU"),
 }
 REPORT = _panel(
-    "Output",
-    report=_option("Write the report with figures here: plan.html.", Path),
+    "Output", report=_option("Write the report with figures here: plan.html.", Path)
 )
 EXPORT: Options = {
     "to": _option(
@@ -366,8 +365,7 @@ EXPORT: Options = {
     **_panel("Output", save=_option("Write it here.", Path, shown="standard output")),
 }
 SAMPLES = _panel(
-    "Output",
-    samples=_option("Say how long one pass over so many samples takes.", int),
+    "Output", samples=_option("Say how long one pass over so many samples takes.", int)
 )
 DETAILS = _panel(
     "Output",

@@ -284,8 +284,7 @@ def _gradients(model: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
 
 
 def _copies(
-    model: nn.Module,
-    mean: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
+    model: nn.Module, mean: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach
 ) -> Iterator[tuple[str, torch.Tensor | None]]:
     """Yield gradients by name, copied to CPU memory one after the other."""
     for name, grad in _gradients(model):

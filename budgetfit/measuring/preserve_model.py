@@ -37,11 +37,7 @@ _HOOKS_OF_TENSORS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 @contextmanager
 def preserved_model(
-    model: nn.Module,
-    device: torch.device,
-    *,
-    weights: bool = True,
-    loss: object = None,
+    model: nn.Module, device: torch.device, *, weights: bool = True, loss: object = None
 ) -> Iterator[None]:
     """Restore weights, buffers, gradients, modes and random generators at the end.
 

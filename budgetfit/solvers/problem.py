@@ -130,10 +130,7 @@ def describe(chain: ChainProfile, segments: Sequence[Segment]) -> str:
             sum(each.mode == "selective" for each in segments),
             "recomputed but for some ops' outputs",
         ),
-        (
-            sum(each.mode == "offload" for each in segments),
-            "offloaded to the host",
-        ),
+        (sum(each.mode == "offload" for each in segments), "offloaded to the host"),
     ]
     parts: list[str] = []
     for count, words in counts:
@@ -157,10 +154,7 @@ def _in_segments(segments: Sequence[Segment]) -> str:
         f"{count} {words}"
         for count, words in (
             (sum(each.nested for each in segments), "nested"),
-            (
-                sum(each.input_on_host for each in segments),
-                "with inputs on the host",
-            ),
+            (sum(each.input_on_host for each in segments), "with inputs on the host"),
         )
         if count
     ]

@@ -103,11 +103,7 @@ def _ordered(
         changes = sum(len(set(lengths)) for _, lengths in groups) - 1
         placed = (*others, *_placed(groups, names))
         tried = tuple(sorted(placed, key=lambda each: number[each.blocks[0]]))
-        found = (
-            chain_time_ns(chain, tried),
-            changes,
-            chain_peak_bytes(chain, tried),
-        )
+        found = (chain_time_ns(chain, tried), changes, chain_peak_bytes(chain, tried))
         if found < rank and found[-1] <= problem.limit_bytes:
             best, rank = tried, found
     return best

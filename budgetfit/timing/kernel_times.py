@@ -271,12 +271,7 @@ class _Rates(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        gpu: Gpu,
-        *,
-        tf32: bool,
-        kinds: Mapping[OpKind, KindShares],
-        together: bool,
+        cls, gpu: Gpu, *, tf32: bool, kinds: Mapping[OpKind, KindShares], together: bool
     ) -> "_Rates":
         """Return a GPU's rates."""
         shares = find_shares(gpu, together=together)

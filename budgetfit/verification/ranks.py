@@ -143,10 +143,7 @@ def _measure(  # noqa: PLR0913, PLR0917 - one value each, all needed
 
 
 def _compare(
-    plan: Plan,
-    setup: TrainingSetup,
-    ranks: Ranks,
-    notes: list[str],
+    plan: Plan, setup: TrainingSetup, ranks: Ranks, notes: list[str]
 ) -> GradientCheck | None:
     """Compare the reduced gradients with the mean over all ranks of plain ones."""
     # None where the unmodified model runs out of memory. Where the engine computes in

@@ -223,11 +223,7 @@ def with_recorded_step_time(
 
 
 def _compare(
-    plan: Plan,
-    setup: TrainingSetup,
-    notes: list[str],
-    *,
-    on_cuda: bool,
+    plan: Plan, setup: TrainingSetup, notes: list[str], *, on_cuda: bool
 ) -> GradientCheck | None:
     """Compare gradients; None where the unmodified model runs out of memory."""
     # An optimizer in backward frees gradients before they could be compared.

@@ -14,12 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from budgetfit.utils.mutable_state import (
-    MAX_ITEMS,
-    HeldState,
-    leaves,
-    mutable_state,
-)
+from budgetfit.utils.mutable_state import MAX_ITEMS, HeldState, leaves, mutable_state
 
 
 class ArgumentValues:

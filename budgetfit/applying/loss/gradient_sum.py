@@ -82,8 +82,7 @@ class _UsedInPart(Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any,
-        gradient: torch.Tensor,
+        ctx: Any, gradient: torch.Tensor
     ) -> tuple[torch.Tensor | None, None, None]:
         total = ctx.total.add(gradient)
         return None if total is None else total.to(ctx.dtype), None, None

@@ -13,10 +13,7 @@ from typing import Any
 
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
-from budgetfit.integrations.model_sources.model_name import (
-    is_local_path,
-    parse_fields,
-)
+from budgetfit.integrations.model_sources.model_name import is_local_path, parse_fields
 from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.source_code import plain_torch_templates as parts
 from budgetfit.integrations.source_code.plain_torch_checkpointing import (

@@ -6,10 +6,7 @@ from typing import Final
 
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
-from budgetfit.integrations.source_code.plain_torch_templates import (
-    Part,
-    exported_part,
-)
+from budgetfit.integrations.source_code.plain_torch_templates import Part, exported_part
 from budgetfit.integrations.source_code.python_source import to_source
 
 

@@ -22,11 +22,7 @@ def ranks_parts(recipe: Recipe) -> list[Part]:
     if parallelism.engine == "deepspeed":
         return [*parts, Part(_ENGINE, ("import deepspeed",))]
     checkpoint = ("import torch.distributed.checkpoint as dcp", _STATE)
-    return [
-        *parts,
-        Part(_fsdp2(parallelism), (_FSDP, _MESH)),
-        Part(STATES, checkpoint),
-    ]
+    return [*parts, Part(_fsdp2(parallelism), (_FSDP, _MESH)), Part(STATES, checkpoint)]
 
 
 def ranks_constants(recipe: Recipe, blocks: tuple[str, ...]) -> list[str]:

@@ -139,9 +139,7 @@ def _front(
     if not estimate.host_bytes:
         chain = without_host_options(chain)
     problem = Problem(
-        chain=chain,
-        limit_bytes=chain_peak_bytes(chain, ()),
-        max_segment=MAX_SEGMENT,
+        chain=chain, limit_bytes=chain_peak_bytes(chain, ()), max_segment=MAX_SEGMENT
     )
     found = pareto_front(problem, MAX_FRONT_LABELS)
     segments = [row.segments for row in found if row.segments is not None]

@@ -143,11 +143,7 @@ def _add_library_class(hasher: Hasher, cls: type) -> None:
     if (
         module is not None
         and hasher.first_seen(f"replaced {module.__name__}")
-        and cls.__module__.partition(".")[0]
-        not in (
-            "torch",
-            *sys.stdlib_module_names,
-        )
+        and cls.__module__.partition(".")[0] not in ("torch", *sys.stdlib_module_names)
     ):
         _add_replaced(hasher, module)
 

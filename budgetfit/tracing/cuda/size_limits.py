@@ -101,10 +101,7 @@ _RULES: Final[dict[str, tuple[str, Rule]]] = {
     "_upsample_nearest_exact1d": ("UpSampleNearest1d.cu", _elements((-1, "output"))),
     **dict.fromkeys(
         ("upsample_nearest1d_backward", "_upsample_nearest_exact1d_backward"),
-        (
-            "UpSampleNearest1d.cu",
-            _elements(_GRADIENT, (-1, "input's gradient")),
-        ),
+        ("UpSampleNearest1d.cu", _elements(_GRADIENT, (-1, "input's gradient"))),
     ),
     **dict.fromkeys(
         ("upsample_nearest2d_backward", "_upsample_nearest_exact2d_backward"),

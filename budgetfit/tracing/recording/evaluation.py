@@ -66,10 +66,7 @@ def append_evaluation(
         ),
         scratch=(*training.scratch, *evaluation.scratch),
         events=_joined(training.events, moved),
-        phases=(
-            *training.phases,
-            Phase("forward", step, 0, start, start + len(moved)),
-        ),
+        phases=(*training.phases, Phase("forward", step, 0, start, start + len(moved))),
     )
 
 

@@ -15,10 +15,7 @@ from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.tracing.cuda.op_semantics import imitate_cuda
 from budgetfit.tracing.cuda.target import CudaTarget
-from budgetfit.tracing.cuda.triton.launches import (
-    kernels_on_fakes,
-    triton_is_loaded,
-)
+from budgetfit.tracing.cuda.triton.launches import kernels_on_fakes, triton_is_loaded
 from budgetfit.tracing.fake.host_tensor import host_tensors, moves_attributes
 from budgetfit.tracing.fake.model_copy import fake_copy, fake_mode, kept_modules
 from budgetfit.tracing.fake.result_cache import FakeResultCache

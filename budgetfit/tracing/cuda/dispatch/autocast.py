@@ -282,11 +282,7 @@ def _fp32_output(op: Callable[..., Any]) -> Callable[..., Any]:
                 position = names.index("dtype")
                 if position < len(args):
                     if args[position] is None:
-                        args = (
-                            *args[:position],
-                            torch.float32,
-                            *args[position + 1 :],
-                        )
+                        args = (*args[:position], torch.float32, *args[position + 1 :])
                 elif kwargs.get("dtype") is None:
                     kwargs["dtype"] = torch.float32
             return op(*args, **kwargs)

@@ -115,9 +115,6 @@ def is_fused(x: Tensor, weight: Tensor | None) -> bool:
     """Return whether ``rms_norm`` uses the fused op (not for channels-last inputs)."""
     if weight is not None and weight.dtype != x.dtype:
         return False
-    formats = {
-        IMAGE_DIMS: torch.channels_last,
-        VOLUME_DIMS: torch.channels_last_3d,
-    }
+    formats = {IMAGE_DIMS: torch.channels_last, VOLUME_DIMS: torch.channels_last_3d}
     last = formats.get(x.dim())
     return last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last)

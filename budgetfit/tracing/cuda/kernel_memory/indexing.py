@@ -310,12 +310,7 @@ SCANNED_ALONE = {
     torch.float32,
     torch.float64,
 }
-SCANNED_IN_ARRAYS = {
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.complex128,
-}
+SCANNED_IN_ARRAYS = {torch.float16, torch.bfloat16, torch.complex64, torch.complex128}
 
 
 @kernel_memory("cumsum", "cumprod", "logcumsumexp")
