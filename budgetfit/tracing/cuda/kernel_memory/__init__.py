@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from budgetfit.tracing.cuda.kernel_memory import (  # noqa: F401 - registers
     attention,
+    contiguous,
     convolution,
     distances,
     images,

@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     import torch
 
 
-@kernel_memory("_cdist_forward")
-def cdist(call: Call) -> Steps:
-    """Contiguous points."""
-    yield from contiguous_copies(*call.args[:2])
-    yield OUTPUTS
-
-
 @kernel_memory("_cdist_backward")
 def cdist_backward(call: Call) -> Steps:
     """Contiguous points, and the gradient of every pair, which is then summed."""

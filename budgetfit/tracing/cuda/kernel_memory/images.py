@@ -88,36 +88,6 @@ def adaptive_max_pool_backward(call: Call) -> Steps:
     yield from contiguous_copies(call.out, grad, indices)
 
 
-@kernel_memory(
-    "_adaptive_avg_pool3d_backward",
-    "_upsample_nearest_exact3d_backward",
-    "adaptive_max_pool3d",
-    "adaptive_max_pool3d_backward",
-    "avg_pool3d",
-    "avg_pool3d_backward",
-    "reflection_pad1d",
-    "reflection_pad1d_backward",
-    "reflection_pad2d",
-    "reflection_pad2d_backward",
-    "reflection_pad3d",
-    "upsample_bicubic2d_backward",
-    "upsample_linear1d_backward",
-    "upsample_nearest1d",
-    "upsample_nearest1d_backward",
-    "upsample_nearest3d_backward",
-)
-def contiguous_input(call: Call) -> Steps:
-    """A contiguous input, or gradient."""
-    yield from contiguous_copies(call.args[0])
-
-
-@kernel_memory("_adaptive_avg_pool3d")
-def contiguous_input_first(call: Call) -> Steps:
-    """A contiguous input, allocated before the output."""
-    yield from contiguous_copies(call.args[0])
-    yield OUTPUTS
-
-
 @kernel_memory("avg_pool2d", "max_pool2d_with_indices", "max_pool3d_with_indices")
 def pool(call: Call) -> Steps:
     """An input that is contiguous in one of the memory formats."""

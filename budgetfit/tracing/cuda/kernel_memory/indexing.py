@@ -418,12 +418,6 @@ def topk(call: Call) -> Steps:
         yield copy_of(indices)
 
 
-@kernel_memory("cummax", "cummin")
-def contiguous_input(call: Call) -> Steps:
-    """A contiguous input."""
-    yield from contiguous_copies(call.args[0])
-
-
 @kernel_memory("histc")
 def histogram(call: Call) -> Steps:
     """Without a range it is asked of the tensor: not represented."""
@@ -530,10 +524,3 @@ def _place_below_nans(count: int) -> Steps:
     yield half
     yield buffer(INDEX_BYTES)
     yield from map(Free, (half, others, number, mask))
-
-
-@kernel_memory("median.dim", "nanmedian.dim", "kthvalue")
-def contiguous_input_first(call: Call) -> Steps:
-    """A contiguous input."""
-    yield from contiguous_copies(call.args[0])
-    yield OUTPUTS

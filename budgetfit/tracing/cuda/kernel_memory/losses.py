@@ -31,12 +31,6 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
 from budgetfit.tracing.records import Free, Output
 
 
-@kernel_memory("_softmax", "_log_softmax")
-def softmax(call: Call) -> Steps:
-    """A contiguous input."""
-    yield from contiguous_copies(call.args[0])
-
-
 @kernel_memory("_softmax_backward_data")
 def softmax_backward(call: Call) -> Steps:
     """The product grad x output, full size; ``softmax_backward_cuda_out``."""
@@ -48,29 +42,11 @@ def softmax_backward(call: Call) -> Steps:
     yield from contiguous_copies(output)
 
 
-@kernel_memory("_log_softmax_backward_data")
-def log_softmax_backward(call: Call) -> Steps:
-    """Only contiguous copies; ``host_softmax_backward``."""
-    yield from contiguous_copies(*call.args[:2])
-
-
 @kernel_memory("nll_loss2d_forward")
 def nll_loss2d(call: Call) -> Steps:
     """Contiguous inputs, if the loss is reduced."""
     if call.get(3, 1):
         yield from contiguous_copies(*call.args[:3])
-
-
-@kernel_memory("nll_loss_forward")
-def nll_loss(call: Call) -> Steps:
-    """Contiguous inputs."""
-    yield from contiguous_copies(*call.args[:3])
-
-
-@kernel_memory("nll_loss_backward")
-def nll_loss_backward(call: Call) -> Steps:
-    """Contiguous inputs."""
-    yield from contiguous_copies(*call.args[1:4])
 
 
 LARGE_CTC = 450
@@ -198,13 +174,6 @@ def multi_margin_loss(call: Call) -> Steps:
     yield from contiguous_copies(*call.args[:2])
     if call.get(5, 1):
         yield buffer(call.args[0].shape[0] * call.args[0].element_size())
-
-
-@kernel_memory("multi_margin_loss_backward")
-def multi_margin_backward(call: Call) -> Steps:
-    """Contiguous inputs."""
-    yield OUTPUTS
-    yield from contiguous_copies(*call.args[1:3])
 
 
 @kernel_memory("_ctc_loss_backward")
