@@ -12,6 +12,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 CallKey = tuple[Any, ...]
+Args = tuple[Any, ...]  # of an op
+Kwargs = dict[str, Any]
 Value = TypeVar("Value")
 
 CPU = torch.device("cpu")
@@ -46,7 +48,7 @@ class CallCache(dict[CallKey, Value]):
 
 
 def call_key(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *outputs: object
+    func: OpOverload, args: Args, kwargs: Kwargs, *outputs: object
 ) -> CallKey | None:
     """Return the cache key of an op call; None if metadata does not decide it."""
     # What an op calls stands for it: to hash the op itself is a call in Python.

@@ -12,7 +12,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +20,7 @@ from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 from budgetfit.core.step_trace import OP_KINDS, RATES, TO_DEVICE, TO_HOST, OpKind
-
-if TYPE_CHECKING:
-    Args = tuple[Any, ...]
-    Kwargs = dict[str, Any]
+from budgetfit.tracing.call_cache import Args, Kwargs
 
 _RATE: Final = {
     torch.float32: RATES.index("fp32"),

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-import torch
+from torch._ops import OpOverload
 
 from budgetfit.core.step_trace import KernelScratch, SizeLimit
-from budgetfit.tracing.call_cache import CallKey
+from budgetfit.tracing.call_cache import Args, CallKey, Kwargs
 from budgetfit.tracing.op_costs import NO_COST, OpCost
 
 MovedStorages = tuple[tuple[tuple[int, ...], int], ...]
@@ -83,17 +83,15 @@ class OpMemory(NamedTuple):
 
 
 @functools.cache
-def op_name(func: torch._ops.OpOverload) -> str:
+def op_name(func: OpOverload) -> str:
     """Return an op's name, as ``aten.mm.default``."""
     return str(func)
 
 
-RunOp = Callable[[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]], Any]
+RunOp = Callable[[OpOverload, Args, Kwargs], Any]
 
 
-def call_op(
-    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def call_op(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Call the op."""
     return func(*args, **kwargs)
 
@@ -101,20 +99,14 @@ def call_op(
 class OpSemantics(Protocol):
     """How ops behave on the device that is traced for."""
 
-    def run(
-        self,
-        run: RunOp,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run(self, run: RunOp, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run the op, or what the device runs instead."""
 
     def memory(
         self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        func: OpOverload,
+        args: Args,
+        kwargs: Kwargs,
         out: Any,
         call: CallKey | None = None,
     ) -> OpMemory:

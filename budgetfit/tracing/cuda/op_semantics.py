@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     disable_fake_tensor_cache,
@@ -19,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd import graph
 from torch.utils._pytree import tree_map_only
 
-from budgetfit.tracing.call_cache import CallCache, CallKey
+from budgetfit.tracing.call_cache import Args, CallCache, CallKey, Kwargs
 from budgetfit.tracing.cuda.device_questions import device_questions_noted
 from budgetfit.tracing.cuda.dispatch.autocast import cuda_autocast
 from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
@@ -131,11 +132,11 @@ class CudaOpTraits(NamedTuple):
     convolution: bool
     contiguous_outputs: bool
     like_input: bool
-    into_zeros: torch._ops.OpOverload | None
+    into_zeros: OpOverload | None
 
 
 @functools.cache
-def _traits_of(func: torch._ops.OpOverload) -> CudaOpTraits:
+def _traits_of(func: OpOverload) -> CudaOpTraits:
     return CudaOpTraits(
         META_KERNELS.get(func),
         func in PADDED_OUTPUTS,
@@ -176,13 +177,7 @@ class CudaOpSemantics:
         self._workspaces = CublasWorkspaces(target)
         self._call_memory = _CALL_MEMORY[target]
 
-    def run(
-        self,
-        run: RunOp,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def run(self, run: RunOp, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run an op as on CUDA."""
         traits = _traits_of(func)
         if self._on_autograds_thread():
@@ -205,9 +200,7 @@ class CudaOpSemantics:
                 return run(func, args, kwargs)
         return self._with_cuda_layout(traits, args, run(func, args, kwargs))
 
-    def _with_cuda_layout(
-        self, traits: CudaOpTraits, args: tuple[Any, ...], out: Any
-    ) -> Any:
+    def _with_cuda_layout(self, traits: CudaOpTraits, args: Args, out: Any) -> Any:
         """Return outputs with the dtypes and strides of CUDA's kernels."""
         if traits.fp32_statistics and out[0].dtype in HALVES:
             return (out[0], *(statistic.float() for statistic in out[1:]))
@@ -222,9 +215,9 @@ class CudaOpSemantics:
 
     def memory(
         self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        func: OpOverload,
+        args: Args,
+        kwargs: Kwargs,
         out: Any,
         call: CallKey | None = None,
     ) -> OpMemory:
@@ -271,10 +264,10 @@ class CudaOpSemantics:
 
 def _in_place_in_autograd(
     run: RunOp,
-    func: torch._ops.OpOverload,
-    in_place: torch._ops.OpOverload | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    func: OpOverload,
+    in_place: OpOverload | None,
+    args: Args,
+    kwargs: Kwargs,
 ) -> Any:
     """Run in place what autograd runs in place for plain tensors; None for other ops.
 
@@ -311,7 +304,7 @@ def _node_of_autograd() -> str | None:
     return None
 
 
-def _full_storages(args: tuple[Any, ...]) -> AbstractContextManager[None]:
+def _full_storages(args: Args) -> AbstractContextManager[None]:
     """Return a context in which padded outputs own their full storage."""
     # FakeTensor's cache rebuilds outputs with padded rows without the last padding.
     mode = detect_fake_mode(args)

@@ -16,6 +16,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from budgetfit.tracing.call_cache import Args, Kwargs
+
 _MOVES: Final = frozenset({torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.type_as})
 _MAY_HOLD: Final = (torch.Tensor, list, tuple, dict)
 _OF_ALL_MODULES: Final = frozenset(vars(nn.Module()))  # parameters, buffers, hooks
@@ -41,8 +43,8 @@ class HostTensor(FakeTensor):
         cls,
         func: Callable[..., Any],
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Run a function of torch on plain fakes of the same storage."""
         kwargs = kwargs or {}
@@ -98,16 +100,14 @@ def _shares(out: Any, host: torch.Tensor) -> bool:
     )
 
 
-def _names_device(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bool:
+def _names_device(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> bool:
     if func is not torch.Tensor.to:
         return True
     given = (*args, *kwargs.values())
     return any(isinstance(x, (torch.device, str, int, torch.Tensor)) for x in given)
 
 
-def _only(first: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _only(first: torch.Tensor, args: Args, kwargs: Kwargs) -> bool:
     """Whether no other tensor goes in, as in a view."""
     leaves = tree_iter((args, kwargs))
     return all(x is first for x in leaves if isinstance(x, torch.Tensor))

@@ -17,8 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from budgetfit.tracing.call_cache import (
     STRIDED,
+    Args,
     CallCache,
     CallKey,
+    Kwargs,
     add_metadata,
     call_key,
 )
@@ -69,7 +71,7 @@ class FakeResultCache:
         self._fakes = FakeTensorFactory(mode)
         self._last: tuple[CallKey, tuple[Any, ...]] | None = None
 
-    def take_key(self, func: OpOverload, args: tuple[Any, ...]) -> CallKey | None:
+    def take_key(self, func: OpOverload, args: Args) -> CallKey | None:
         """Return the key of the last call once, if it was this one and decided it.
 
         ``args``: the tuple itself that ``run`` was given.
@@ -79,9 +81,7 @@ class FakeResultCache:
             return None
         return last[0]
 
-    def run(
-        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run an op, as ``func(*args, **kwargs)`` does under the fake mode."""
         enabled = self._fakes.fast_path and not torch.is_inference_mode_enabled()
         if not (enabled and _is_cacheable(func)):
@@ -101,11 +101,7 @@ class FakeResultCache:
     # -- the first run of a call ------------------------------------------------------
 
     def _run_and_cache(
-        self,
-        key: CallKey,
-        func: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, key: CallKey, func: OpOverload, args: Args, kwargs: Kwargs
     ) -> Any:
         with self._uncached():
             out = func(*args, **kwargs)
@@ -128,7 +124,7 @@ class FakeResultCache:
         finally:
             self._mode.cache_enabled = before
 
-    def _recreates(self, result: ResultSpec, args: tuple[Any, ...], out: Any) -> bool:
+    def _recreates(self, result: ResultSpec, args: Args, out: Any) -> bool:
         """Whether a recreated result equals torch's."""
         again = self._recreate(result, args)
         if result.container is None:
@@ -153,13 +149,13 @@ class FakeResultCache:
 
     # -- recreating results -----------------------------------------------------------
 
-    def _recreate(self, result: ResultSpec, args: tuple[Any, ...]) -> Any:
+    def _recreate(self, result: ResultSpec, args: Args) -> Any:
         container, outputs = result
         if container is None:
             return self._output(outputs[0], args)
         return container(self._output(output, args) for output in outputs)
 
-    def _output(self, output: OutputSpec | int | None, args: tuple[Any, ...]) -> Any:
+    def _output(self, output: OutputSpec | int | None, args: Args) -> Any:
         if not isinstance(output, OutputSpec):
             return output
         argument, shape, stride, offset, dtype = output
@@ -180,9 +176,7 @@ def _is_cacheable(func: OpOverload) -> bool:
     )
 
 
-def _result_of(
-    args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-) -> ResultSpec | None:
+def _result_of(args: Args, kwargs: Kwargs, out: Any) -> ResultSpec | None:
     """Return how outputs relate to arguments; None if that is ambiguous."""
     container = type(out) if type(out) in {list, tuple} else None
     first = [_storage(x) if isinstance(x, torch.Tensor) else 0 for x in args]

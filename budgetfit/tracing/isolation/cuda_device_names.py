@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from budgetfit.tracing.call_cache import CPU
+from budgetfit.tracing.call_cache import CPU, Args, Kwargs
 
 # The values of larger tensors are not copied, only their shape.
 MAX_COPIED_ELEMENTS = 1 << 20
@@ -38,8 +38,8 @@ class CudaDevicesOnCpu(TorchFunctionMode):
         self,
         func: Callable[..., Any],
         types_: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Run the call on the device of the fakes."""
         if type(func) is types.MethodWrapperType:  # an attribute access
@@ -60,9 +60,7 @@ class CudaDevicesOnCpu(TorchFunctionMode):
             },
         )
 
-    def _backward(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _backward(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """Redirect in what autograd runs: in what a mode calls, the mode is off."""
         engine: Any = vars(torch.autograd)["_engine_run_backward"]
 

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from budgetfit.tracing.call_cache import Args, Kwargs
 
 if TYPE_CHECKING:
     from budgetfit.tracing.recording.raw_trace import RawTrace
@@ -37,10 +40,10 @@ class _Ops(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Run the op and note it."""
         out = self._run(func, args, kwargs or {})

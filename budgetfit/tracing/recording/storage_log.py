@@ -16,6 +16,7 @@ from typing import Any, Final, TypeGuard
 
 import torch
 from torch._C._dynamo import eval_frame
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import (
@@ -25,7 +26,7 @@ from budgetfit.core.step_trace import (
     KernelScratch,
     SizeLimit,
 )
-from budgetfit.tracing.call_cache import CallKey, call_key
+from budgetfit.tracing.call_cache import Args, CallKey, Kwargs, call_key
 from budgetfit.tracing.cuda.dispatch.thread_kernels import is_composite, run_composite
 from budgetfit.tracing.op_costs import stored_bytes, tensor_passes, tensors_in
 from budgetfit.tracing.records import (
@@ -59,7 +60,7 @@ _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 
 
 @functools.cache
-def _name_and_is_view(func: torch._ops.OpOverload) -> tuple[str, bool]:
+def _name_and_is_view(func: OpOverload) -> tuple[str, bool]:
     """Return an op's name, and whether it is a view op."""
     return op_name(func), func.is_view
 
@@ -126,10 +127,10 @@ class StorageLog(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Run the op and log what it allocates."""
         if func is PRIM_DEVICE:  # more than half of all calls: answered here
@@ -139,9 +140,7 @@ class StorageLog(TorchDispatchMode):
                 return run_composite(func, args, kwargs or {})
         return self.run_and_log(func, args, kwargs or {})
 
-    def run_and_log(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run_and_log(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run the op and log what it allocates."""
         if self._stopped:
             return func(*args, **kwargs)
@@ -181,15 +180,13 @@ class StorageLog(TorchDispatchMode):
             )
         return out
 
-    def run_op(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run_op(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run the op, and log nothing."""
         if self._semantics is None:
             return self._run(func, args, kwargs)
         return self._semantics.run(self._run, func, args, kwargs)
 
-    def _is_on_host(self, func: torch._ops.OpOverload, name: str, out: Any) -> bool:
+    def _is_on_host(self, func: OpOverload, name: str, out: Any) -> bool:
         """Whether an op's output allocates no device memory."""
         # torch's optimizers count steps on the host, with scalars that they make there.
         return name == TO_HOST or (
@@ -401,12 +398,7 @@ def _in_a_node() -> bool:
 
 
 def _note_sources(  # noqa: PLR0913, PLR0917 - one call, and where its outputs are
-    log: StorageLog,
-    first: int,
-    func: torch._ops.OpOverload,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    out: Any,
+    log: StorageLog, first: int, func: OpOverload, args: Args, kwargs: Kwargs, out: Any
 ) -> MovedStorages:
     """Note the input storages of the storages from ``first`` on, made by one op.
 

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch._ops import OpOverload
 
+from budgetfit.tracing.call_cache import Args, Kwargs
+
 MAX_WEIGHTS_BYTES = 2 << 30
 MAX_BUFFER_ELEMENTS = 4096
 REAL_VALUES = (
@@ -58,7 +60,7 @@ def weights_bytes(model: nn.Module) -> int:
     return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
 
 
-def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_on_cpu(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Run any op on concrete values; return None if the CPU has no kernel for it."""
     # Dropout is the identity, and noise is the same each time and for each sample.
     try:
@@ -74,7 +76,7 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return None
 
 
-def _noise(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _noise(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         out = func(*args, **kwargs)
@@ -83,7 +85,7 @@ def _noise(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return out
 
 
-def _attention(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _attention(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Return the attention output only, without a fused kernel's other outputs."""
     mask_at, causal_at = _ATTENTION[func]
     mask = args[mask_at] if mask_at is not None else None

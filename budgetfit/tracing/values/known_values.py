@@ -20,6 +20,7 @@ import torch
 
 # Torch imports it when dispatch modes are disabled, which fails inside of some modes.
 import torch._subclasses.schema_check_mode
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -27,6 +28,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from budgetfit.tracing.call_cache import Args, Kwargs
 from budgetfit.tracing.records import RunOp, call_op
 from budgetfit.tracing.values.assumptions import (
     ANSWERED_NO,
@@ -108,9 +110,7 @@ class KnownValues:
         self.record = self._values.record
         self.value = self._values.value
 
-    def run(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run an op on fakes; if all its input values are known, compute the outputs'.
 
         Raises:
@@ -137,7 +137,7 @@ class KnownValues:
             values.propagate(func, args, kwargs, out)
         return out
 
-    def _check_bounds(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
+    def _check_bounds(self, func: OpOverload, args: Args) -> None:
         """Check known indices against the tensor's size, as CUDA kernels do."""
         for dim, indices in indices_of(func, args):
             real = self.value(indices)
@@ -197,8 +197,8 @@ class KnownValues:
     def _assume(
         self,
         assumption: Callable[..., AssumedValue | None],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         out: Any,
     ) -> None:
         if assumption is to_bool and kwargs.get("dtype") is not torch.bool:
@@ -212,12 +212,7 @@ class KnownValues:
     # -- data-dependent ops -----------------------------------------------------------
 
     def _run_data_dependent(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        known: bool,
+        self, func: OpOverload, args: Args, kwargs: Kwargs, *, known: bool
     ) -> Any:
         if known and func not in HOST_OUTPUTS:
             why = self._values.reasons(args, tuple(kwargs.values()))
@@ -246,7 +241,7 @@ class KnownValues:
             raise UnknownValueError(str(func), "it needs values that are not known")
         return self._assumed(func, found)
 
-    def _assumed(self, func: torch._ops.OpOverload, found: AssumedResult) -> Any:
+    def _assumed(self, func: OpOverload, found: AssumedResult) -> Any:
         if found.why == READ_NUMBER:
             found = found._replace(result=self._checks.number())
         why = (found.why,) if found.why else ()
@@ -295,9 +290,7 @@ class KnownValues:
             else:
                 yield index
 
-    def _note(
-        self, why: Iterable[str], func: torch._ops.OpOverload | None = None
-    ) -> None:
+    def _note(self, why: Iterable[str], func: OpOverload | None = None) -> None:
         """Note the assumptions behind a result.
 
         Raises:

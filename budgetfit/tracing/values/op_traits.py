@@ -2,10 +2,12 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch._ops import OpOverload
 
+from budgetfit.tracing.call_cache import Args
 from budgetfit.tracing.values.assumptions import ASSUMPTIONS, AssumedValue
 
 aten = torch.ops.aten
@@ -104,7 +106,7 @@ class OpTraits(NamedTuple):
 
 
 @functools.cache
-def traits_of(func: torch._ops.OpOverload) -> OpTraits:
+def traits_of(func: OpOverload) -> OpTraits:
     """Return an op's traits, looked up once."""
     return OpTraits(
         mutates=func._schema.is_mutable,
@@ -119,9 +121,7 @@ def traits_of(func: torch._ops.OpOverload) -> OpTraits:
     )
 
 
-def indices_of(
-    func: torch._ops.OpOverload, args: tuple[Any, ...]
-) -> Iterator[tuple[int, torch.Tensor]]:
+def indices_of(func: OpOverload, args: Args) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield each indexed dimension of the first argument, with its indices."""
     # Masks, which say which elements and not where they are, are left out.
     if func in _INDEX_LISTS:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
+from budgetfit.tracing.call_cache import Args, Kwargs
 from budgetfit.tracing.values.assumptions import FULL_MASK, NEGATIONS
 from budgetfit.tracing.values.concrete_execution import run_on_cpu
 from budgetfit.tracing.values.op_traits import LIKE, QUANTIFIERS, OpTraits, traits_of
@@ -89,9 +91,7 @@ class PropagatedValues:
         found = (self._why.get(x) for x in inputs if isinstance(x, FakeTensor))
         return frozenset().union(*filter(None, found))
 
-    def inputs_known(
-        self, traits: OpTraits, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> bool:
+    def inputs_known(self, traits: OpTraits, args: Args, kwargs: Kwargs) -> bool:
         """Return whether all tensors among an op's arguments have known values."""
         if traits.like:
             return True
@@ -118,9 +118,7 @@ class PropagatedValues:
                     return False
         return inputs > 0 or traits.constant or all_values
 
-    def worth_computing(
-        self, traits: OpTraits, args: tuple[Any, ...], out: Any
-    ) -> bool:
+    def worth_computing(self, traits: OpTraits, args: Args, out: Any) -> bool:
         """Return whether to compute an op whose inputs are known."""
         if traits.mutates or any(map(self.is_tracked, tensors_of(out))):
             return True
@@ -129,13 +127,7 @@ class PropagatedValues:
         inputs = map(self.value, tensors_of(args))
         return all(x is None or _is_uniform(x) for x in inputs)
 
-    def propagate(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        out: Any,
-    ) -> None:
+    def propagate(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Compute and record the outputs of an op whose inputs are known."""
         if func in LIKE:
             if self.is_tracked(out):
@@ -166,9 +158,7 @@ class PropagatedValues:
                 value = _laid_out_like(fake, value)  # noqa: PLW2901 - the same values
             self.record(fake, value, why)
 
-    def compute(
-        self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def compute(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run an op on the concrete values of its arguments."""
         leaves, spec = tree_flatten((args, kwargs))
         values = [self.value(x) if isinstance(x, torch.Tensor) else x for x in leaves]
@@ -185,7 +175,7 @@ class PropagatedValues:
                 return run_on_cpu(func, real_args, real_kwargs)
             return func(*real_args, **real_kwargs)
 
-    def _make_writable(self, args: tuple[Any, ...]) -> None:
+    def _make_writable(self, args: Args) -> None:
         """Materialise uniform values that are stored with stride 0."""
         for fake in tensors_of(args):
             real = self._real.get(fake)
@@ -197,7 +187,7 @@ class PropagatedValues:
                 with _disable_current_modes():
                     self._real[fake] = real.clone(memory_format=torch.contiguous_format)
 
-    def invalidate(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
+    def invalidate(self, func: OpOverload, args: Args) -> None:
         """Forget the values of mutated tensors and their aliases."""
         written = {
             tensor.untyped_storage()._cdata
@@ -230,9 +220,7 @@ def _laid_out_like(fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         return result.copy_(real)
 
 
-def _like(
-    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[[], torch.Tensor]:
+def _like(func: OpOverload, args: Args, kwargs: Kwargs) -> Callable[[], torch.Tensor]:
     """Return a function that makes a ``*_like`` constant; it keeps no input alive."""
     with _disable_current_modes():
         args = tuple(

@@ -20,6 +20,7 @@ import torch
 from torch.amp import autocast_mode
 from torch.utils._pytree import tree_map
 
+from budgetfit.tracing.call_cache import Args, Kwargs
 from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
 
 # The lists hold the ops of all supported torch versions; those that the installed one
@@ -125,8 +126,8 @@ class CastCache:
         return known[1]
 
     def cast_all(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, args: Args, kwargs: Kwargs, dtype: torch.dtype
+    ) -> tuple[Args, Kwargs]:
         """Cast an op's arguments, the last one first."""
         # The compiled kernel evaluates them in this order: a Linear's bias is cast
         # before its weight and its input. Reserved memory depends on it.

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 aten = torch.ops.aten
 
@@ -146,7 +147,7 @@ def _sparse_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
 
 
 # Return the outputs of an op; None: torch's own meta kernel supports this call.
-META_KERNELS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+META_KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten._grouped_mm.default: _grouped_mm,
     aten._fused_rms_norm.default: _rms_norm,
     aten.histc.default: _histc,

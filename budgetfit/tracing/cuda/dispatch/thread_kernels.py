@@ -13,6 +13,9 @@ from typing import Any, Final
 
 import torch
 from torch._compile import _disable_dynamo
+from torch._ops import OpOverload
+
+from budgetfit.tracing.call_cache import Args, Kwargs
 
 
 class _Tracing(threading.local):
@@ -60,15 +63,13 @@ def kernels_in_this_thread(
 
 
 @functools.cache
-def is_composite(op: torch._ops.OpOverload) -> bool:
+def is_composite(op: OpOverload) -> bool:
     """Return whether an op consists of others, for gradients too."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return op.has_kernel_for_dispatch_key(key)
 
 
-def run_composite(
-    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def run_composite(op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Run the ops that an op consists of."""
     # Under ``inference_mode`` autograd's dispatch keys are off: dispatch modes meet
     # such ops whole, where otherwise the kernels of ``AutogradCPU`` had taken them

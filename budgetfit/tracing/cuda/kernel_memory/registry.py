@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from budgetfit.core.step_trace import TO_DEVICE, TO_HOST, KernelScratch
 from budgetfit.memory.scratch_sizes.rules import PARTS
+from budgetfit.tracing.call_cache import Args, Kwargs
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.records import Free, Output
 
@@ -46,8 +47,8 @@ class Call(NamedTuple):
     """A call of an aten op on fake tensors, and the GPU that it is traced for."""
 
     func: OpOverload
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Args
+    kwargs: Kwargs
     out: Any
     target: CudaTarget
 

@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from budgetfit.tracing.call_cache import Args, Kwargs
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     Call,
     Steps,
@@ -105,7 +106,7 @@ def _tensors(values: list[Any]) -> Iterator[torch.Tensor]:
             yield found
 
 
-def _has_fakes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _has_fakes(args: Args, kwargs: Kwargs) -> bool:
     values = [*args, *kwargs.values()]
     return any(isinstance(tensor, FakeTensor) for tensor in _tensors(values))
 

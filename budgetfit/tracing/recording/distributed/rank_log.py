@@ -5,10 +5,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
 from budgetfit.core.step_trace import EMPTY_CACHE, Category
+from budgetfit.tracing.call_cache import Args, Kwargs
 from budgetfit.tracing.recording.storage_log import PRIM_DEVICE, StorageLog
 from budgetfit.tracing.records import OpSemantics, RunOp, call_op
 
@@ -41,10 +43,10 @@ class RankLog(StorageLog):
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
     ) -> Any:
         """Run the op and log what it allocates; ops of DTensors come as local ones."""
         if func is PRIM_DEVICE and type(args[0]) is FakeTensor:  # more than half of all
