@@ -184,12 +184,10 @@ class DoesNotFitError(BudgetfitError):
         return self.floor_bytes > self.usable_bytes
 
     def with_suggestions(self, more: tuple[Suggestion, ...]) -> "DoesNotFitError":
-        """Return the error with further suggestions, best first.
-
-        Those that train the same on this card come first, then the first change of
-        each argument, as they were evaluated, before the second of any; of these the
-        fastest.
-        """
+        """Return the error with further suggestions, best first."""
+        # Those that train the same on this card come first, then the first change of
+        # each argument, as they were evaluated, before the second of any; of these the
+        # fastest.
         seen = Counter[str]()
         ranked = []
         for each in (*self.suggestions, *more):

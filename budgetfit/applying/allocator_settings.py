@@ -18,12 +18,10 @@ from budgetfit.errors import InputError
 
 
 def running_settings() -> AllocatorSettings | None:
-    """Return the allocator's settings in this process; None where they are unknown.
-
-    PyTorch reads the environment when CUDA is first used, and later changes
-    (``torch.cuda.memory._set_allocator_settings``) are its own. Before that it is not
-    asked, because then it would not look at the environment again.
-    """
+    """Return the allocator's settings in this process; None where they are unknown."""
+    # PyTorch reads the environment when CUDA is first used, and later changes
+    # (``torch.cuda.memory._set_allocator_settings``) are its own. Before that it is not
+    # asked, because then it would not look at the environment again.
     read = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     if read is not None and torch.cuda.is_initialized():
         text = read()

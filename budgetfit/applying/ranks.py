@@ -107,14 +107,9 @@ class Ranks(GroupRanks):
         super().__init__()
 
     def check_same_weights(self, model: nn.Module, engine: Engine) -> None:
-        """Check that all ranks hold the same weights, where rank 0 does not send them.
-
-        FSDP2 keeps a part of each rank's own. DDP sends quantised weights and not their
-        scales, which are no buffers; DeepSpeed sends all.
-
-        Raises:
-            InputError: If some elements differ.
-        """
+        """Check that all ranks hold the same weights, unless rank 0 sends them."""
+        # FSDP2 keeps a part of each rank's own. DDP sends quantised weights and not
+        # their scales, which are no buffers; DeepSpeed sends all.
         if engine == "deepspeed":
             return
         tensors: Iterable[tuple[str, torch.Tensor]] = model.named_parameters()

@@ -28,12 +28,10 @@ POLICY_DTYPES = {
 def for_batch_norms(
     candidates: tuple[Parallelism, ...], model: nn.Module
 ) -> tuple[Parallelism, ...]:
-    """Return them with weights gathered as they are, where batch norms train.
-
-    ``fully_shard`` in 16 bits would gather their weights so, and their statistics stay
-    in fp32, which the backward pass of ``batch_norm`` does not take together. Autocast
-    does.
-    """
+    """Return them with weights gathered as they are, where batch norms train."""
+    # ``fully_shard`` in 16 bits would gather their weights so, and their statistics
+    # stay in fp32, which the backward pass of ``batch_norm`` does not take together.
+    # Autocast does.
     if not _trains_batch_norms(model):
         return candidates
     return tuple(

@@ -76,12 +76,10 @@ def _keep_graphs_whole(undo: Undo) -> None:
 
 
 def _compile_each_size(blocks: int, undo: Undo) -> None:
-    """Let dynamo compile as many sizes as there are blocks, in training and evaluation.
-
-    Blocks of one class share their code, of which it compiles eight versions, 256 in a
-    process, and runs all further ones eagerly. Several models may be applied and undone
-    in any order, so the limits change by a difference.
-    """
+    """Let dynamo compile as many sizes as there are blocks, in both modes."""
+    # Blocks of one class share their code, of which it compiles eight versions, 256 in
+    # a process, and runs all further ones eagerly. Several models may be applied and
+    # undone in any order, so the limits change by a difference.
     _raise_recompile_limits(2 * blocks)
     undo.add(_raise_recompile_limits, -2 * blocks)
 

@@ -41,12 +41,10 @@ class TrainingModes:
         _set(self._before)
 
     def resume(self) -> None:
-        """Restore the training modes after an evaluation (``model.eval()``).
-
-        Warns once if modules that were in evaluation mode train now: they save more
-        activations than was planned. Modules are told by their ``train``: some do more
-        there, as to take adapters out of a weight again.
-        """
+        """Restore the training modes after an evaluation (``model.eval()``)."""
+        # Warns once if modules that were in evaluation mode train now: they save more
+        # activations than was planned. Modules are told by their ``train``: some do
+        # more there, as to take adapters out of a weight again.
         if not self._model.training:
             self._model.train()
             for module in self._in_eval:

@@ -216,12 +216,10 @@ def _offset_names(part: Mapping[Any, Any]) -> list[str]:
 
 
 def _flat_names(part: Mapping[Any, Any], offsets: str) -> list[str]:
-    """Return the tensors that offsets may cut: those as long as the flat indices.
-
-    Those are an integer vector that the offsets do not leave. Of several lengths it is
-    that of the names that share the offsets' prefix, and not that of the offsets, as
-    labels have.
-    """
+    """Return the tensors that offsets may cut: those as long as the flat indices."""
+    # Those are an integer vector that the offsets do not leave. Of several lengths it
+    # is that of the names that share the offsets' prefix, and not that of the offsets,
+    # as labels have.
     last = max(_values(part[offsets]), default=0)
     prefix = offsets.removesuffix("offsets")
     lengths = {

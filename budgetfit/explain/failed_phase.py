@@ -129,12 +129,10 @@ def _of(frame: Frame) -> list[Phase]:
 
 
 def _decided(phases: list[tuple[int, Phase]]) -> tuple[Phase, int]:
-    """Return the phase, and the index of the frame where it starts.
-
-    The innermost frame decides: Lightning computes the loss inside ``optimizer.step``.
-    But a forward inside a backward is a recomputed block, and one inside an evaluation
-    belongs to the evaluation.
-    """
+    """Return the phase, and the index of the frame where it starts."""
+    # The innermost frame decides: Lightning computes the loss inside
+    # ``optimizer.step``. But a forward inside a backward is a recomputed block, and one
+    # inside an evaluation belongs to the evaluation.
     innermost = phases[-1][1]
     owners: dict[Phase, tuple[Phase, ...]] = {
         "forward": ("backward", "evaluation"),

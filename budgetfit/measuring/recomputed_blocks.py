@@ -82,12 +82,10 @@ class RecomputationWatcher:
 
     @contextmanager
     def watching(self, model: nn.Module, blocks: Sequence[str]) -> Iterator[None]:
-        """Watch blocks of a model to which the plan is applied.
-
-        A block's own hooks are outside its checkpoint. So its submodules are watched,
-        and the original forward under a replaced one: a block may call none of its
-        submodules, as ``nn.MultiheadAttention`` does.
-        """
+        """Watch blocks of a model to which the plan is applied."""
+        # A block's own hooks are outside its checkpoint. So its submodules are watched,
+        # and the original forward under a replaced one: a block may call none of its
+        # submodules, as ``nn.MultiheadAttention`` does.
         modules = {name: model.get_submodule(name) for name in blocks}
         uses = Counter(item for block in modules.values() for item in block.modules())
         with ExitStack() as stack:

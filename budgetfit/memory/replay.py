@@ -97,12 +97,10 @@ def block_bytes(
     device: DeviceProperties,
     settings: AllocatorSettings = DEFAULT_SETTINGS,
 ) -> NDArray[np.int64]:
-    """Return the size of the allocator block of every storage.
-
-    That is the request rounded up, plus a remainder too small to be split off.
-    Remainders depend on the earlier allocations, so the trace is replayed, on a device
-    without a limit.
-    """
+    """Return the size of the allocator block of every storage."""
+    # That is the request rounded up, plus a remainder too small to be split off.
+    # Remainders depend on the earlier allocations, so the trace is replayed, on a
+    # device without a limit.
     blocks = np.zeros(trace.fixed_bytes.size, np.int64)
     # On a card that is smaller than the device there is no limit.
     allocator = make_allocator(

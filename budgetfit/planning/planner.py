@@ -224,12 +224,10 @@ def _judged(found: SearchResult) -> Estimate:
 def _best_judged(
     proposed: SearchResult, baselines: Sequence[Alternative]
 ) -> tuple[Estimate, str]:
-    """Return the better of the search result and the baselines, as judged.
-
-    The solver's formula ignores what the allocator reserves and compares only some
-    batch sizes, so that a baseline may beat its proposal; no plan may be worse than a
-    baseline.
-    """
+    """Return the better of the search result and the baselines, as judged."""
+    # The solver's formula ignores what the allocator reserves and compares only some
+    # batch sizes, so that a baseline may beat its proposal; no plan may be worse than a
+    # baseline.
     session, estimate = proposed.session, proposed.estimate
     assert estimate is not None  # noqa: S101 - _best_found returns nothing else
     fitting = [row for row in baselines if row.fits]

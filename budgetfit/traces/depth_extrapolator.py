@@ -214,12 +214,10 @@ class DepthExtrapolator:
 
 
 def _kind(program: Program) -> Kind:
-    """Return what a validation holds for: everything that runs outside the blocks.
-
-    How blocks are checkpointed only changes what is inside them, which is compared for
-    each trace; what counts here is whether any is. So it is with the micro-batches of
-    several GPUs: what is outside the blocks does the same in each.
-    """
+    """Return what a validation holds for: everything that runs outside the blocks."""
+    # How blocks are checkpointed only changes what is inside them, which is compared
+    # for each trace; what counts here is whether any is. So it is with the
+    # micro-batches of several GPUs: what is outside the blocks does the same in each.
     ranks = program.parallelism is not None
     accumulation = 1 if ranks else program.accumulation
     outside = program._replace(segments=(), loss_chunks=1, accumulation=accumulation)

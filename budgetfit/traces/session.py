@@ -351,12 +351,10 @@ class TraceSession:
         return trace
 
     def _trace_evaluation(self, program: Program) -> StepTrace:
-        """Trace an evaluation, of the shortened model where that takes as much.
-
-        Without a graph a block keeps nothing but its output, so the peak of a shortened
-        model is that of the full one. Autocast keeps its casts of weights: under it the
-        blocks are extrapolated, as in training.
-        """
+        """Trace an evaluation, of the shortened model where that takes as much."""
+        # Without a graph a block keeps nothing but its output, so the peak of a
+        # shortened model is that of the full one. Autocast keeps its casts of weights:
+        # under it the blocks are extrapolated, as in training.
         short = None
         if self._extrapolator is not None:
             if find_precision(program.precision).autocast is None:

@@ -140,12 +140,10 @@ def op_cost(
 
 
 def _batch_norm(call: Kwargs) -> tuple[OpKind, int]:
-    """Return a batch norm's kind and its thread blocks: one per channel.
-
-    Both cuDNN's kernels and PyTorch's own have one block sum up a channel. Where
-    channels are the last dimension, or with statistics given, any number works. cuDNN's
-    do not run in bf16, nor in fp16 with weights in fp16.
-    """
+    """Return a batch norm's kind and its thread blocks: one per channel."""
+    # Both cuDNN's kernels and PyTorch's own have one block sum up a channel. Where
+    # channels are the last dimension, or with statistics given, any number works.
+    # cuDNN's do not run in bf16, nor in fp16 with weights in fp16.
     inputs, weight = _first(call, "input"), call.get("weight")
     plain = inputs.dtype == torch.bfloat16 or (
         inputs.dtype == torch.float16
@@ -558,12 +556,10 @@ def _rearranged(
 
 
 def _of_wide_filters(inputs: Tensor, weight: Tensor) -> tuple[float, float]:
-    """Return the shares of the rate of depthwise convolutions, forward and backward.
-
-    With channels first, PyTorch takes its own kernel for images, but for filters of 1,
-    3 and 5 (``check_cudnn_depthwise_workload_with_filter`` in Convolution.cpp). Shares
-    are those of filters of 7 x 7 on an H100 (``benchmarks/card_recordings``).
-    """
+    """Return the shares of the rate of depthwise convolutions, forward and backward."""
+    # With channels first, PyTorch takes its own kernel for images, but for filters of
+    # 1, 3 and 5 (``check_cudnn_depthwise_workload_with_filter`` in Convolution.cpp).
+    # Shares are those of filters of 7 x 7 on an H100 (``benchmarks/card_recordings``).
     if weight.dim() != IMAGES or max(weight.shape[2:]) in (1, 3, 5):
         return 1.0, 1.0
     if not _channels_last(inputs):

@@ -198,12 +198,10 @@ class MutatedBuffers:
         *,
         compared: bool,
     ) -> list[BufferSnapshot]:
-        """Return the buffers that a forward has left alone, for ``restored_others``.
-
-        Copies would take memory until backward: they stay only of those that something
-        else has written to before, and of a compared forward in host memory. Parameters
-        are checked elsewhere.
-        """
+        """Return the buffers that a forward has left alone, for ``restored_others``."""
+        # Copies would take memory until backward: they stay only of those that
+        # something else has written to before, and of a compared forward in host
+        # memory. Parameters are checked elsewhere.
         places = {each.place for each in mutated}
         return [
             each

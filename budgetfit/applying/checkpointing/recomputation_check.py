@@ -162,14 +162,7 @@ class SavedTensorCheck:
         self._refuse(what, max(wrong))
 
     def refuse_iterator(self, found: tuple[str, str] | None) -> None:
-        """Refuse a block with an iterator, whose position cannot be put back.
-
-        Args:
-            found: The attribute and the iterator's class; None if there is none.
-
-        Raises:
-            RecomputationError: If there is one.
-        """
+        """Refuse a block with an iterator, ``found`` in it, that cannot be put back."""
         if found is None:
             return
         name, kind = found

@@ -40,13 +40,11 @@ from budgetfit.utils.user_code import is_library, users_hooks
 
 
 def compares_values(forward: int) -> bool:
-    """Whether the ``forward``-th forward of a block is compared, counted from 1.
-
-    After each power of two, about its square root of forwards in a row: 1 to 5, 8 to
-    10, 16 to 19, 32 to 37 ... So the first step finds what always differs, and what
-    every third or eleventh micro-batch does is met too (with any period up to 16 by
-    the 271st forward). Of ``n`` forwards at most about ``3.4 * n**0.5`` are compared.
-    """
+    """Whether the ``forward``-th forward of a block is compared, counted from 1."""
+    # After each power of two, about its square root of forwards in a row: 1 to 5, 8 to
+    # 10, 16 to 19, 32 to 37 ... So the first step finds what always differs, and what
+    # every third or eleventh micro-batch does is met too (with any period up to 16 by
+    # the 271st forward). Of ``n`` forwards at most about ``3.4 * n**0.5`` are compared.
     power = 1 << (forward.bit_length() - 1)
     return (forward - power) ** 2 < power
 

@@ -113,13 +113,11 @@ def to_fake(optimizer: object) -> FakeTorchaoOptimizer | None:
 def temporary_sizes(
     spec: OptimizerSpec, parameter: torch.Tensor
 ) -> Iterator[tuple[int, torch.dtype]]:
-    """Yield (elements, dtype) of the compiled step's temporaries at its peak, in order.
-
-    Measured with the null driver: torch 2.13's compiled step of 20 shapes on four GPUs.
-    What Inductor can fuse into one kernel depends on whether scale blocks align with
-    the tensor's dimensions. Partial results of a scale that is reduced in two passes
-    (tensors under 4 M elements) are left out: 1/32 byte per element.
-    """
+    """Yield (elements, dtype) of the compiled step's temporaries at its peak."""
+    # Measured with the null driver: torch 2.13's compiled step of 20 shapes on four
+    # GPUs. What Inductor can fuse into one kernel depends on whether scale blocks align
+    # with the tensor's dimensions. Partial results of a scale that is reduced in two
+    # passes (tensors under 4 M elements) are left out: 1/32 byte per element.
     if not spec.quantizes(parameter):
         return
     sides = [side for side in parameter.shape if side != 1]

@@ -445,12 +445,7 @@ class Run:
         self._compile_is_due = dropped and recipe.compile != "none"
 
     def _begin_group(self) -> None:
-        """Drop foreign gradients; check that parameters and settings are unchanged.
-
-        Raises:
-            InputError: If the model has other parameters than the optimizer, or other
-                dtypes than planned.
-        """
+        """Drop foreign gradients; check that parameters and settings are unchanged."""
         if not self.recipe.optimizer_in_backward:
             self.optimizer.zero_grad(set_to_none=True)
         to_shards(self._called)
@@ -565,12 +560,10 @@ class Run:
         return (self._wrapped, self.ranks) if own is None else own
 
     def _run_longest(self, batch: Any) -> None:
-        """Run forward and backward of the longest batch, and drop their results.
-
-        Twice where gradients are accumulated: the second finds those of the first. The
-        allocator then keeps memory in which shorter batches find room. All ranks do so
-        where one of them has to: they exchange weights and gradients.
-        """
+        """Run forward and backward of the longest batch, and drop their results."""
+        # Twice where gradients are accumulated: the second finds those of the first.
+        # The allocator then keeps memory in which shorter batches find room. All ranks
+        # do so where one of them has to: they exchange weights and gradients.
         longest = self._monitor.longest_batch(batch)
         is_shorter = longest is not None
         _, ranks = self._exchanging

@@ -23,12 +23,10 @@ _WITHOUT = "without_state"  # names of the parameters whose states are none
 def states_by_name(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[State, State]:
-    """Return the states of model and optimizer; tensors are references.
-
-    Both have entries for all parameters, or a checkpoint of shards could not be loaded
-    into a run in which others have a state. Of parameters that have none, as without a
-    gradient so far, states are made for it, and their names kept.
-    """
+    """Return the states of model and optimizer; tensors are references."""
+    # Both have entries for all parameters, or a checkpoint of shards could not be
+    # loaded into a run in which others have a state. Of parameters that have none, as
+    # without a gradient so far, states are made for it, and their names kept.
     new = [
         each
         for group in optimizer.param_groups

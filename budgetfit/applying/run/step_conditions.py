@@ -42,14 +42,9 @@ class StepLock:
 
 
 def check_grad_and_autocast() -> None:
-    """Refuse a step without grad mode, or inside ``torch.autocast``.
-
-    The autocast weight cache is cleared at the end of the outermost region only, so
-    casts of weights would outlive the update.
-
-    Raises:
-        InputError: Under ``no_grad``, ``inference_mode`` or ``autocast``.
-    """
+    """Refuse a step without grad mode, or inside ``torch.autocast``."""
+    # The autocast weight cache is cleared at the end of the outermost region only, so
+    # casts of weights would outlive the update.
     if not torch.is_grad_enabled():
         raise InputError(
             "run.step was called under torch.no_grad() or torch.inference_mode(), "

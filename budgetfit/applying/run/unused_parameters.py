@@ -13,14 +13,9 @@ _BY_DDP = "DDP reduces all of them on all ranks"
 
 
 def check_all_reduced(wrapped: nn.Module | None) -> None:
-    """Check that DDP has reduced the gradients of all parameters, if it had to.
-
-    Otherwise other ranks wait for this one, and DDP itself reports it in the next
-    forward, with advice for who has made it.
-
-    Raises:
-        InputError: If not; names the parameters without a gradient.
-    """
+    """Check that DDP has reduced the gradients of all parameters, if it had to."""
+    # Otherwise other ranks wait for this one, and DDP itself reports it in the next
+    # forward, with advice for who has made it.
     if not isinstance(wrapped, DistributedDataParallel):
         return
     try:
@@ -54,13 +49,8 @@ def check_all_used(wrapped: nn.Module | None) -> None:
 
 
 def check_same_on_ranks(wrapped: nn.Module, ranks: Ranks) -> None:
-    """Check that all ranks have gradients of the same parameters; under DDP of all.
-
-    Each rank reduces its own one after the other: another's would be added to them.
-
-    Raises:
-        InputError: On all ranks, if one lacks some; names the parameters.
-    """
+    """Check that all ranks have gradients of the same parameters; under DDP of all."""
+    # Each rank reduces its own one after the other: another's would be added to them.
     is_ddp = isinstance(wrapped, DistributedDataParallel)
     grads = have_gradients(wrapped)
     share = ranks.mean(torch.tensor(list(grads.values()), dtype=torch.float64))

@@ -6,14 +6,9 @@ from budgetfit.reporting.formatting import sample_text
 
 
 def refuse_unless_language_model(plan: Plan, program: str) -> None:
-    """Refuse samples without tokens, and classes that are not causal language models.
-
-    Those that also take images are among these. Classes that transformers does not
-    know are not refused.
-
-    Raises:
-        InputError: Names the export to use.
-    """
+    """Refuse samples without tokens, and classes that are no causal language model."""
+    # Those that also take images are among these. Classes that transformers does not
+    # know are not refused.
     if "input_ids" not in plan.model.batch:
         raise InputError(
             f"{program} trains models of language, and a sample of this plan is "

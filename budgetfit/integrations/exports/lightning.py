@@ -133,12 +133,10 @@ class _PlanHooks:
             self._prepared = PreparedModel(self._plan, self._sharded)
 
     def on_sanity_check_end(self, *_: object) -> None:
-        """Empty the cache before training begins.
-
-        Lightning has validated two batches by now. Optimizer states would be allocated
-        in the large blocks that this has left in the cache, which could then never be
-        freed.
-        """
+        """Empty the cache before training begins."""
+        # Lightning has validated two batches by now. Optimizer states would be
+        # allocated in the large blocks that this has left in the cache, which could
+        # then never be freed.
         torch.cuda.empty_cache()  # no-op without CUDA
 
     def on_after_backward(self, *_: object) -> None:

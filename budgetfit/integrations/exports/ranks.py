@@ -16,13 +16,7 @@ _CONTAINERS: Final = ("ModuleList", "ModuleDict")  # without a forward
 def refuse_several_gpus(
     plan: Plan, program: str, *, but: Collection[Engine] = ()
 ) -> None:
-    """Refuse a plan for several GPUs, for a program that this cannot be written for.
-
-    ``but``: engines that it is written for.
-
-    Raises:
-        InputError: If it is one.
-    """
+    """Refuse a plan for several GPUs, ``but`` for engines of which it is written."""
     parallelism = plan.recipe.parallelism
     if parallelism is not None and parallelism.engine not in but:
         raise InputError(
@@ -163,14 +157,9 @@ def _block_classes(plan: Plan, program: str) -> tuple[str, ...]:
 
 
 def refuse_cut_loss(plan: Plan, program: str) -> None:
-    """Refuse a loss in parts under FSDP2 as accelerate sets it up.
-
-    It shards the last norm and the output head together, apart from the model. The
-    backward of one part frees their weights, which recomputing the next one needs.
-
-    Raises:
-        InputError: If the plan has that.
-    """
+    """Refuse a loss in parts under FSDP2 as accelerate sets it up."""
+    # It shards the last norm and the output head together, apart from the model. The
+    # backward of one part frees their weights, which recomputing the next one needs.
     parallelism, parts = plan.recipe.parallelism, plan.recipe.loss_chunks
     if parallelism is not None and parallelism.engine == "fsdp2" and parts > 1:
         raise InputError(

@@ -301,12 +301,10 @@ def _builder(
 
 
 def _train_as_loaded(model: nn.Module) -> str:
-    """Unfreeze what ``from_pretrained`` unfreezes, and return a note about it.
-
-    It puts a trainable parameter wherever the dtype has gradients, also over a table of
-    positions that ``__init__`` has frozen, in the checkpoint or not (transformers 5.23:
-    core_model_loading.py, ``set_param_for_module``).
-    """
+    """Unfreeze what ``from_pretrained`` unfreezes, and return a note about it."""
+    # It puts a trainable parameter wherever the dtype has gradients, also over a table
+    # of positions that ``__init__`` has frozen, in the checkpoint or not (transformers
+    # 5.23: core_model_loading.py, ``set_param_for_module``).
     frozen = {
         name: parameter
         for name, parameter in model.named_parameters()

@@ -56,12 +56,10 @@ class _Step(NamedTuple):
 
     @property
     def extra_ns(self) -> int:
-        """Time on top of the plain forward and backward.
-
-        A recomputation stops after the last tensor that is needed (early stop). In a
-        segment that is in its last block: the others run in full. A nested segment runs
-        them once more, for the last one's input.
-        """
+        """Time on top of the plain forward and backward."""
+        # A recomputation stops after the last tensor that is needed (early stop). In a
+        # segment that is in its last block: the others run in full. A nested segment
+        # runs them once more, for the last one's input.
         extra_ns = sum(option.extra_ns for option in self.options)
         for block, option in zip(self.blocks[:-1], self.again, strict=False):
             extra_ns += extra_in_segment_ns(block, option, nested=self.nested)
@@ -84,12 +82,10 @@ class _Step(NamedTuple):
 
     @property
     def backward_bytes(self) -> list[int]:
-        """Most bytes alive above ``held_bytes`` in each block's backward.
-
-        Measured for a block that is recomputed alone or once more in a nested segment.
-        In any other segment a block runs as if kept, or with less: recomputed tensors
-        can be freed a moment earlier than kept ones.
-        """
+        """Most bytes alive above ``held_bytes`` in each block's backward."""
+        # Measured for a block that is recomputed alone or once more in a nested
+        # segment. In any other segment a block runs as if kept, or with less:
+        # recomputed tensors can be freed a moment earlier than kept ones.
         if len(self.blocks) == 1:
             return [self.options[0].backward_bytes]
         if self.nested:
@@ -199,12 +195,10 @@ def _backward(
 
 
 def _recomputation(step: _Step, live: int) -> Iterator[ChainPoint]:
-    """Yield the points at which a segment of several blocks runs forward again.
-
-    Checkpointing enters autocast anew, so that weight copies that nothing saves live
-    until the recomputation ends; the others count as saved. A nested one ends when the
-    last block has its input.
-    """
+    """Yield the points at which a segment of several blocks runs forward again."""
+    # Checkpointing enters autocast anew, so that weight copies that nothing saves live
+    # until the recomputation ends; the others count as saved. A nested one ends when
+    # the last block has its input.
     ran = step.again if step.nested else [block.keep for block in step.blocks]
     rows = list(zip(step.blocks, ran, step.held_bytes, strict=True))
     for block, option, held in rows[:-1] if step.nested else rows:

@@ -324,13 +324,11 @@ def _backward_above_gradients(
 
 
 def max_stage_bytes(rows: Sequence[StageBytes]) -> StageBytes:
-    """Return the most that a stage outside the blocks costs in any of the traces.
-
-    It cannot be wrapped, and may still cost more once something else is recomputed: an
-    encoder's output lives on as the input of every recomputed decoder block, and not at
-    all where the decoder saves a low-precision copy. The maximum is valid for every
-    plan.
-    """
+    """Return the most that a stage outside the blocks costs in any of the traces."""
+    # It cannot be wrapped, and may still cost more once something else is recomputed:
+    # an encoder's output lives on as the input of every recomputed decoder block, and
+    # not at all where the decoder saves a low-precision copy. The maximum is valid for
+    # every plan.
     saved = max(row.saved for row in rows)
     return StageBytes(
         saved=saved,

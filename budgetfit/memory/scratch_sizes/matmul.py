@@ -27,12 +27,10 @@ def cublaslt_workspace_is_separate(torch_version: tuple[int, int]) -> bool:
 
 @rule(parts=1)
 def cublas_workspace(device: DeviceProperties, *torch_version: int) -> list[int]:
-    """Return the bytes of one cuBLAS workspace of a torch version (major, minor).
-
-    Up to torch 2.14 each thread with a cuBLAS handle keeps one per stream: the forward
-    thread and the autograd thread make two. From 2.15 on every matrix product allocates
-    one and frees it again.
-    """
+    """Return the bytes of one cuBLAS workspace of a torch version (major, minor)."""
+    # Up to torch 2.14 each thread with a cuBLAS handle keeps one per stream: the
+    # forward thread and the autograd thread make two. From 2.15 on every matrix product
+    # allocates one and frees it again.
     if torch_version <= (2, 11):  # 2.11.0 as measured
         large = device.compute_capability == (9, 0)
     elif torch_version <= (2, 13):

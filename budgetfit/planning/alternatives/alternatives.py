@@ -54,12 +54,10 @@ OBJECTIVES: Final[tuple[tuple[str, Objective], ...]] = (
 def deciding_baselines(
     session: PlanningSession, proposed: Estimate
 ) -> tuple[Alternative, ...]:
-    """Return the baselines that may be better than the solver's proposal.
-
-    Each is at its own best batch size, judged like the plan. By live bytes none of them
-    is faster than the solver's; Chen's segments and every n-th block can only win time
-    where they are faster than what the solver found to fit.
-    """
+    """Return the baselines that may be better than the solver's proposal."""
+    # Each is at its own best batch size, judged like the plan. By live bytes none of
+    # them is faster than the solver's; Chen's segments and every n-th block can only
+    # win time where they are faster than what the solver found to fit.
     if session.request.objective != "throughput":
         return _baselines(session, BASELINES)
     certain, *others = BASELINES[:-1], BASELINES[-1]

@@ -210,12 +210,10 @@ def _traced(
 def without_inplace_blocks(
     traces: TraceSession, settings: TrainingSettings, *, only_at: int | None = None
 ) -> TraceSession:
-    """Return traces without blocks that mutate their input in place, with a note.
-
-    Such blocks cannot be recomputed. The model is examined only if the trace with every
-    block recomputed fails for this reason; the search needs that trace anyway and
-    handles its other failures.
-    """
+    """Return traces without blocks that mutate their input in place, with a note."""
+    # Such blocks cannot be recomputed. The model is examined only if the trace with
+    # every block recomputed fails for this reason; the search needs that trace anyway
+    # and handles its other failures.
     workload = traces.workload
     if not workload.blocks:
         return traces
@@ -263,14 +261,9 @@ def check_estimate_scales(
     keep_own_checkpointing: bool,
     loop: Loop = RUN,
 ) -> None:
-    """Check for an estimate that activations grow with the batch size.
-
-    This takes a second trace, at the example's own size, and is done only where a given
-    batch was resized and some of its tensors kept their shape.
-
-    Raises:
-        InputError: If no tensor grows with the batch size.
-    """
+    """Check for an estimate that activations grow with the batch size."""
+    # This takes a second trace, at the example's own size, and is done only where a
+    # given batch was resized and some of its tensors kept their shape.
     workload = traces.workload
     if len(trace.batch_sizes) > 1:
         _check_scales(trace, workload)

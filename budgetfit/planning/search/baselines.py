@@ -221,12 +221,10 @@ class BaselineProfile:
         return size <= self._fitting
 
     def _largest_by_live_bytes(self, *, affine: bool) -> int:
-        """Return a batch size with no larger one whose live bytes are usable; 0: none.
-
-        Reserved bytes are never less, so no larger batch fits. Where each batch size is
-        traced for itself, live bytes are at least those on the line through two sizes:
-        what makes them grow otherwise grows faster.
-        """
+        """Return a size with no larger one whose live bytes are usable; 0: none."""
+        # Reserved bytes are never less, so no larger batch fits. Where each batch size
+        # is traced for itself, live bytes are at least those on the line through two
+        # sizes: what makes them grow otherwise grows faster.
         session, usable_bytes = self._session, self._session.budget.usable_bytes
         largest = session.largest_searched
         if affine:

@@ -87,12 +87,10 @@ def _judge(
 def judge_sizes(
     judge: Callable[[int], Estimate], sizes: Sequence[int], usable_bytes: int
 ) -> list[Estimate]:
-    """Judge a few sizes, each a better guess of the largest that fits.
-
-    A guess lies on the line through the last two points of batch size and reserved
-    bytes; the first is what a batch of no sample would take. The smallest size is
-    judged before it is said that none fits.
-    """
+    """Judge a few sizes, each a better guess of the largest that fits."""
+    # A guess lies on the line through the last two points of batch size and reserved
+    # bytes; the first is what a batch of no sample would take. The smallest size is
+    # judged before it is said that none fits.
     points: list[tuple[int, int]] = []
     judged: list[Estimate] = []
     fitting, failing = -1, len(sizes)

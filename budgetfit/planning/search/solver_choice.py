@@ -34,13 +34,12 @@ _PROVEN: Final = "by these times no other checkpointing of this batch size is"
 
 @lru_cache(maxsize=128)
 def fastest_plan(problem: Problem) -> Solution:
-    """Return the fastest plan, in the simplest form that is as fast.
-
-    Segments of one block are preferred to longer ones where they are as fast: they are
-    a flag on the block, longer ones replace its forward. Host memory is used where that
-    gains two per cent or more: the bus is shared, and machines differ in it. Nested
-    recomputation is for budgets that nothing else meets. Results are cached.
-    """
+    """Return the fastest plan, in the simplest form that is as fast."""
+    # Segments of one block are preferred to longer ones where they are as fast: they
+    # are a flag on the block, longer ones replace its forward. Host memory is used
+    # where that gains two per cent or more: the bus is shared, and machines differ in
+    # it. Nested recomputation is for budgets that nothing else meets. Results are
+    # cached.
     if _keeps_all(problem):
         return Solution(
             segments=(),

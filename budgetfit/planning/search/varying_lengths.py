@@ -345,12 +345,10 @@ class LengthsJudge:
         )
 
     def _host_warnings(self) -> tuple[str, ...]:
-        """Warn where the pinned buffers of all lengths may exceed the host's memory.
-
-        PyTorch rounds them up to powers of two and uses those of one power for no other
-        (``ATen/core/CachingHostAllocator.h``): with 1 + 1/2 + 1/4 ... of the longest's,
-        less than twice as much is pinned.
-        """
+        """Warn where the pinned buffers of all lengths may exceed the host's memory."""
+        # PyTorch rounds them up to powers of two and uses those of one power for no
+        # other (``ATen/core/CachingHostAllocator.h``): with 1 + 1/2 + 1/4 ... of the
+        # longest's, less than twice as much is pinned.
         most, limit = 2 * self._estimate.host_bytes, self._budget.host_ram_bytes
         if limit is None or most <= limit:
             return ()

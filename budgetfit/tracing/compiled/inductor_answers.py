@@ -159,12 +159,10 @@ def _answer_for_decompositions(patch: _Patch) -> None:
 def _layout_of_convolution(
     x: torch.Tensor, weight: torch.Tensor, backend: object, *, cudnn: bool
 ) -> torch.memory_format:
-    """Return the memory format of a convolution's result on CUDA.
-
-    A fake tensor's convolution asks for it: a CPU build answers for itself. Source:
-    ``cudnn_conv_suggest_memory_format`` in aten/src/ATen/native/ConvUtils.h; PyTorch's
-    own kernels for CUDA are contiguous.
-    """
+    """Return the memory format of a convolution's result on CUDA."""
+    # A fake tensor's convolution asks for it: a CPU build answers for itself. Source:
+    # ``cudnn_conv_suggest_memory_format`` in aten/src/ATen/native/ConvUtils.h;
+    # PyTorch's own kernels for CUDA are contiguous.
     del backend
     last = CHANNELS_LAST.get(weight.dim(), torch.contiguous_format)
     if not cudnn or torch.float64 in (x.dtype, weight.dtype):

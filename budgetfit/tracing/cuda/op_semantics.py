@@ -312,13 +312,10 @@ def _full_storages(args: Args) -> AbstractContextManager[None]:
 
 
 def _accumulated_in_place(run: RunOp, old: Any, new: Any) -> torch.Tensor | None:
-    """Accumulate gradients in place where the autograd engine would on CUDA.
-
-    It adds in place unless the tensor is a subclass or a mode is active, and both hold
-    in a trace. Additions of the model, its functions and hooks are not changed.
-
-    Source: torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``.
-    """
+    """Accumulate gradients in place where the autograd engine would on CUDA."""
+    # It adds in place unless the tensor is a subclass or a mode is active, and both
+    # hold in a trace. Additions of the model, its functions and hooks are not changed.
+    # Source: torch/csrc/autograd/input_buffer.cpp, ``can_accumulate_inplace``.
     node = _node_of_autograd()
     if node is None or node in _ADDS_ITSELF:
         return None

@@ -129,12 +129,10 @@ def _frees(trace: StepTrace, timeline: Timeline, position: int) -> bool:
 def _end_of_last(
     trace: StepTrace, timeline: Timeline, span: tuple[int, int, int], stop: int
 ) -> int:
-    """Return where a phase's last pass, of start, end and period, ends.
-
-    Frees right after it belong to its block, as with the others. But what an autograd
-    function keeps in attributes of its context, as that of int8 weights does, is freed
-    with the whole graph, block after block.
-    """
+    """Return where a phase's last pass, of start, end and period, ends."""
+    # Frees right after it belong to its block, as with the others. But what an autograd
+    # function keeps in attributes of its context, as that of int8 weights does, is
+    # freed with the whole graph, block after block.
     start, end, number = span
     last = end
     while last > start and timeline.is_op[last - 1]:  # of the optimizer

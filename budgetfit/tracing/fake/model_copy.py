@@ -167,12 +167,10 @@ def _fakes_of_tensors(
     mode: FakeTensorMode,
     on_fake: Callable[[torch.Tensor, torch.Tensor], None],
 ) -> dict[int, Any]:
-    """Return a ``deepcopy`` memo with a fake CPU tensor for each tensor of modules.
-
-    These are parameters, buffers and tensor attributes. ``Module.to`` on fake
-    parameters fails with "Couldn't swap", and a copied meta parameter stays on meta and
-    loses its ``Parameter`` type.
-    """
+    """Return a ``deepcopy`` memo with a fake CPU tensor for each tensor of modules."""
+    # These are parameters, buffers and tensor attributes. ``Module.to`` on fake
+    # parameters fails with "Couldn't swap", and a copied meta parameter stays on meta
+    # and loses its ``Parameter`` type.
     fakes = FakeTensorFactory(mode)
     memo: dict[int, Any] = {}
     modules = list(modules)

@@ -25,12 +25,10 @@ _ONE_AT_A_TIME: Final = threading.RLock()
 
 @contextlib.contextmanager
 def private_generators() -> Iterator[None]:
-    """Draw from copies of the global generators in this thread.
-
-    What a model draws by names that it has imported from ``random``, and torch's own
-    generator, cannot be told from other threads' draws. There the state is put back,
-    but only if no other thread is alive: it would draw the same numbers again.
-    """
+    """Draw from copies of the global generators in this thread."""
+    # What a model draws by names that it has imported from ``random``, and torch's own
+    # generator, cannot be told from other threads' draws. There the state is put back,
+    # but only if no other thread is alive: it would draw the same numbers again.
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global
     torch_state = torch.get_rng_state()
     alone = threading.active_count() == 1

@@ -63,12 +63,10 @@ def _load_without_modes(loader: Any) -> None:
 
 @contextlib.contextmanager
 def imports_outside_modes() -> Iterator[None]:
-    """Import modules outside of the active modes while the context is open.
-
-    Libraries import submodules lazily, and many build constant tensors at import. In a
-    trace those would be fake tensors, which stay in the library and break it
-    afterwards, and they would count as memory of the first trace only.
-    """
+    """Import modules outside of the active modes while the context is open."""
+    # Libraries import submodules lazily, and many build constant tensors at import. In
+    # a trace those would be fake tensors, which stay in the library and break it
+    # afterwards, and they would count as memory of the first trace only.
     with _disable_current_modes():  # its own imports must not use the hook
         finder: Any = _FinderOutsideModes()
     sys.meta_path.insert(0, finder)

@@ -212,12 +212,10 @@ def run_attention(
 def _math_attention(
     call: AttentionCall, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
-    """Run math attention (``_scaled_dot_product_attention_math``).
-
-    ATen's composite adds the mask out of place for tensor subclasses, as fake tensors
-    are, and under a dispatch mode, else in place. Tensors are allocated and freed in
-    the order of the compiled function: arguments and variables from last to first.
-    """
+    """Run math attention (``_scaled_dot_product_attention_math``)."""
+    # ATen's composite adds the mask out of place for tensor subclasses, as fake tensors
+    # are, and under a dispatch mode, else in place. Tensors are allocated and freed in
+    # the order of the compiled function: arguments and variables from last to first.
     dtype = call.query.dtype
     query_used, key_used, value_used = call.query, call.key, call.value
     if dtype in HALF:  # computed in fp32 for accuracy

@@ -93,12 +93,10 @@ def _launches(tensor: Tensor, element_bytes: int = 0) -> tuple[KernelScratch[int
 
 @kernel_memory("_scaled_dot_product_efficient_attention")
 def efficient_forward(call: Call) -> Steps:
-    """Philox seed and offset come first, if they are on the GPU.
-
-    Wide heads are summed in fp32 outside of registers, where the output has 16 bits.
-    Many samples take several launches, which have outputs of their own: the first one's
-    stay until the op ends.
-    """
+    """Philox seed and offset come first, if they are on the GPU."""
+    # Wide heads are summed in fp32 outside of registers, where the output has 16 bits.
+    # Many samples take several launches, which have outputs of their own: the first
+    # one's stay until the op ends.
     query, _, value = call.args[:3]
     dropout, version = call.get(5, 0.0), call.target.torch_version
     on_gpu = not dropout and version >= SEED_ON_GPU_VERSION
@@ -120,12 +118,10 @@ def efficient_forward(call: Call) -> Steps:
 
 @kernel_memory("_scaled_dot_product_efficient_attention_backward")
 def efficient_backward(call: Call) -> Steps:
-    """grad_out, query, key, value: [batch, heads, length, head dimension].
-
-    delta is the row sum of grad x out; 16-bit kernels compute it without a product.
-    Many samples take several launches with gradients of their own, of which the first
-    has the most samples.
-    """
+    """grad_out, query, key, value: [batch, heads, length, head dimension]."""
+    # delta is the row sum of grad x out; 16-bit kernels compute it without a product.
+    # Many samples take several launches with gradients of their own, of which the first
+    # has the most samples.
     grad, query, key, value, bias = call.args[:5]
     dropout, mask = call.args[9:11]
     samples, heads, length, head_dim = query.shape

@@ -214,14 +214,12 @@ def convolution_backward(call: Call) -> Steps:
 def _cudnn_backward(
     conv: Convolution, grad: Tensor, mask: list[bool], target: CudaTarget
 ) -> Steps:
-    """Gradients of input and weight, each with a workspace; the bias is summed.
-
-    Tensor cores want the channels last: images of another layout are copied. Two and a
-    half times their bytes is the least that covers ResNet-50 on an H100, bf16 and TF32
-    (1.5 and 6.5 % more reserved than recorded; without, 15 and 11 % less), twice is
-    more than patches (ViT) and sequences (wav2vec2) took. The forward pass of none took
-    more than its outputs.
-    """
+    """Gradients of input and weight, each with a workspace; the bias is summed."""
+    # Tensor cores want the channels last: images of another layout are copied. Two and
+    # a half times their bytes is the least that covers ResNet-50 on an H100, bf16 and
+    # TF32 (1.5 and 6.5 % more reserved than recorded; without, 15 and 11 % less), twice
+    # is more than patches (ViT) and sequences (wav2vec2) took. The forward pass of none
+    # took more than its outputs.
     first = (8, 0) if conv.input.dtype == torch.float32 else (7, 0)
     copied = (
         target.compute_capability >= first

@@ -97,12 +97,10 @@ def other_products(_call: Call) -> Steps:
 
 @kernel_memory("_trilinear")
 def trilinear(call: Call) -> Steps:
-    """Two products one after the other, for each slice of one dimension.
-
-    A product that sums over no dimension is elementwise, and its result as large as
-    both. Expanded and empty tensors are not represented. Source: ``_trilinear`` in
-    ``aten/src/ATen/native/Linear.cpp``.
-    """
+    """Two products one after the other, for each slice of one dimension."""
+    # A product that sums over no dimension is elementwise, and its result as large as
+    # both. Expanded and empty tensors are not represented. Source: ``_trilinear`` in
+    # ``aten/src/ATen/native/Linear.cpp``.
     tensors, expanded, summed = call.args[:3], call.args[3:6], set(call.args[6])
     slices: int = call.get(7, 1)
     if any(0 in (*tensor.shape, *tensor.stride()) for tensor in tensors):
