@@ -19,10 +19,7 @@ def sum_over_ranks(tensor: torch.Tensor, wrapped: nn.Module) -> torch.Tensor:
 
 
 def reduce_accumulated(wrapped: nn.Module, trained: Iterable[nn.Parameter]) -> None:
-    """Reduce gradients that were accumulated without: the last backward came too soon.
-
-    ``wrapped``: the sharded model, or DDP around it.
-    """
+    """Reduce gradients that were accumulated without; ``wrapped``: sharded, or DDP."""
     if _is_sharded(wrapped):
         module: Any = wrapped
         module.set_requires_gradient_sync(True)

@@ -103,10 +103,7 @@ def compile_model(
     undo: Undo,
     compile_forward: Callable[[nn.Module], Callable[..., Any]] = compiled_forward,
 ) -> None:
-    """Compile the forward of the model, if the recipe says so, after segments apply.
-
-    Arguments as ``compile_blocks``.
-    """
+    """Compile the model's forward, if the recipe says so, once segments are applied."""
     if recipe.compile == "model":
         undo.set_attribute(model, "forward", compile_forward(model))
 
@@ -221,10 +218,7 @@ def _plain_forward(module: nn.Module) -> Callable[..., Any] | None:
 
 
 def _names(names: list[str], *, first: bool = False) -> str:
-    """Format module names: ``the model``, a name, or a name and how many more.
-
-    ``first`` formats the subject and verb of a sentence.
-    """
+    """Format module names: a name, or a name and how many; ``first``: with a verb."""
     if names == [""]:
         return "The model is" if first else "the model"
     shown = "the model" if names[0] == "" else repr(names[0])

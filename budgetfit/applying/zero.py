@@ -18,10 +18,8 @@ from budgetfit.utils.lazy_import import lazy_import
 
 
 def deepspeed_config(recipe: Recipe) -> dict[str, Any]:
-    """Return DeepSpeed's configuration of a recipe, without the optimizer.
-
-    Micro-batches are counted by the loop: ``set_gradient_accumulation_boundary``.
-    """
+    """Return DeepSpeed's configuration of a recipe, without the optimizer."""
+    # Micro-batches are counted by the loop: ``set_gradient_accumulation_boundary``.
     parallelism = recipe.parallelism
     if parallelism is None:
         raise ValueError("the recipe is for one GPU")

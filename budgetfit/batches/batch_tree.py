@@ -207,10 +207,7 @@ def _named_tensors(part: Batch, path: str = "") -> Iterator[tuple[str, Tensor]]:
 def _rebuild(
     part: Batch, change: Callable[[Batch, str], Batch], path: str = ""
 ) -> Batch:
-    """Return a container of the same type with changed children; leaves unchanged.
-
-    ``change`` is called with each child and its path.
-    """
+    """Return a container with children changed by ``change(child, path)``."""
     children = _children(part)
     if children is None:
         return part

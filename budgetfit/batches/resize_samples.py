@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 def with_length(
     batch: Any, longest: int, length: int, dims: SampleDims = FIRST_DIM
 ) -> Any:
-    """Return a batch whose sequences have ``length`` positions instead of ``longest``.
-
-    Every dimension of ``longest``, other than that of the samples, is a sequence's.
-    """
+    """Return a batch with sequences of ``length`` positions instead of ``longest``."""
+    # Every dimension of ``longest``, other than that of the samples, is a sequence's.
     samples = sample_dimensions(batch, dims)
     shapes = {
         name: tuple(

@@ -150,10 +150,8 @@ def has_entry_per_sample(
 
 
 def is_list_of_other_items(part: object, dims: SampleDims, path: str) -> bool:
-    """Whether a list of mappings has no sample dimension inside.
-
-    For lists without one entry per sample.
-    """
+    """Whether a list of mappings has no sample dimension inside."""
+    # For lists without one entry per sample.
     if dims.is_named(path) or dims.names_below(path):
         return False
     return isinstance(part, list) and bool(part) and all_mappings(part)

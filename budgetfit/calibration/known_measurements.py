@@ -56,11 +56,9 @@ def cuda_version() -> str | None:
 
 
 def context_for(gpu: Gpu) -> tuple[CudaContext, tuple[str, ...]]:
-    """Return the CUDA context size of a card, and notes for the plan.
-
-    As measured by ``verify`` on a card of this title under this CUDA major version;
-    else from published reports.
-    """
+    """Return the CUDA context size of a card, and notes for the plan."""
+    # As measured by ``verify`` on a card of this title under this CUDA major version;
+    # else from published reports.
     version = cuda_version()
     eager = version is not None and os.environ.get("CUDA_MODULE_LOADING") == "EAGER"
     estimate = estimated_context(gpu, eager=eager)
@@ -98,10 +96,7 @@ def is_plausible_context(outside_bytes: int, gpu: Gpu) -> bool:
 
 
 def store_context(measured: ProcessMemory | None, gpu: Gpu) -> str:
-    """Store a measured CUDA context for later predictions, and return a note.
-
-    ``measured``: after the last complete step; None if there was none.
-    """
+    """Store a context measured after the last step, if any; return a note."""
     if measured is None:
         return "The CUDA context was not measured: no step ran to its end."
     size = format_bytes(measured.outside_bytes)
@@ -174,11 +169,10 @@ def times_source(gpu: Gpu, precision: str) -> str:
 
 
 def time_factor(gpu: Gpu, precision: str) -> TimeFactor | None:
-    """Return the factor for predicted times on a card; None if nothing was measured.
-
-    The median of the measurements in this precision, or else in all others: precisions
-    are compared with each other, and one that was never measured must not look faster.
-    """
+    """Return the factor for predicted times on a card; None if nothing was measured."""
+    # The median of the measurements in this precision, or else in all others:
+    # precisions are compared with each other, and one that was never measured must not
+    # look faster.
     try:
         kept = read_calibration().measured_steps
     except CalibrationError:
@@ -202,10 +196,8 @@ def time_factor(gpu: Gpu, precision: str) -> TimeFactor | None:
 
 
 def store_step_time(check: Verification, plan: Plan, gpu: Gpu) -> str:
-    """Store a verification's step time for later plans, and return a note.
-
-    The prediction may have an earlier factor; ``gpu``: what it was measured on.
-    """
+    """Store a step time measured on ``gpu`` for later plans, and return a note."""
+    # The prediction may have an earlier factor.
     predicted_ms = plan.estimate.step_ms / plan.estimate.time_factor
     if not check.passed or not check.step_ms or not predicted_ms:
         return "The step's time was not kept: the plan did not run as it was made."

@@ -42,11 +42,9 @@ def _read(source: str) -> str:
 
 
 def _end(stream: BinaryIO) -> bytes:
-    """Return the end of a stream, preceded by the first two bytes if it is longer.
-
-    Those may be a UTF-16 byte order mark. A pipe, ``explain <(python train.py 2>&1)``,
-    is read in parts without keeping all of it.
-    """
+    """Return the end of a stream, preceded by the first two bytes if it is longer."""
+    # Those may be a UTF-16 byte order mark. A pipe, ``explain <(python train.py
+    # 2>&1)``, is read in parts without keeping all of it.
     mark = stream.read(2)
     if stream.seekable():
         stream.seek(max(stream.tell(), stream.seek(0, 2) - _LONGEST_BYTES))

@@ -43,11 +43,9 @@ def ignore_odd_width() -> None:
 
 
 def readable_errors() -> str:
-    """Return the name of an error handler for characters that a stream cannot encode.
-
-    Bytes of file names that are no text here are written as they are, so that commands
-    can be pasted; other characters become backslash escapes.
-    """
+    """Return an error handler's name for characters that a stream cannot encode."""
+    # Bytes of file names that are no text here are written as they are, so that
+    # commands can be pasted; other characters become backslash escapes.
 
     def encoded(error: UnicodeError) -> tuple[str | bytes, int]:
         try:

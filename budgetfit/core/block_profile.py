@@ -92,10 +92,8 @@ class BlockProfile:
         )
 
     def option_in(self, segment: Segment) -> BlockOption | None:
-        """Return the block's option within a segment, or None.
-
-        Of a segment with its input on the host, only the first block is offloaded.
-        """
+        """Return the block's option within a segment, or None."""
+        # Of a segment with its input on the host, only the first block is offloaded.
         return self.option(
             segment.mode,
             segment.saved_ops,

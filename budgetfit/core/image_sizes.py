@@ -54,10 +54,9 @@ class ImageSizeSummary:
 
     @property
     def multiples(self) -> tuple[int, ...]:
-        """Numbers of pixels to pad both sides to multiples of.
-
-        Image processors know no largest size, and would pad it beyond what was planned.
-        """
+        """Numbers of pixels to pad both sides to multiples of."""
+        # Image processors know no largest size, and would pad it beyond what was
+        # planned.
         fitting = (
             n for n in (32, 64, 128, 256) if not any(s % n for s in self.planned)
         )
@@ -79,10 +78,8 @@ class ImageSizeSummary:
         return min(height, self.planned[0]), min(width, self.planned[1])
 
     def alike(self, drawn: Iterable[Size]) -> list[list[Size]]:
-        """Return sizes that may run one program, each by pixels.
-
-        Those whose sides are multiples of ``STRIDE``, and others.
-        """
+        """Return sizes that may run one program, each by pixels."""
+        # Those whose sides are multiples of ``STRIDE``, and others.
         every = {*drawn, self.planned}
         every |= {self.padded(each, n) for each in every for n in self.multiples}
         ordered = sorted(every, key=lambda size: (self.extent(size), size))

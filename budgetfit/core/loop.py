@@ -119,10 +119,8 @@ class Loop:
 
     @property
     def loads_update_first(self) -> bool:
-        """Whether all micro-batches of an update are on the device before the first.
-
-        ``Trainer.get_batch_samples`` fetches them (transformers 5.23, trainer.py).
-        """
+        """Whether all micro-batches of an update are on the device before the first."""
+        # ``Trainer.get_batch_samples`` fetches them (transformers 5.23, trainer.py).
         return self.kind in {"trainer", "sft"}
 
 

@@ -63,10 +63,8 @@ class MemoryTimeline:
 
     @property
     def floor_bytes(self) -> int:
-        """Peak of setup and optimizer step, whatever is recomputed.
-
-        The batch stays on the card until the next one, and counts.
-        """
+        """Peak of setup and optimizer step, whatever is recomputed."""
+        # The batch stays on the card until the next one, and counts.
         fixed = [
             point.reserved_bytes if point.phase == "setup" else point.allocated_bytes
             for point in self.points

@@ -183,11 +183,9 @@ def _bytes(number: str, unit: str) -> int:
 def own_process(
     message: OutOfMemoryMessage,
 ) -> tuple[int | None, Sequence[tuple[int, int]]]:
-    """Tell this process from the other processes of a message, also in a container.
-
-    There pids of the driver and of the process differ, so the message lists it like any
-    other: it is the smallest that can hold what PyTorch had reserved.
-    """
+    """Tell this process from the other processes of a message, also in a container."""
+    # There pids of the driver and of the process differ, so the message lists it like
+    # any other: it is the smallest that can hold what PyTorch had reserved.
     reserved = message.reserved_bytes
     if message.process_bytes is not None or reserved is None:
         return message.process_bytes, message.others

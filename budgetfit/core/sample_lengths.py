@@ -68,10 +68,8 @@ class LengthSummary:
 
     @property
     def multiples(self) -> tuple[int, ...]:
-        """Numbers of tokens to pad to multiples of.
-
-        Collators know no longest length, and would pad it beyond what was planned.
-        """
+        """Numbers of tokens to pad to multiples of."""
+        # Collators know no longest length, and would pad it beyond what was planned.
         fitting = (n for n in (64, 128, 256, 512) if self.planned % n == 0)
         return tuple(n for n in fitting if n < self.planned)
 
@@ -90,10 +88,8 @@ class LengthSummary:
         return min(-(-length // multiple) * multiple, self.planned)
 
     def alike(self, _drawn: Iterable[int] = ()) -> list[Sequence[int]]:
-        """Return ascending lengths that may run one program.
-
-        Kernels want lengths that are multiples of 8, and PyTorch pads others.
-        """
+        """Return ascending lengths that may run one program."""
+        # Kernels want lengths that are multiples of 8, and PyTorch pads others.
         possible = range(self.shortest, self.planned + 1)
         return [
             [each for each in possible if each % ALIGNMENT == 0],
@@ -107,10 +103,7 @@ class LengthSummary:
     def draw(
         self, batch_size: int, micro_batches: int, updates: int, seed: int
     ) -> list[tuple[int, ...]]:
-        """Draw the lengths of the micro-batches of so many updates.
-
-        Each is that of the longest of ``batch_size`` random samples.
-        """
+        """Draw the longest of ``batch_size`` random lengths, for each micro-batch."""
         lengths = np.array([min(length, self.planned) for length, _ in self.counts])
         shares = np.array([count for _, count in self.counts]) / self.samples
         # The longest of n is the n-th root's quantile: drawn as one number each.

@@ -18,10 +18,8 @@ ImageSize: TypeAlias = int | str | tuple[int, int] | None
 
 
 def python_number(value: Any) -> Any:  # noqa: ANN401 - any user input
-    """Return a number of numpy, torch or another library as Python's; else ``value``.
-
-    Whole is what Python's ``operator.index`` takes. In lists and tuples, too.
-    """
+    """Return a number of numpy, torch or another library as Python's, or ``value``."""
+    # Whole is what Python's ``operator.index`` takes. In lists and tuples, too.
     if isinstance(value, (bool, int, float, str)):
         # numpy's float64 is a float, and prints otherwise.
         return float(value) if isinstance(value, float) else value

@@ -203,10 +203,8 @@ def _resized(request: BatchRequest, example: Batch, source: str) -> Batch:
 
 
 def copy_to_cpu(example: Batch) -> Batch:
-    """Copy an example to real CPU tensors.
-
-    Meta tensors are replaced: integers by zeros, floats by normal random values.
-    """
+    """Copy an example to real CPU tensors."""
+    # Meta tensors are replaced: integers by zeros, floats by normal random values.
     generator = torch.Generator("cpu").manual_seed(0)
 
     def moved(tensor: Tensor) -> Tensor:

@@ -172,10 +172,8 @@ def _packed_patches(request: BatchRequest) -> Arguments:
 def _patches(
     request: BatchRequest, vision: object, patch: int, usual: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return the number of patches per side, at least those merged into one token.
-
-    Processors round an image to whole tokens, so its patches are multiples of them.
-    """
+    """Return the number of patches per side, at least those merged into one token."""
+    # Processors round an image to whole tokens, so its patches are multiples of them.
     sides = request.image_size_or((usual[0] * patch, usual[1] * patch))
     merged = first_field(vision, "spatial_merge_size", "merge_size") or 1
     high, wide = (max(round(s / patch / merged), 1) * merged for s in sides)

@@ -12,11 +12,9 @@ _TRAJECTORY_STEPS = 20  # Decision Transformer's context length for Gym
 
 
 def time_series_inputs(request: BatchRequest) -> Arguments:
-    """Return past values with the features, masks and future that the model takes.
-
-    ``context_length`` plus the largest of ``lags_sequence`` is the input length,
-    ``prediction_length`` that of the prediction.
-    """
+    """Return past values with the features, masks and future that the model takes."""
+    # ``context_length`` plus the largest of ``lags_sequence`` is the input length,
+    # ``prediction_length`` that of the prediction.
     config: Any = request.model.config
     takes, _ = forward_arguments(request.model)
     lags = first_field(config, "lags_sequence") or [0]

@@ -184,10 +184,8 @@ def _text_configs(config: object) -> Iterator[object]:
 
 
 def _positions(model: nn.Module, config: object) -> tuple[int | None, bool]:
-    """Return the usable positions of a text model, and whether they are a hard limit.
-
-    Rotary and relative positions can exceed the config, position embeddings cannot.
-    """
+    """Return a text model's usable positions, and whether they are a hard limit."""
+    # Rotary and relative positions can exceed the config, position embeddings cannot.
     limit = first_field(config, *_LENGTH_FIELDS)
     if not isinstance(limit, int) or limit < 1:
         return None, False

@@ -67,10 +67,8 @@ class Report:
 
 
 def context_bytes(gpu: Gpu) -> int:
-    """Return the planned CUDA context of a GPU without measurements.
-
-    The line through the published reports. NCCL and CUDA graphs are not in it.
-    """
+    """Return the planned CUDA context of a GPU without measurements."""
+    # The line through the published reports. NCCL and CUDA graphs are not in it.
     resident_threads = gpu.sm_count * gpu.threads_per_sm
     return _LINE_BASE_BYTES + _LINE_BYTES_PER_THREAD * resident_threads
 

@@ -43,10 +43,7 @@ class RateShares(NamedTuple):
 
 @functools.cache
 def find_shares(gpu: Gpu, *, together: bool = False) -> RateShares:
-    """Return the shares of a GPU, or those of its architecture.
-
-    ``together``: it trains with others.
-    """
+    """Return a GPU's shares, or its architecture's; ``together``: with other GPUs."""
     table = _table()
     row = table["gpu"].get(gpu.name)
     if row is None:

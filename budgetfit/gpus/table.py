@@ -165,11 +165,9 @@ def gpu_from_properties(
 
 
 def generic_gpu(total_bytes: int) -> Gpu:
-    """Return the GPU assumed when only a memory size is known.
-
-    The smallest reference GPU with at least this much memory, with exactly as much; see
-    docs/decisions/0006-the-assumed-card.md.
-    """
+    """Return the GPU assumed when only a memory size is known."""
+    # The smallest reference GPU with at least this much memory, with exactly as much;
+    # see docs/decisions/0006-the-assumed-card.md.
     references = [find_gpu(name) for name in _REFERENCES]
     model = next(
         (gpu for gpu in references if total_bytes <= gpu.memory_class_gb * 2**30),

@@ -76,10 +76,8 @@ def _complete(timeline: MemoryTimeline, ranks: int) -> Iterator[str]:
 
 
 def model_bytes(model: nn.Module, device: torch.device) -> dict[str, int]:
-    """Return the bytes of the model's parameters and buffers on a device.
-
-    A shared storage counts once; on CUDA sizes are rounded to allocator blocks.
-    """
+    """Return the bytes of the model's parameters and buffers on a device."""
+    # A shared storage counts once; on CUDA sizes are rounded to allocator blocks.
     seen: set[int] = set()
     found = {
         "parameters": _bytes_of(model.parameters(), device, seen),

@@ -109,10 +109,8 @@ class _Attributes(NamedTuple):
 
 
 def snapshot_attributes(model: nn.Module) -> _Attributes:
-    """Snapshot the attributes of all modules, including modes, counters and hooks.
-
-    Also the globals that their code sets or fills, and attributes of their classes.
-    """
+    """Snapshot the attributes of all modules, including modes, counters and hooks."""
+    # Also the globals that their code sets or fills, and attributes of their classes.
     kinds = list(dict.fromkeys(map(type, model.modules())))
     places = [(vars(module), dict(vars(module)), True) for module in model.modules()]
     hooks = [

@@ -45,11 +45,9 @@ class ProcessMemory:
 
 
 def process_memory(device: torch.device) -> ProcessMemory:
-    """Return the current device memory of this process.
-
-    From NVML's list of processes. Without it, or where a container hides the process
-    id, for the whole card, other processes included.
-    """
+    """Return the current device memory of this process."""
+    # From NVML's list of processes. Without it, or where a container hides the process
+    # id, for the whole card, other processes included.
     own, driver = _from_nvml(device)
     held = own
     if held is None:

@@ -63,11 +63,9 @@ class ScheduledRange(NamedTuple):
 
 
 def units_of(parts: Iterable[ScheduledRange]) -> Iterator[tuple[ScheduledRange, ...]]:
-    """Cut a schedule where a micro-step, the optimizer or an added range begins.
-
-    The forward and backward of a repeated micro-step are a unit, whose events are those
-    of the micro-step before; what follows the two may differ.
-    """
+    """Cut a schedule where a micro-step, the optimizer or an added range begins."""
+    # The forward and backward of a repeated micro-step are a unit, whose events are
+    # those of the micro-step before; what follows the two may differ.
     unit: list[ScheduledRange] = []
     for part in parts:
         if unit and not _go_on(unit[-1].event_range, part.event_range):

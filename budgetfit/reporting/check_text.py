@@ -20,10 +20,7 @@ def check_text(
     vram: str | None,
     versions: Mapping[str, object],
 ) -> RenderableType:
-    """Render whether a plan still fits, by its estimate with the libraries of now.
-
-    ``gpu`` and ``vram``: what it was checked for instead of the plan's.
-    """
+    """Render whether a plan still fits, on ``gpu`` and ``vram`` if not the plan's."""
     planned = plan.estimate
     was = format_bytes(planned.reserved_bytes)
     now = format_bytes(found.reserved_bytes)

@@ -20,10 +20,7 @@ from budgetfit.gpus.table import Gpu
 
 
 def plan_json(plan: Plan, samples: int | None = None) -> str:
-    """The document that ``--save`` writes, which can be verified and exported.
-
-    With ``hours`` for ``samples`` samples, where given.
-    """
+    """The document that ``--save`` writes; with ``hours`` for ``samples``, if given."""
     if samples is None:
         return plan.to_json()
     return _document({**json.loads(plan.to_json()), **_hours(plan, samples)})

@@ -123,10 +123,8 @@ def commands_text(commands: Iterable[str], *, indent: str = "    ") -> Renderabl
 def table(
     titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Container[int] = (0,)
 ) -> Table:
-    """A table without lines; right-aligned except for the columns in ``left``.
-
-    Only the first column, of names, may wrap.
-    """
+    """A table without lines; right-aligned except for the columns in ``left``."""
+    # Only the first column, of names, may wrap.
     rows = list(rows)
     grid = _WholeTable(
         box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim"

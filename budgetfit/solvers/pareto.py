@@ -13,11 +13,9 @@ _LAGS: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def pareto_indices(backward: Ints, cost: Ints, forward: Ints) -> NDArray[np.intp]:
-    """Return the indices of the labels that no other equals or beats in all three.
-
-    Sorted by ``backward``, then ``cost``, then ``forward``. Of labels that are equal in
-    all three the first is kept.
-    """
+    """Return the indices of the labels that no other equals or beats in all three."""
+    # Sorted by ``backward``, then ``cost``, then ``forward``. Of labels that are equal
+    # in all three the first is kept.
     lead = forward - backward
     if lead.size and np.all(lead == lead[0]):  # one sort key less
         order = np.lexsort((cost, backward))

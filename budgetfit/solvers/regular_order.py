@@ -43,11 +43,10 @@ Group: TypeAlias = tuple[Treatment | None, tuple[int, ...]]
 
 
 def in_regular_order(problem: Problem, solution: Solution) -> Solution:
-    """Return the solution with equal blocks in order, where that is within the limit.
-
-    It takes no longer, and its peak may be higher or lower. Of the fastest orders that
-    fit the one with the fewest changes from block to block, then of the lowest peak.
-    """
+    """Return the solution with equal blocks in order, where that is in the limit."""
+    # It takes no longer, and its peak may be higher or lower. Of the fastest orders
+    # that fit the one with the fewest changes from block to block, then of the lowest
+    # peak.
     segments = solution.segments
     if not segments:
         return solution

@@ -230,11 +230,9 @@ def _numbers(step: ChainStep) -> tuple[int, ...]:
 
 
 def incoming_bytes(chain: ChainProfile) -> list[int]:
-    """Return the live bytes at each block's backward besides saved tensors.
-
-    The gradient of its output (none for the last block) and the weight gradients of all
-    later blocks.
-    """
+    """Return the live bytes at each block's backward besides saved tensors."""
+    # The gradient of its output (none for the last block) and the weight gradients of
+    # all later blocks.
     later = list(accumulate(block.gradient_bytes for block in reversed(chain.blocks)))
     outputs = [block.output_bytes for block in chain.blocks[:-1]]
     return [

@@ -38,10 +38,8 @@ def uniform_segments(chain: ChainProfile, length: int) -> tuple[Segment, ...]:
 
 
 def chen_segments(chain: ChainProfile) -> tuple[Segment, ...]:
-    """Return Chen's plan: ceil(sqrt(n)) blocks to a segment.
-
-    n is the number of blocks that can be wrapped; without any the plan is empty.
-    """
+    """Return Chen's plan: ceil(sqrt(n)) blocks to a segment."""
+    # n is the number of blocks that can be wrapped; without any the plan is empty.
     wrappable = sum(block.option("recompute") is not None for block in chain.blocks)
     return uniform_segments(chain, max(1, math.ceil(math.sqrt(wrappable))))
 
@@ -55,11 +53,9 @@ def every_uniform_length(problem: Problem) -> Iterator[tuple[int, tuple[Segment,
 
 
 def best_uniform_segments(problem: Problem) -> tuple[Segment, ...]:
-    """Return the uniform plan of lowest peak, within the budget or not.
-
-    Of equal ones the fastest, then the shortest segments; ``()`` where no block can be
-    wrapped.
-    """
+    """Return the uniform plan of lowest peak, within the budget or not."""
+    # Of equal ones the fastest, then the shortest segments; ``()`` where no block can
+    # be wrapped.
     chain = problem.chain
     rated = (
         (chain_peak_bytes(chain, plan), chain_time_ns(chain, plan), length, plan)
@@ -69,11 +65,9 @@ def best_uniform_segments(problem: Problem) -> tuple[Segment, ...]:
 
 
 def fastest_uniform(problem: Problem) -> Solution:
-    """Return the fastest plan of uniform segments, or the one that keeps everything.
-
-    Of equally fast ones the one of lowest peak, then with fewer wrapped blocks, then of
-    the shortest segments. Nothing is proven.
-    """
+    """Return the fastest plan of uniform segments, or the one that keeps everything."""
+    # Of equally fast ones the one of lowest peak, then with fewer wrapped blocks, then
+    # of the shortest segments. Nothing is proven.
     chain = problem.chain
     fitting = (
         ((chain_time_ns(chain, plan), peak_bytes, wrapped_count(plan), length), plan)

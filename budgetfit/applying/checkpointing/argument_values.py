@@ -78,10 +78,8 @@ class _PartlyPlain(NamedTuple):
                 part.write(self.target, then)
 
     def _merged(self) -> Iterator[tuple[Any, Any]]:
-        """Yield each of its contents now, and with the plain values of the forward.
-
-        Both are the same object where these are equal.
-        """
+        """Yield each of its contents now, and with the plain values of the forward."""
+        # Both are the same object where these are equal.
         for part, plain, others in zip(
             self.held.parts, self.held.contents, self.others, strict=True
         ):

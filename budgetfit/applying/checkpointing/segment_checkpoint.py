@@ -67,11 +67,9 @@ class SegmentCheckpoint:
         *,
         random: bool,
     ) -> Any:
-        """Run the segment's block number ``position`` without saving its activations.
-
-        If the input is the previous block's output, the call continues that forward.
-        Otherwise it starts a new one, which is always correct and saves less memory.
-        """
+        """Run the segment's block ``position`` without saving its activations."""
+        # If the input is the previous block's output, the call continues that forward.
+        # Otherwise it starts a new one, which is always correct and saves less memory.
         x = next(tensors_in((args, kwargs)), None)
         if x is None or not torch.is_grad_enabled():
             return forward(*args, **kwargs)

@@ -75,11 +75,9 @@ class SelectiveCheckpoint:
     def contexts(
         self,
     ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Return the contexts of one forward and its recomputation (``context_fn``).
-
-        New ones for every forward: they count calls and own the saved tensors. Backward
-        can use them once; torch raises the second time.
-        """
+        """Return the contexts of one forward and its recomputation (``context_fn``)."""
+        # New ones for every forward: they count calls and own the saved tensors.
+        # Backward can use them once; torch raises the second time.
         policy = _Policy(self.block, self.wanted)
         saving, reusing = create_selective_checkpoint_contexts(policy)
         if hasattr(saving, "respect_saved_tensors_hooks"):  # torch 2.15 warns if unset

@@ -61,10 +61,7 @@ def can_chunk_loss(model: nn.Module, loss: object = None) -> bool:
 
 
 def rounding_of_parts(dtype: torch.dtype) -> float:
-    """Return how far adding up the gradients of parts may be off, relative to its norm.
-
-    ``dtype``: that the head computes in.
-    """
+    """Return the relative error of adding up parts' gradients; ``dtype``: head's."""
     return MOST_ADDED_IN_16_BITS * torch.finfo(dtype).eps / 2
 
 
@@ -299,10 +296,7 @@ class ChunkedLoss:
         vocab_size: int,
         ignore_index: int,
     ) -> torch.Tensor:
-        """Return the summed loss of one chunk, in fp32 as in transformers.
-
-        ``weights`` replace those of the head.
-        """
+        """Return the summed loss of one chunk, in fp32, by ``weights`` of the head."""
         logits = (
             functional_call(self._head, weights, (hidden,))
             if weights

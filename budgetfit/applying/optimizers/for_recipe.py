@@ -100,10 +100,8 @@ def left_out_text(trainable: int, left_out: int) -> str:
 def left_out_notes(
     model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] | None
 ) -> tuple[str, ...]:
-    """Return a note on the trainable parameters that an optimizer callable leaves out.
-
-    It is called with tensors on meta; none where it fails with these.
-    """
+    """Return a note on trainable parameters that an optimizer callable leaves out."""
+    # It is called with tensors on meta; none where it fails with these.
     if optimizer is None:
         return ()
     trained = [

@@ -139,11 +139,9 @@ def _smaller_micro_batch(
 
 
 def _scaled(estimate: Estimate, factor: float) -> int:
-    """Return the reserved peak with batch-dependent memory scaled by ``factor``.
-
-    All but weights, gradients and states is assumed to scale with the batch; casts of
-    weights do not, so a smaller batch takes somewhat more than estimated.
-    """
+    """Return the reserved peak with batch-dependent memory scaled by ``factor``."""
+    # All but weights, gradients and states is assumed to scale with the batch; casts of
+    # weights do not, so a smaller batch takes somewhat more than estimated.
     allocated = max(1, estimate.allocated_bytes)
     fixed = min(estimate.batch_independent_bytes, allocated)
     needed = fixed + (allocated - fixed) * factor

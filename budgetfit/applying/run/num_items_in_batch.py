@@ -70,11 +70,10 @@ def describe_weight(weight: float | None, count: int | torch.Tensor | None) -> s
 
 
 def trainer_sums_losses(model: nn.Module) -> bool:
-    """Whether transformers' Trainer adds up the losses of an update's micro-batches.
-
-    It takes a forward with ``**kwargs`` for one that divides by the number of items in
-    all of them, and divides no more; on several ranks it multiplies by their number.
-    """
+    """Whether transformers' Trainer adds up the losses of an update's micro-batches."""
+    # It takes a forward with ``**kwargs`` for one that divides by the number of items
+    # in all of them, and divides no more; on several ranks it multiplies by their
+    # number.
     own = next(filter(is_transformers_model, model.modules()), model)
     told = hasattr(own, "accepts_loss_kwargs")
     return not told and _takes_any(own.forward) and not _divides(model)

@@ -85,11 +85,7 @@ class PreparedModel:
         self._flags = instance_flags(model, _FLAGS)
 
     def restore(self) -> bool:
-        """Apply checkpointing again if something has replaced the blocks' forward.
-
-        Returns:
-            Whether it had been replaced.
-        """
+        """Apply checkpointing again if something replaced it; return whether so."""
         if instance_flags(self.model, _FLAGS) == self._flags:
             return False
         self._undo_checkpointing()

@@ -41,11 +41,9 @@ def sft_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_fused_head(model: nn.Module) -> bool:
-    """Whether TRL has replaced the forward by one that chunks the loss itself.
-
-    Detected by an argument of TRL's forward, inside accelerate's wrappers and PEFT's
-    module.
-    """
+    """Whether TRL has replaced the forward by one that chunks the loss itself."""
+    # Detected by an argument of TRL's forward, inside accelerate's wrappers and PEFT's
+    # module.
     return any(_takes_fused_head(module) for module in model.modules())
 
 

@@ -231,10 +231,8 @@ def _patched_layers(
 
 
 def _cast_to(tree: nn.Module) -> str | None:
-    """Return the dtype to which a precision policy cast the float variables, if any.
-
-    Keras layers cast inputs to the dtype of their own policy, which must follow.
-    """
+    """Return the dtype to which a precision policy cast the float variables, if any."""
+    # Keras layers cast inputs to the dtype of their own policy, which must follow.
     for part in _parts(tree):
         for variable, parameter in part.keras_variables():
             if parameter.is_floating_point():

@@ -211,11 +211,9 @@ def task_of(class_name: str) -> str | None:
 
 
 def dtype_of(plan: Plan) -> str:
-    """Return the ``dtype`` argument of ``from_pretrained``, as source.
-
-    Trained weights are loaded in the dtype of training. Under autocast a frozen base
-    keeps the dtype of its config.
-    """
+    """Return the ``dtype`` argument of ``from_pretrained``, as source."""
+    # Trained weights are loaded in the dtype of training. Under autocast a frozen base
+    # keeps the dtype of its config.
     policy = find_precision(plan.recipe.precision)
     frozen = plan.adapter is not None and policy.autocast is not None
     if policy.weights == "as-is" or frozen:

@@ -38,11 +38,9 @@ def planned_loss(plan: Plan) -> str:
 
 
 def exported_eval_batch_size(plan: Plan) -> int | None:
-    """Return the evaluation batch size for exports, at least 1; None if unknown.
-
-    At most 1,024, or the training batch: of a tiny model a million samples fit, which a
-    library would then wait for, and larger batches are no faster.
-    """
+    """Return the evaluation batch size for exports, at least 1; None if unknown."""
+    # At most 1,024, or the training batch: of a tiny model a million samples fit, which
+    # a library would then wait for, and larger batches are no faster.
     fits = plan.estimate.eval_batch_size
     most = max(MAX_EVAL_BATCH_SIZE, plan.recipe.batch_size)
     return None if fits is None else max(1, min(fits, most))

@@ -66,10 +66,7 @@ class LiveBytes:
     def of_storages(
         self, events: StorageEvents, moments: NDArray[np.int64]
     ) -> list[int]:
-        """Return the bytes of some storages that are alive at each moment.
-
-        ``moments``: numbers of events before them.
-        """
+        """Return the bytes of storages alive after numbers of events, ``moments``."""
         sizes = events.signs * self.sizes[events.storage]
         after = np.concatenate([[0], np.cumsum(sizes)])
         alive: list[int] = after[events.position.searchsorted(moments)].tolist()

@@ -67,11 +67,9 @@ class _Step(NamedTuple):
 
     @property
     def held_bytes(self) -> list[int]:
-        """Saved bytes of each block when the backward reaches the step's last block.
-
-        A segment's input is counted once, with its first block. If that block saves
-        less than the input, the checkpoint holds it in addition.
-        """
+        """Saved bytes of each block when the backward reaches the step's last block."""
+        # A segment's input is counted once, with its first block. If that block saves
+        # less than the input, the checkpoint holds it in addition.
         if len(self.blocks) == 1:
             return [self.saved_bytes]
         if self.nested:

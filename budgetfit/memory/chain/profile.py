@@ -106,11 +106,7 @@ def _block_on_line(
 
 
 def _on_line(one: Row, other: Row, place: Fraction) -> Row:
-    """Return the row at a place (0: ``one``, 1: ``other``), number by number.
-
-    Raises:
-        ValueError: The two differ in more than numbers.
-    """
+    """Return the row at a place (0: ``one``, 1: ``other``), or raise ValueError."""
     changed: dict[str, Any] = {}
     for field in fields(one):
         low, high = (getattr(each, field.name) for each in (one, other))
@@ -198,10 +194,8 @@ def _options_on(block: BlockProfile, like: BlockProfile) -> Iterator[BlockOption
 
 
 def block_types(kept: StepTrace) -> dict[str, int]:
-    """Return a number for each block, equal for blocks of the same type.
-
-    Those run the same ops on the same sizes in the last traced forward.
-    """
+    """Return a number for each block, equal for blocks of the same type."""
+    # Those run the same ops on the same sizes in the last traced forward.
     step, micro_step = steady_micro_step(kept)
     ops = kept.ops
     types: dict[tuple[bytes, ...], int] = {}

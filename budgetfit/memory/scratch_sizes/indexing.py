@@ -205,10 +205,7 @@ def sort(device: DeviceProperties, rows: int, length: int, key_bytes: int) -> li
 
 @rule(parts=1)
 def index_put_sort(device: DeviceProperties, indices: int, positions: int) -> list[int]:
-    """Return the storage of sorting flat indices with their positions.
-
-    ``positions``: size of the dimension that they index.
-    """
+    """Return the storage of sorting flat indices of so many ``positions``."""
     bits = max(1, (positions - 1).bit_length())
     return [radix_sort_bytes(device, indices, INDEX_BYTES, INDEX_BYTES, bits)]
 

@@ -16,10 +16,8 @@ BLOCK_BYTES = BLOCK_THREADS * 16
 def split_with_sizes_copy(
     device: DeviceProperties, chunks: int, *part_bytes: int
 ) -> list[int]:
-    """Addresses, sizes and blocks of the parts of an all-gather's output.
-
-    A block takes several tiles where there are more than the GPU runs twice over.
-    """
+    """Addresses, sizes and blocks of the parts of an all-gather's output."""
+    # A block takes several tiles where there are more than the GPU runs twice over.
     blocks = sum(ceil_div(size, BLOCK_BYTES) for size in part_bytes)
     most_blocks = device.sm_count * device.threads_per_sm * 2 // BLOCK_THREADS
     factor = ceil_div(blocks * chunks, most_blocks)

@@ -92,11 +92,9 @@ def lazy_alternatives(
 
 
 def meta_workload(workload: Workload) -> Workload | None:
-    """Return the workload with a meta copy of its model and a copy of its batch.
-
-    None if the model cannot be copied, or if the loss uses modules: they may belong to
-    the model, or change as it does.
-    """
+    """Return the workload with a meta copy of its model and a copy of its batch."""
+    # None if the model cannot be copied, or if the loss uses modules: they may belong
+    # to the model, or change as it does.
     if modules_in(workload.loss):
         return None
     try:

@@ -30,10 +30,7 @@ DEFAULT_LONGEST: Final = 2**17
 
 
 def candidate_lengths(longest: int) -> list[int]:
-    """Return the lengths to try: multiples of 128, finer ones below 1024.
-
-    ``longest`` is always among them.
-    """
+    """Return lengths to try: multiples of 128, finer below 1024; and ``longest``."""
     found: list[int] = []
     below = 0
     for last, step in (*LENGTH_STEPS, (longest, LAST_LENGTH_STEP)):

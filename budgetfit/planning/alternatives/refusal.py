@@ -92,11 +92,10 @@ def does_not_fit_error(
 
 
 def suggestions(changes: Iterable[Change]) -> Iterator[Suggestion]:
-    """Yield changed arguments that would fit, each solved for itself.
-
-    First the first change of each argument that fits. The second of an argument is told
-    after all of these, so that it is solved only where they are too few, and so on.
-    """
+    """Yield changed arguments that would fit, each solved for itself."""
+    # First the first change of each argument that fits. The second of an argument is
+    # told after all of these, so that it is solved only where they are too few, and so
+    # on.
     waiting, found = list(changes), 0
     while waiting and found < MAX_SUGGESTIONS:
         names, later = set[str](), list[Change]()
@@ -122,11 +121,10 @@ def least_weights_bytes(model: nn.Module) -> int:
 
 
 def changes_of_session(session: PlanningSession, least: Estimate) -> Iterator[Change]:
-    """Yield changes of training, of the request and of the host's memory.
-
-    Left out: all where the weights do not fit; those that free less than the excess of
-    ``least``; and what is recomputed or offloaded where no choice of it can be enough.
-    """
+    """Yield changes of training, of the request and of the host's memory."""
+    # Left out: all where the weights do not fit; those that free less than the excess
+    # of ``least``; and what is recomputed or offloaded where no choice of it can be
+    # enough.
     usable_bytes = session.budget.usable_bytes
     sharded = session.settings.parallelism is not None
     if not sharded and least_weights_bytes(session.workload.model) > usable_bytes:

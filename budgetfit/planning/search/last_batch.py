@@ -164,10 +164,8 @@ def warnings_after_last_batch(
 def _judged(
     session: PlanningSession, own: PlanningSession, estimate: Estimate
 ) -> AfterLastBatch | None:
-    """Return what the last batch does; None where that cannot be too much, or be told.
-
-    ``own``: that of the estimate, whose budget may be a smaller one.
-    """
+    """Return what the last batch does; None where it cannot be too much, or be told."""
+    # ``own``: that of the estimate, whose budget may be a smaller one.
     recipe, budget = estimate.recipe, session.budget
     roomy = estimate.reserved_bytes * (1 + MOST_GROWTH) <= budget.usable_bytes
     if roomy or recipe.batch_size == 1:

@@ -306,10 +306,7 @@ def best_batch(
     limit_bytes: int,
     **further: Any,
 ) -> BatchChoice:
-    """Choose the batch size for a session's request and settings.
-
-    ``further`` are other arguments of ``choose_batch_size``.
-    """
+    """Choose the batch size for a session; ``further`` as of ``choose_batch_size``."""
     size = session.request.batch_size
     lowest = session.request.objective == "memory"
     return choose_batch_size(

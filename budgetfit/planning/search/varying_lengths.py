@@ -370,10 +370,8 @@ class LengthsJudge:
     def _reserved(
         self, measure: LengthsMeasure, most_bytes: int, padded_to: int, draws: Draws
     ) -> tuple[int, int]:
-        """Return the most that is reserved in any order, and the updates replayed.
-
-        Stops at the first update that exceeds ``most_bytes``.
-        """
+        """Return the most that is reserved in any order, and the updates replayed."""
+        # Stops at the first update that exceeds ``most_bytes``.
         replays, _ = self._replay(measure)
         first = self._lengths.planned if measure == "longest first" else None
         reserved = count = 0
