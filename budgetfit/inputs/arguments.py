@@ -229,7 +229,10 @@ class Arguments:
             workload, source = _read_model(
                 self, target, adapter, lengths, keeps_dtypes="as-is" in precisions
             )
-        is_double = _trains_in_double(workload.model)
+        is_double = any(
+            each.requires_grad and each.dtype == torch.float64
+            for each in workload.model.parameters()
+        )
         if is_double and is_auto:
             precisions = ["as-is"]
         if is_double and (is_auto or set(precisions) != {"as-is"}):
@@ -377,14 +380,6 @@ class ParsedArguments:
         if self.given.progress is not None:
             self.given.progress(f"looking for the longest samples: {length:,} tokens")
         return replace(self, workload=self.workload.at_length(length)).least()
-
-
-def _trains_in_double(model: nn.Module) -> bool:
-    """Whether any weight that is trained is float64."""
-    return any(
-        each.requires_grad and each.dtype == torch.float64
-        for each in model.parameters()
-    )
 
 
 def _read_model(

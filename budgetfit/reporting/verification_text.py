@@ -70,7 +70,8 @@ def _failures(check: Verification) -> list[str]:
     """Return why it failed, the most severe reason first."""
     found = []
     if check.out_of_memory is not None:
-        found.append(f"out of memory after {_step_count(check.steps)}")
+        steps = "1 step" if check.steps == 1 else f"{check.steps} steps"
+        found.append(f"out of memory after {steps}")
     elif check.fits is False:
         found.append(
             f"{format_bytes(check.measured_reserved_bytes)} reserved, above the "
@@ -114,10 +115,6 @@ def _cpu(check: Verification) -> str:
         text = "live bytes as predicted" if near else "prediction of live bytes off"
         found += f", {text} ({percent_text(error)})"
     return f"{found}; VRAM was not checked"
-
-
-def _step_count(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"
 
 
 def _title(check: Verification) -> str:

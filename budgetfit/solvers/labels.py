@@ -17,7 +17,7 @@ label r, with the needs f and b, saved bytes S and weight copies c of the step:
 
 At the first block the labels are the whole Pareto front of peak and time. Ties in time,
 peak and wrapped blocks are decided by index: of equal labels the one stays whose first
-step comes first in ``chain_steps``.
+step comes first in ``steps_from``.
 """
 
 from collections.abc import Callable, Sequence

@@ -82,21 +82,12 @@ class ChainStep(NamedTuple):
         )
 
 
-def chain_steps(problem: Problem) -> list[list[ChainStep]]:
-    """Return, for each block, the steps that start there, in index order.
+def steps_from(problem: Problem, start: int, incoming: list[int]) -> list[ChainStep]:
+    """Return the steps that start at a block; ``incoming`` is from there on.
 
     First the options of the single block, in their order; then ever longer segments,
     each plain, with its input on the host, nested, and both; last, keeping it.
     """
-    incoming = incoming_bytes(problem.chain)
-    return [
-        _row(problem, start, incoming[start:])
-        for start in range(len(problem.chain.blocks))
-    ]
-
-
-def _row(problem: Problem, start: int, incoming: list[int]) -> list[ChainStep]:
-    """Return the steps that start at a block; ``incoming`` is from there on."""
     block = problem.chain.blocks[start]
     return [
         *(
@@ -190,7 +181,8 @@ def _worthwhile_steps(problem: Problem) -> Steps:
         arriving = incoming[start:stop]
         key = (*kind[start:stop], *(each - arriving[0] for each in arriving))
         if key not in known:
-            (row,) = drop_dominated_steps([_row(problem, start, incoming[start:])])
+            steps = steps_from(problem, start, incoming[start:])
+            (row,) = drop_dominated_steps([steps])
             known[key] = start, row, _as_array(row)
         before, row, array = known[key]
         if before == start:

@@ -28,7 +28,8 @@ from budgetfit.solvers.labels import (
     segments_from_steps,
 )
 from budgetfit.solvers.problem import Problem, Solution, describe
-from budgetfit.solvers.transitions import ChainStep, chain_steps, drop_dominated_steps
+from budgetfit.solvers.transitions import ChainStep, drop_dominated_steps
+from tests.solvers.chains import chain_steps
 
 Floats = NDArray[np.float64]
 

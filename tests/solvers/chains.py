@@ -10,7 +10,7 @@ from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.labels import segments_from_steps
 from budgetfit.solvers.problem import Problem, Solution, wrapped_count
-from budgetfit.solvers.transitions import ChainStep
+from budgetfit.solvers.transitions import ChainStep, incoming_bytes, steps_from
 from tests.solvers.exhaustive import all_plans
 
 # What a block can be besides kept and recomputed: mode, saved ops, input on the host.
@@ -20,6 +20,13 @@ OTHERS: Final[list[tuple[Mode, tuple[str, ...], bool]]] = [
     ("offload", (), False),
     ("recompute", (), True),
 ]
+
+
+def chain_steps(problem: Problem) -> list[list[ChainStep]]:
+    """The steps that start at each block, with none dropped."""
+    incoming = incoming_bytes(problem.chain)
+    blocks = range(len(problem.chain.blocks))
+    return [steps_from(problem, start, incoming[start:]) for start in blocks]
 
 
 def seeded(seed: int) -> random.Random:

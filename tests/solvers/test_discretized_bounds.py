@@ -10,12 +10,12 @@ from budgetfit.solvers.chain_dp import chain_dp
 from budgetfit.solvers.discretized_bounds import discretized_bounds
 from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS, lagrangian_bounds
 from budgetfit.solvers.problem import Problem
-from budgetfit.solvers.transitions import chain_steps
 from tests.solvers.chain_milp import chain_milp
 from tests.solvers.chains import (
     assert_reaches,
     block,
     chain_of,
+    chain_steps,
     equal_blocks,
     freeing,
     option,

@@ -4,13 +4,10 @@ from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.chain_dp import pareto_front
 from budgetfit.solvers.lagrangian_bounds import INFEASIBLE_NS, lagrangian_bounds
 from budgetfit.solvers.problem import Problem
-from budgetfit.solvers.transitions import (
-    chain_steps,
-    drop_dominated_steps,
-    worthwhile_steps,
-)
+from budgetfit.solvers.transitions import drop_dominated_steps, worthwhile_steps
 from tests.solvers.chains import (
     chain_of,
+    chain_steps,
     equal_blocks,
     option,
     random_problem,

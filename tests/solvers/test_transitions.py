@@ -1,8 +1,15 @@
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.solvers.problem import Problem
-from budgetfit.solvers.transitions import chain_steps, incoming_bytes
-from tests.solvers.chains import chain_of, equal_blocks, option, random_chain, seeded
+from budgetfit.solvers.transitions import incoming_bytes
+from tests.solvers.chains import (
+    chain_of,
+    chain_steps,
+    equal_blocks,
+    option,
+    random_chain,
+    seeded,
+)
 from tests.solvers.exhaustive import all_plans, segments_from
 
 KEEP = option("keep", saved=10, forward=14, backward=3)

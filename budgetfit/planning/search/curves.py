@@ -109,7 +109,11 @@ def plan_curves(session: PlanningSession, estimate: Estimate) -> PlanCurves:
     return PlanCurves(
         category_bytes=_category_bytes(session, estimate),
         limit_bytes=limit_bytes + scale.more_bytes,
-        plan=_own_point(estimate),
+        plan=CheckpointingPoint(
+            peak_bytes=estimate.allocated_bytes,
+            samples_per_s=estimate.samples_per_s,
+            segments=recipe.segments,
+        ),
         front=_front(chain, estimate, scale),
         practices=_practices(session, chain, estimate, scale),
         batch_sizes=_batch_sizes(session, estimate, limit_bytes, scale),
@@ -164,14 +168,6 @@ def _practices(
             label,
         )
         for label, policy in policies
-    )
-
-
-def _own_point(estimate: Estimate) -> CheckpointingPoint:
-    return CheckpointingPoint(
-        peak_bytes=estimate.allocated_bytes,
-        samples_per_s=estimate.samples_per_s,
-        segments=estimate.recipe.segments,
     )
 
 

@@ -238,11 +238,7 @@ def _object(value: object, look: functools.partial[Hashable]) -> Hashable:
         cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
         kept = (cells, value.__defaults__, value.__kwdefaults__)
         return "function", id(value.__code__), look(kept)
-    if isinstance(value, type) or not hasattr(value, "__dict__") or _is_shared(value):
+    is_config = hasattr(value, "to_dict")  # shared by all blocks, slow to compare
+    if isinstance(value, type) or not hasattr(value, "__dict__") or is_config:
         return "object", id(value)
     return type(value), look(vars(value))
-
-
-def _is_shared(value: object) -> bool:
-    """Whether a value is a configuration: shared by all blocks, slow to compare."""
-    return hasattr(value, "to_dict")

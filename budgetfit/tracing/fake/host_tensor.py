@@ -50,7 +50,7 @@ class HostTensor(FakeTensor):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             first = args[0] if args else None
-            plain = tree_map_only(cls, _as_plain, (args, kwargs))
+            plain = tree_map_only(cls, torch.Tensor.detach, (args, kwargs))
             out = func(*plain[0], **plain[1])
             if isinstance(first, cls) and _shares(out, first):
                 if func in _MOVES and _names_device(func, args[1:], kwargs):
@@ -87,10 +87,6 @@ def host_tensors(module: nn.Module) -> Iterator[HostTensor]:
         for leaf in tree_iter(value):
             if type(leaf) is HostTensor:
                 yield leaf
-
-
-def _as_plain(fake: torch.Tensor) -> torch.Tensor:
-    return fake.detach()
 
 
 def _shares(out: Any, host: torch.Tensor) -> bool:

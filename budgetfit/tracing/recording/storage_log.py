@@ -167,6 +167,8 @@ class StorageLog(TorchDispatchMode):
         if not self._in_modules:
             touched = _note_sources(self, first, func, args, kwargs, out)
         if memory.cost.kernels:
+            # The gradient of the loss is made before the engine runs.
+            in_a_node = torch._C._current_autograd_node() is not None
             self.ops.append(
                 OpRecord(
                     name,
@@ -175,7 +177,7 @@ class StorageLog(TorchDispatchMode):
                     memory.cost,
                     self.in_optimizer,
                     touched,
-                    recomputed=self._recomputes() and _in_a_node(),
+                    recomputed=self._recomputes() and in_a_node,
                 )
             )
         return out
@@ -390,11 +392,6 @@ def _is_meta(out: Any) -> bool:
     # PyTorch makes them to find the shapes of results with ``_efficientzerotensor``.
     device = getattr(out, "fake_device", None) or getattr(out, "device", None)
     return isinstance(device, torch.device) and device.type == "meta"
-
-
-def _in_a_node() -> bool:
-    # The gradient of the loss is made before the engine runs.
-    return torch._C._current_autograd_node() is not None
 
 
 def _note_sources(  # noqa: PLR0913, PLR0917 - one call, and where its outputs are

@@ -17,9 +17,12 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from budgetfit.tracing.cuda.dispatch.dispatch_modes import in_selective_checkpoint
 from budgetfit.tracing.cuda.dispatch.fused_rms_norm import fused_rms_norm, is_fused
 from budgetfit.tracing.cuda.dispatch.loss_gradients import LOSSES
-from budgetfit.tracing.cuda.dispatch.packed_sequences import pad_packed_sequence
 from budgetfit.tracing.cuda.dispatch.product_gradients import PRODUCTS
-from budgetfit.tracing.cuda.dispatch.recurrent_layers import CUDNN_NOTE, RECURRENT_OPS
+from budgetfit.tracing.cuda.dispatch.recurrent_layers import (
+    CUDNN_NOTE,
+    RECURRENT_OPS,
+    pad_packed_sequence,
+)
 from budgetfit.tracing.cuda.dispatch.sdpa_backend import AttentionCall, run_attention
 from budgetfit.tracing.cuda.dispatch.thread_kernels import kernels_in_this_thread
 from budgetfit.tracing.cuda.target import CudaTarget

@@ -9,6 +9,7 @@ Source: ``aten/src/ATen/native/RNN.cpp`` (``_rnn_impl``, ``FullLayer``,
 ``FullBidirectionalLayer``, those of packed sequences and the cells).
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -268,6 +269,33 @@ def _numbers(batch_sizes: Tensor) -> list[int]:
     with _disable_current_modes():
         found: list[int] = batch_sizes.tolist()
     return found
+
+
+def pad_packed_sequence(
+    data: Tensor,
+    batch_sizes: Tensor,
+    batch_first: bool,
+    padding_value: float,
+    total_length: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the padded rows and, in host memory, the length of each sample."""
+    # Torch's C++ writes the lengths into a tensor that it has just allocated, which is
+    # a fake without memory here. Consecutive time steps with as many samples
+    # are copied at once. Source: ``_pad_packed_sequence`` in ``PackedSequence.cpp``.
+    counts = _numbers(batch_sizes)
+    with _disable_current_modes():
+        samples = torch.arange(counts[0])[:, None]
+        lengths = (samples < batch_sizes).sum(1)
+    steps = max(len(counts), total_length)
+    output = data.new_full((steps, counts[0], *data.shape[1:]), padding_value)
+    step = row = 0
+    for count, group in itertools.groupby(counts):
+        length = len(list(group))
+        rows = data.narrow(0, row, length * count)
+        target = output.narrow(0, step, length).narrow(1, 0, count)
+        target.copy_(rows.view(length, count, *data.shape[1:]))
+        step, row = step + length, row + length * count
+    return (output.transpose(0, 1) if batch_first else output), lengths
 
 
 def lstm_cell(
