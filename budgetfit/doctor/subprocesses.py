@@ -40,11 +40,10 @@ def run_tool(*words: str, limit_s: float = _LIMIT_S) -> Output:
 
 def import_in_subprocess(name: str) -> dict[str, Any]:
     """Import a library in a subprocess; return its facts, or its ``error``."""
-    # A timeout is no error: the machine may be busy.
     # -P: the script's own folder must not be searched for the library.
     words = (sys.executable, "-P", str(Path(import_library.__file__)), name)
     output = run_tool(*words, limit_s=IMPORT_LIMIT_S)
-    if output.code is None:
+    if output.code is None:  # a timeout is no error: the machine may be busy
         return {"import_timeout": output.text}
     for line in reversed(output.text.splitlines()):
         if line.startswith(import_library.MARK):
