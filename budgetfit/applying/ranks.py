@@ -91,7 +91,8 @@ class GroupRanks:
 
     def have_same(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Return whether all ranks have tensors of the same values."""
-        dense = (each for each in tensors if each.layout == torch.strided)
+        # A flat tensor of another layout would be a copy on the GPU.
+        dense = (each.cpu() for each in tensors if each.layout == torch.strided)
         named = ((str(number), each) for number, each in enumerate(dense))
         digests = self.gather(_digest(named, sampled=None))
         return not self._is_fake and len(set(digests)) == 1
