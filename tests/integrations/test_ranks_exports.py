@@ -153,6 +153,11 @@ def _script_states(folder: str) -> list[float]:
         with mock.patch.object(torch.amp, "GradScaler", made):
             script["main"](words)
 
+    hooked = torch.nn.Linear(4, 4)
+    hooked.bias.register_hook(lambda _: None)
+    with pytest.raises(SystemExit, match="would drop the hooks of bias"):
+        script["wrap"](hooked, torch.device("cpu"))
+
     next_port()
     script["join_ranks"]("cpu")
     found = []
