@@ -4,7 +4,7 @@ import atexit
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from budgetfit.errors import InputError
 
 # What torchrun sets, and ``init_process_group`` reads.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PLACES = 1024  # squares and sums of such numbers are exact in float64
 _SAMPLED = 16  # elements of each tensor, to compare ranks
 
 
@@ -55,12 +56,46 @@ class GroupRanks:
         distributed.all_reduce(total, group=self._group)
         return total.item()
 
+    def total_at(self, place: Sequence[int], value: float) -> float:
+        """Return the sum of all ranks' values, which are at the same place.
+
+        Raises:
+            InputError: On all ranks, if one is at another.
+        """
+        if self._is_fake:
+            return value * self.size
+        place = [each % _PLACES for each in place]
+        squares = [each**2 for each in place]
+        sent = torch.tensor([value, *place, *squares], dtype=torch.float64)
+        distributed.all_reduce(sent, group=self._group)
+        total, *sums = sent.tolist()
+        count = len(place)
+        if any(
+            self.size * squared != each**2  # without variance all are equal
+            for each, squared in zip(sums[:count], sums[count:], strict=True)
+        ):
+            raise InputError(
+                f"The {self.size} ranks are not at the same micro-batch of an update, "
+                "and would train on parts of several. On one an error was caught, or "
+                "it has adopted another recipe alone. Start all ranks anew, from the "
+                "last state that was saved."
+            )
+        return total
+
     def mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean of a tensor in host memory, changed in place."""
         if not self._is_fake:
             distributed.all_reduce(tensor, group=self._group)
             tensor /= self.size
         return tensor
+
+    def have_same(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Return whether all ranks have tensors of the same values."""
+        # A flat tensor of another layout would be a copy on the GPU.
+        dense = (each.cpu() for each in tensors if each.layout == torch.strided)
+        named = ((str(number), each) for number, each in enumerate(dense))
+        digests = self.gather(_digest(named, sampled=None))
+        return not self._is_fake and len(set(digests)) == 1
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in order."""
@@ -189,12 +224,15 @@ def _device(*, on_cuda: bool) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Return a digest of some elements of each tensor."""
+def _digest(
+    tensors: Iterable[tuple[str, torch.Tensor]], *, sampled: int | None = _SAMPLED
+) -> str:
+    """Return a digest of some elements of each tensor; ``sampled=None``: of all."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
         flat = tensor.detach().flatten()
-        sample = flat[:: max(1, len(flat) // _SAMPLED)].to("cpu", copy=True)
+        step = max(1, len(flat) // sampled) if sampled else 1
+        sample = flat[::step].to("cpu", copy=True)
         digest.update(f"{name} {tuple(tensor.shape)}".encode())
         digest.update(sample.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from budgetfit.applying.quantized_layers.stored_weights import scale_buffers
 from budgetfit.core.parallelism import Parallelism
@@ -72,7 +73,8 @@ def wrap(
         The module to call: the model, or DDP around it.
 
     Raises:
-        InputError: If batch norms would get 16-bit weights beside fp32 statistics.
+        InputError: If batch norms would get 16-bit weights beside fp32 statistics, or
+            parameters that ``fully_shard`` replaces have hooks.
     """
     if parallelism.param_dtype in {"bf16", "fp16"} and _trains_batch_norms(model):
         raise InputError(
@@ -88,6 +90,8 @@ def wrap(
             bucket_cap_mb=parallelism.bucket_cap_mb,
             gradient_as_bucket_view=parallelism.gradient_as_bucket_view,
         )
+    refuse_hooks(model)
+    attributes = _own_attributes(model)
     fsdp = lazy_import("torch.distributed.fsdp")
     settings: dict[str, Any] = {
         "mesh": device_mesh(parallelism, device.type),
@@ -103,7 +107,45 @@ def wrap(
             block = list(block.children())  # a list, which runs module by module
         fsdp.fully_shard(block, reshard_after_forward=reshard, **settings)
     wrapped: nn.Module = fsdp.fully_shard(model, **settings)
+    for name, parameter in wrapped.named_parameters():
+        vars(parameter).update(attributes.get(name, {}))
     return wrapped
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Refuse hooks of parameters that ``fully_shard`` replaces, or has replaced.
+
+    It runs none that were registered before, and of its own parameters those alone
+    that wait for the reduced gradient.
+
+    Raises:
+        InputError: If there are some; names the parameters.
+    """
+    names = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter._backward_hooks
+        or (
+            parameter._post_accumulate_grad_hooks and not isinstance(parameter, DTensor)
+        )
+    ]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise InputError(
+            f"{names[0]}{more} has hooks for its gradient, which would never run: "
+            "fully_shard replaces parameters by shards. Register them after apply, by "
+            "register_post_accumulate_grad_hook, for each rank's shard of the reduced "
+            'gradient; or use engine="ddp".'
+        )
+
+
+def _own_attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Return what others have set on parameters, such as ``no_weight_decay``."""
+    return {
+        name: dict(vars(parameter))
+        for name, parameter in model.named_parameters()
+        if type(parameter) is nn.Parameter
+    }
 
 
 def _ignore(model: Any, names: set[str]) -> None:

@@ -150,7 +150,7 @@ def _evaluate() -> None:
         for evaluates in (True, False):
             run = start(settings, gradient_accumulation_steps=1)
             losses = []
-            for batch in batches(UPDATES + 1):
+            for batch in batches(4 * UPDATES)[torch.distributed.get_rank() :: 4]:
                 losses.append(float(run.step(batch)))
                 if evaluates:
                     run.model.eval()
@@ -260,9 +260,18 @@ def _refusals() -> None:
     with pytest.raises(InputError, match="Rank 1 has other weights than rank 0"):
         budgetfit.apply(plan, model)
 
+    # Data that is not divided.
+    run = start({"engine": "ddp"}, gradient_accumulation_steps=3)
+    for _ in range(2):  # once
+        with contextlib.ExitStack() as stack:
+            if run.group.count == 0:
+                said = (
+                    r"All 2 ranks have the same first micro-batch.*DistributedSampler"
+                )
+                stack.enter_context(pytest.warns(UserWarning, match=said))
+            run.step(batches(1)[0])
+
     # DDP is undone: nothing of it is left.
-    run = start({"engine": "ddp"})
-    run.step(batches(1)[0])
     run.undo()
     other = batches(RANKS)[rank.get_rank()]
     run.model(**other).loss.backward()
@@ -270,6 +279,14 @@ def _refusals() -> None:
     alone(**other).loss.backward()
     for name, item in alone.named_parameters():
         assert torch.equal(item.grad, run.model.get_parameter(name).grad), name
+
+    # One rank goes on alone, as after an error that its program has caught.
+    run = start({"engine": "ddp"})
+    if rank.get_rank():
+        run.adopt(replace(run.recipe, gradient_accumulation_steps=4))
+    with pytest.raises(InputError, match="ranks are not at the same micro-batch"):
+        run.step(other)
+    run.undo()
 
     # What fully_shard did stays, and nothing keeps the whole weights alive.
     sharded: dict[str, Any] = {"parallelism": Parallelism(engine="fsdp2", gpus=2)}
@@ -288,6 +305,41 @@ def _refusals() -> None:
         InputError, match="fsdp2 on 2 GPUs, and the model is wrapped or sharded already"
     ):
         budgetfit.apply(plan, run.model)
+
+
+def _on_parameters() -> None:
+    """What a user has put on parameters, which ``fully_shard`` replaces."""
+    sharded: dict[str, Any] = {"parallelism": Parallelism(engine="fsdp2", gpus=2)}
+    plan = plan_for(tiny_model("llama"), (), **sharded)
+    said = r"model.norm.weight has hooks for its gradient, .* never run: fully_shard"
+    for add in ("register_hook", "register_post_accumulate_grad_hook"):
+        model: Any = tiny_model("llama")
+        getattr(model.model.norm.weight, add)(lambda _: None)
+        with pytest.raises(InputError, match=said):
+            budgetfit.apply(plan, model)
+
+    model = tiny_model("llama")
+    model.model.norm.weight.no_weight_decay = True
+    run = budgetfit.apply(plan, model)
+    marked = [hasattr(each, "no_weight_decay") for each in run.trained]
+    assert sum(marked) == 1
+
+    seen: list[torch.Tensor] = []
+    weight: Any = model.model.norm.weight
+    weight.register_post_accumulate_grad_hook(lambda item: seen.append(item.grad))
+    own = batches(4)[torch.distributed.get_rank() :: RANKS]
+    for batch in own:
+        run.step(batch)
+    assert len(seen) == 1  # of the update
+    weight.register_hook(lambda _: None)
+    with pytest.raises(InputError, match=said):
+        run.step(own[0])
+
+
+def test_hooks_of_parameters_that_are_replaced_are_refused_and_attributes_kept() -> (
+    None
+):
+    on_ranks(_on_parameters, RANKS)
 
 
 def test_what_several_ranks_refuse_and_what_is_undone() -> None:

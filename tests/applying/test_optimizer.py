@@ -1,5 +1,6 @@
 # ruff: noqa: ANN401 - optimizers' arguments
 
+import contextlib
 import functools
 import sys
 from dataclasses import fields
@@ -19,6 +20,7 @@ from budgetfit.applying.optimizers.factory import (
     TORCH_ONLY,
     make_optimizer,
 )
+from budgetfit.applying.optimizers.flat_parts import refuse_if_by_shape
 from budgetfit.errors import InputError
 from budgetfit.utils.function_name import qualified_name
 from tests.applying.optimizer_states import LIBRARIES
@@ -145,6 +147,36 @@ def test_frozen_parameters_are_left_out_and_a_frozen_model_is_refused() -> None:
     assert len(made.param_groups[0]["params"]) == 2
     with pytest.raises(InputError, match="no trainable parameter"):
         make_optimizer("sgd", [frozen], device_type="cpu")
+
+
+class NormOfWeight(torch.optim.SGD):
+    """As LAMB and LARS: a step as long as the weight."""
+
+    def step(self, _: None = None) -> None:  # type: ignore[override]
+        for weight in self.param_groups[0]["params"]:
+            length = 0.1 * float(weight.data.norm() / weight.grad.norm())
+            weight.data.add_(weight.grad, alpha=-length)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_refused"),
+    [
+        (torch.optim.AdamW, False),
+        (torch.optim.Rprop, False),
+        (functools.partial(torch.optim.SGD, momentum=0.9, nesterov=True), False),
+        (torch.optim.Adafactor, True),  # means of rows and columns
+        (torch.optim.Muon, True),  # takes matrices alone
+        (NormOfWeight, True),
+    ],
+)
+def test_deepspeeds_flat_parts_are_trained_as_their_weights_or_refused(
+    kind: Any, is_refused: bool
+) -> None:
+    state = torch.get_rng_state()
+    refused = pytest.raises(InputError, match="and own trains a matrix by more")
+    with refused if is_refused else contextlib.nullcontext(), FakeTensorMode():
+        refuse_if_by_shape(kind, "own")
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:

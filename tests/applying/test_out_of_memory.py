@@ -90,6 +90,13 @@ def test_U4_the_report_says_what_was_predicted_and_measured_and_what_to_do() -> 
     assert error.original.startswith("CUDA out of memory. Tried to allocate 1.50 GiB.")
 
 
+def test_one_rank_of_several_does_not_go_on_alone() -> None:
+    lines = str(report(plan=sample_plan(), ranks=4)).splitlines()
+    assert not any("adopt" in line for line in lines)
+    assert lines[-2].startswith("The other 3 of 4 ranks wait for this one: start all")
+    assert lines[-1].endswith("plan(..., batch_size=6)")
+
+
 def test_U5_a_batch_longer_than_planned_is_the_first_reason() -> None:  # noqa: N802
     error = report(plan=sample_plan(), larger=(LONG,), growth=2.0)
     assert error.reasons[0] == (

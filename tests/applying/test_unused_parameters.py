@@ -102,7 +102,7 @@ def test_ranks_that_would_add_up_gradients_of_different_modules_are_told() -> No
 def _small_micro_batch() -> str:
     run = start({"engine": "ddp"}, batch_size=2, gradient_accumulation_steps=1)
     with pytest.warns(UserWarning, match="The first micro-batch") as caught:
-        run.step(batches(1, samples=1)[0])
+        run.step(batches(2, samples=1)[run.ranks.rank])
     return str(caught[0].message)
 
 

@@ -190,12 +190,14 @@ def test_weights_that_a_block_takes_from_other_modules_are_traced_recomputed() -
 
 def test_what_does_not_run_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     zero2 = Parallelism(gpus=4, **zero(2))
-    recipe = budgetfit.Recipe(batch_size=2, parallelism=zero2)
+    recipe = Recipe(batch_size=2, parallelism=zero2)
 
-    def estimate() -> None:
+    def estimate(recipe: Recipe = recipe) -> None:
         batch = torch.zeros(2, 4)
         budgetfit.estimate(torch.nn.Linear(4, 4), recipe, gpu="t4", batch=batch)
 
+    with pytest.raises(InputError, match="and adafactor trains a matrix by more"):
+        estimate(replace(recipe, optimizer="adafactor"))
     with monkeypatch.context() as patched:
         patched.delattr("deepspeed.runtime.zero.stage3.defragment")
         with pytest.raises(InputError, match="This version of DeepSpeed cannot be"):

@@ -119,6 +119,8 @@ def test_scripts_of_torch_alone_train_save_and_resume(tmp_path: Path) -> None:
             assert losses == pytest.approx(expected, abs=1e-6), name
     text = plan_of("fsdp2").to_torch_script()
     assert "Start it with: torchrun --nproc-per-node 2 THIS_FILE" in text
+    assert "Each rank yields its own samples, as of a DistributedSampler." in text
+    assert "Each rank yields" not in plan_of(None).to_torch_script()
     policy = {"engine": "fsdp2", "param_dtype": "bf16", "reduce_dtype": "fp32"}
     SETTINGS["policy"] = policy
     try:
@@ -150,6 +152,11 @@ def _script_states(folder: str) -> list[float]:
         made = functools.partial(_Scaler, init_scale=scale)
         with mock.patch.object(torch.amp, "GradScaler", made):
             script["main"](words)
+
+    hooked = torch.nn.Linear(4, 4)
+    hooked.bias.register_hook(lambda _: None)
+    with pytest.raises(SystemExit, match="would drop the hooks of bias"):
+        script["wrap"](hooked, torch.device("cpu"))
 
     next_port()
     script["join_ranks"]("cpu")

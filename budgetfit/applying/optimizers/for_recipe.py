@@ -7,6 +7,7 @@ from torch import nn
 
 from budgetfit.applying.optimizers import cpu_offload, torchao
 from budgetfit.applying.optimizers.factory import make_optimizer
+from budgetfit.applying.optimizers.flat_parts import refuse_if_by_shape
 from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
 from budgetfit.applying.undo import Undo
 from budgetfit.core.recipe import Recipe
@@ -61,6 +62,12 @@ def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is 
         )
     if offloads and recipe.optimizer_in_backward:
         raise InputError(OFFLOAD_IN_BACKWARD_REFUSED)
+
+    if recipe.zero_stage is not None:
+        refuse_if_by_shape(
+            lambda probes: make_optimizer(optimizer, probes, lr=lr, device_type="cpu"),
+            recipe.optimizer,
+        )
 
     def make(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         found = make_optimizer(optimizer, parameters, lr=lr, device_type=device_type)

@@ -68,6 +68,7 @@ class FailedStep:
         growth: Largest ratio of a tensor's elements to the planned ones.
         module: As in the error.
         weights_intact: As in the error.
+        ranks: Number of those that train together.
     """
 
     phase: str
@@ -77,6 +78,7 @@ class FailedStep:
     growth: float = 1.0
     module: str = ""
     weights_intact: bool = True
+    ranks: int = 1
 
 
 def out_of_memory_error(
@@ -183,6 +185,13 @@ def _text(
         lines += [
             "No smaller micro-batch is left. Plan again for what is free:",
             f'  plan = budgetfit.plan(model, vram="{size}")',
+        ]
+    elif step.ranks > 1:
+        others = f"The other {step.ranks - 1} of {step.ranks} ranks wait for this one"
+        lines += [
+            f"Should fit: {smaller}.",
+            f"{others}: start all anew from the last saved state, each with",
+            f"  plan = budgetfit.plan(..., batch_size={smaller.recipe.batch_size})",
         ]
     else:
         lines += [

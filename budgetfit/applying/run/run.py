@@ -74,7 +74,7 @@ from budgetfit.applying.run.unused_parameters import (
     check_all_used,
     check_same_on_ranks,
 )
-from budgetfit.applying.sharding import gradient_sync, wrap
+from budgetfit.applying.sharding import gradient_sync, refuse_hooks, wrap
 from budgetfit.applying.torch_compile import compiled_modules, warn_compiled_after_apply
 from budgetfit.applying.training_modes import TrainingModes
 from budgetfit.applying.undo import Undo
@@ -265,7 +265,9 @@ class Run:
                 check_batch_not_empty(batch)
                 if self.group.count == 0:
                     self._begin_group()
-                self._monitor.before_micro_batch(batch, is_first=self.group.count == 0)
+                self._monitor.before_micro_batch(
+                    batch, is_first=self.group.count == 0, ranks=self._exchanging[1]
+                )
             return self._run_or_drop_group(
                 lambda: self._train(batch, max_grad_norm, *weighting), batch
             )
@@ -453,6 +455,8 @@ class Run:
             refuse_replaced_parameters(self.model)
         self._parameters.check(self.model, self.optimizer)
         check_attention(*self._attention)  # not of what wraps it, as DDP
+        if self.recipe.engine == "fsdp2":
+            refuse_hooks(self.model)
         self._blocks.reapply_if_changed()
         if self.recipe.parallelism is None:
             self._own_data_parallel = find_own_data_parallel(
@@ -545,13 +549,19 @@ class Run:
         wrapper, ranks = self._exchanging
         if ranks is None or wrapper is None:
             return weight, 1.0, count
-        if count is None:
-            mean = ranks.total(weight) / ranks.size
-            return mean, weight / mean, None
-        if isinstance(count, torch.Tensor):
-            total = sum_over_ranks(count.to(self.device, copy=True), wrapper)
-            return weight, ranks.size, total
-        return weight, ranks.size, round(ranks.total(count))
+        place = (
+            self.steps_done + self.skipped_steps,
+            self.group.count,
+            self.group.planned,
+        )
+        if isinstance(count, torch.Tensor):  # its value may be on its way
+            ranks.total_at(place, 0.0)
+            items = sum_over_ranks(count.to(self.device, copy=True), wrapper)
+            return weight, ranks.size, items
+        if count is not None:
+            return weight, ranks.size, round(ranks.total_at(place, count))
+        mean = ranks.total_at(place, weight) / ranks.size
+        return mean, weight / mean, None
 
     @property
     def _exchanging(self) -> tuple[nn.Module | None, GroupRanks | None]:
@@ -658,6 +668,7 @@ class Run:
                 micro_batch=max(1, self.group.count),
                 recipe=self.recipe,
                 weights_intact=self._update_weights.weights_intact(),
+                ranks=1 if self._exchanging[1] is None else self._exchanging[1].size,
             )
             report = self._monitor.report(error, batch, step)
             self.drop_group()

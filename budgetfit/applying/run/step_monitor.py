@@ -17,6 +17,7 @@ from budgetfit.applying.out_of_memory.error import (
     running_module,
 )
 from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch
+from budgetfit.applying.pytree import tensors_in
 from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.batches.resize_samples import with_shapes
@@ -29,6 +30,8 @@ from budgetfit.core.sample_dims import SampleDims
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from budgetfit.applying.ranks import GroupRanks
 
 
 class StepMonitor:
@@ -59,14 +62,20 @@ class StepMonitor:
         self._recipe = recipe
         self._batch = ExpectedBatch.of(example, recipe.batch_size, self._dims)
 
-    def before_micro_batch(self, batch: Any, *, is_first: bool) -> None:
-        """Warn of the batch's size; save RNG states before the first of an update."""
+    def before_micro_batch(
+        self, batch: Any, *, is_first: bool, ranks: GroupRanks | None = None
+    ) -> None:
+        """Warn of the batch's size; save RNG states before the first of an update.
+
+        ``ranks``: those that train together, of which all call this.
+        """
         self._batch.warn_if_unknown(batch)
         self._batch.warn_if_larger(batch)
         if self._warns_of_sizes:
             self._warn_of_sizes(batch)
         if not self._has_seen_batch:
             self._has_seen_batch = True
+            self._warn_if_on_all_ranks(batch, ranks)
             self._warn_if_smaller(batch)
         if is_first:
             self.save_rng_states()
@@ -103,6 +112,22 @@ class StepMonitor:
             return
         self._warns_of_sizes = False
         warnings.warn(text, stacklevel=5)
+
+    def _warn_if_on_all_ranks(self, batch: Any, ranks: GroupRanks | None) -> None:
+        """Warn if all ranks have the same first batch: their data is not divided."""
+        if (
+            self._plan is None
+            or ranks is None
+            or not ranks.have_same(tensors_in(batch))
+        ):
+            return
+        warnings.warn(
+            f"All {ranks.size} ranks have the same first micro-batch. With all like it "
+            "they train what one of them would alone. Give each rank its own samples: "
+            "DataLoader(..., sampler=torch.utils.data.DistributedSampler(dataset)), or "
+            f"of an iterable data set one batch in {ranks.size}.",
+            stacklevel=5,
+        )
 
     def _warn_if_smaller(self, batch: Any) -> None:
         """Warn if the loader's first batch has fewer samples than planned."""

@@ -21,6 +21,7 @@ from budgetfit.integrations.source_code.plain_torch_checkpointing import (
     segment_constants,
 )
 from budgetfit.integrations.source_code.plain_torch_loop import (
+    batches_text,
     compile_parts,
     compiled_constants,
     data_parts,
@@ -83,7 +84,12 @@ def torch_script(plan: Plan) -> str:
         *compile_parts(plan.recipe),
         *recompute_parts(plan.recipe),
         *ranks_parts(plan.recipe),
-        *data_parts(plan.model.batch, plan.model.batch_dims, plan.model.class_name),
+        *data_parts(
+            plan.model.batch,
+            plan.model.batch_dims,
+            plan.model.class_name,
+            batches_text(plan.recipe),
+        ),
         *loss_parts(
             plan.model.batch,
             _planned_loss(plan),

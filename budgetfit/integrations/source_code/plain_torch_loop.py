@@ -29,7 +29,7 @@ _FLOATS: Final = ("float", "bfloat", "half", "double")
 
 
 def data_parts(
-    batch: Batch, dims: SampleDims | None = None, class_name: str = ""
+    batch: Batch, dims: SampleDims | None = None, class_name: str = "", more: str = ""
 ) -> list[Part]:
     """Return source of random batches of the planned shape, one line per tensor.
 
@@ -37,6 +37,7 @@ def data_parts(
         batch: The planned batch.
         dims: Its sample dimensions; the first, if unknown.
         class_name: The model's class in transformers, which says what its labels are.
+        more: What else the loop expects of batches (``batches_text``).
 
     Raises:
         InputError: For an unknown dtype.
@@ -64,6 +65,7 @@ def data_parts(
         needs_tokens |= "tokens" in value
         lines.append(f"        {variable} = {value}")
     code = parts.BATCHES.substitute(
+        more=more,
         bound=parts.VOCABULARY_LINE if needs_tokens else "",
         tensors="\n".join(lines),
         names=", ".join(
@@ -71,6 +73,11 @@ def data_parts(
         ),
     )
     return [Part(parts.VOCABULARY), Part(code)] if needs_tokens else [Part(code)]
+
+
+def batches_text(recipe: Recipe) -> str:
+    """Return what the training loop expects of batches, for their docstring."""
+    return parts.EQUAL_BATCHES + parts.OWN_SAMPLES * (recipe.parallelism is not None)
 
 
 def _shape(shape: tuple[int, ...], dim: int | None) -> str:

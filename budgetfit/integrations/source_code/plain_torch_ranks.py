@@ -114,6 +114,7 @@ def _fsdp2(parallelism: Parallelism) -> str:
     return (
         "def wrap(model, device):\n"
         '    """Shard the weights over the ranks, block by block."""\n'
+        f"{_REFUSE_HOOKS}"
         f"    mesh = init_device_mesh(device.type, {shape}, mesh_dim_names={names})\n"
         f"    policy = MixedPrecisionPolicy({given})\n"
         '    settings = {"mesh": mesh, "mp_policy": policy}\n'
@@ -125,6 +126,14 @@ def _fsdp2(parallelism: Parallelism) -> str:
     )
 
 
+_REFUSE_HOOKS = """\
+    for name, item in model.named_parameters():
+        if item._backward_hooks or item._post_accumulate_grad_hooks:
+            raise SystemExit(
+                f"fully_shard would drop the hooks of {name}: add them after it, by "
+                "register_post_accumulate_grad_hook, for this rank's shard"
+            )
+"""
 _DDP = "from torch.nn.parallel import DistributedDataParallel"
 # DDP's reducer, as the group's last owner, deadlocks with gloo's threads
 # (github.com/pytorch/pytorch/issues/56297).

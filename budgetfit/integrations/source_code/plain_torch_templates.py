@@ -125,12 +125,18 @@ BATCHES: Final = Template('''\
 def batches(model):
     """REPLACE by your own data: endless random batches of the planned shape.
 
-    Yield CPU tensors; every micro-batch has BATCH_SIZE samples.
+    Yield CPU tensors; every micro-batch has BATCH_SIZE samples.$more
     """
 $bound    while True:
 $tensors
         yield {$names}
 ''')
+
+EQUAL_BATCHES: Final = """
+    All count the same in an update, however many of their tokens have labels."""
+
+OWN_SAMPLES: Final = """
+    Each rank yields its own samples, as of a DistributedSampler."""
 
 VOCABULARY_LINE: Final = """\
     tokens = vocabulary_size(model)
