@@ -308,6 +308,22 @@ def test_a_large_mask_is_as_full_as_a_small_one() -> None:
     assert bool(torch.isfinite(x).all())
 
 
+def test_a_large_mask_with_equal_rows_keeps_its_values(values: KnownValues) -> None:
+    # As transformers makes Longformer's mask, which the model asks for global tokens.
+    count = MAX_INTEGERS // 512
+    padding = torch.tensor([0, 5])[:, None]
+    keys = torch.arange(count) < count - padding
+    mask = (torch.arange(count)[:, None] >= 0) & keys[:, None, None]
+    row = torch.where(mask, 0.0, -1.0)[:, 0, 0]
+    assert mask.numel() > MAX_INTEGERS
+    assert row.sum(1).tolist() == [0, -5]
+    assert not values.notes
+    row[:, 0] = 3  # as the other rows, which shared its memory, are not
+    assert row.sum(1).tolist() == [3, -2]
+    assert values.value(mask) is not None
+    assert values.value(row._base) is None
+
+
 @pytest.mark.parametrize("element", [True, False])
 @pytest.mark.parametrize("asked", [{}, {"dim": 1}, {"dim": [0, 1]}], ids=str)
 @pytest.mark.parametrize("ask", [torch.any, torch.all])

@@ -101,6 +101,7 @@ class OpTraits(NamedTuple):
     takes_masks: bool
     data_dependent: bool
     pointwise: bool
+    view: bool
     takes_indices: bool
     assumption: Callable[..., AssumedValue | None] | None
 
@@ -116,6 +117,7 @@ def traits_of(func: OpOverload) -> OpTraits:
         takes_masks=func in TAKES_MASKS,
         data_dependent=func in DATA_DEPENDENT,
         pointwise=torch.Tag.pointwise in func.tags,
+        view=func.is_view,
         takes_indices=func in INDEX_OPS,
         assumption=ASSUMPTIONS.get(func),
     )

@@ -5,6 +5,7 @@ with ``all_values`` for weights and activations as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -52,9 +53,8 @@ class PropagatedValues:
         """Record the values of ``fake``, if tracked, and ``why`` they were assumed."""
         if fake.shape != real.shape:
             return
-        follows = self.is_tracked(real)
-        if follows or _is_uniform(real):
-            self._large |= not follows
+        if self.is_tracked(real):
+            self._large |= real.numel() > MAX_FLOATS
             self._real[fake] = real
             if why:
                 self._why[fake] = frozenset(why)
@@ -64,12 +64,15 @@ class PropagatedValues:
             self.overflowed = True
 
     def is_tracked(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor's values are tracked: integers, and small floats."""
+        """Return whether a tensor's values are tracked: integers, and small floats.
+
+        What is repeated along a dimension (stride 0) counts once.
+        """
         if self.all_values:
             return True
         if tensor.is_floating_point():
-            return tensor.numel() <= MAX_FLOATS
-        return not tensor.is_complex() and tensor.numel() <= MAX_INTEGERS
+            return _stored(tensor) <= MAX_FLOATS
+        return not tensor.is_complex() and _stored(tensor) <= MAX_INTEGERS
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values of a tensor; None if they are unknown."""
@@ -103,29 +106,35 @@ class PropagatedValues:
                     type(x) is FakeTensor
                     and x.numel() > MAX_FLOATS
                     and x.dtype.is_floating_point
+                    and not (self._large and x in self._real)
                 ):
                     return False
         inputs = 0
         for x in leaves_of((*args, *kwargs.values()) if kwargs else args):
             if isinstance(x, torch.Tensor):
                 inputs += 1
-                if isinstance(x, FakeTensor) and (
-                    x not in self._real
-                    if all_values
-                    else (x.dtype.is_floating_point and x.numel() > MAX_FLOATS)
-                    or x not in self._real
-                ):
+                if isinstance(x, FakeTensor) and x not in self._real:
                     return False
         return inputs > 0 or traits.constant or all_values
 
     def worth_computing(self, traits: OpTraits, args: Args, out: Any) -> bool:
         """Return whether to compute an op whose inputs are known."""
-        if traits.mutates or any(map(self.is_tracked, tensors_of(out))):
+        if traits.view or traits.mutates:
             return True
-        if not self._large or not traits.pointwise:
-            return False
-        inputs = map(self.value, tensors_of(args))
-        return all(x is None or _is_uniform(x) for x in inputs)
+        tracked = any(map(self.is_tracked, tensors_of(out)))
+        if traits.pointwise:
+            return tracked or self._is_tracked_collapsed(args)
+        large = (
+            x.numel() > MAX_FLOATS for x in tensors_of(args) if x.is_floating_point()
+        )
+        return tracked and (self.all_values or not any(large))
+
+    def _is_tracked_collapsed(self, args: Args) -> bool:
+        """Return whether most elements of a pointwise op's large output are equal."""
+        known = (self.value(x) for x in tensors_of(args))
+        with _disable_current_modes():
+            shapes = [_collapsed(x).shape for x in known if x is not None]
+            return torch.broadcast_shapes(*shapes).numel() <= MAX_FLOATS
 
     def propagate(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Compute and record the outputs of an op whose inputs are known."""
@@ -141,14 +150,15 @@ class PropagatedValues:
             return
         if func in QUANTIFIERS:
             real = self.value(args[0])
-            if real is not None and _is_uniform(real):  # one element stands for all
+            if real is not None and _stored(real) == 1:  # one element stands for all
                 with _disable_current_modes():
-                    answer = _one_of(real).ne(0).to(out.dtype).expand(out.shape)
+                    one = real.as_strided((), ()).ne(0)
+                    answer = one.to(out.dtype).expand(out.shape)
                 self.record(out, answer, why)
                 return
-        if traits_of(func).mutates:
-            self._make_writable(args)
-        real = self.compute(func, args, kwargs)
+        real = None
+        if not traits_of(func).mutates or self._make_writable(func, args):
+            real = self.compute(func, args, kwargs)
         if real is None:
             self.invalidate(func, args)
             return
@@ -163,43 +173,61 @@ class PropagatedValues:
         leaves, spec = tree_flatten((args, kwargs))
         values = [self.value(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         with _disable_current_modes():
-            if self._large and traits_of(func).pointwise:
-                tensors = list(tensors_of(values))
-                if all(map(_is_uniform, tensors)):
-                    values = [_one_of(x) for x in values]
+            traits, tensors = traits_of(func), list(tensors_of(values))
+            if traits.pointwise and not (traits.mutates or self.all_values):
+                shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+                if shape.numel() > MAX_FLOATS:
+                    values = [
+                        _collapsed(x) if isinstance(x, torch.Tensor) else x
+                        for x in values
+                    ]
                     args, kwargs = tree_unflatten(values, spec)
-                    shape = torch.broadcast_shapes(*(x.shape for x in tensors))
                     return func(*args, **kwargs).expand(shape)
             real_args, real_kwargs = tree_unflatten(values, spec)
             if self.all_values:
                 return run_on_cpu(func, real_args, real_kwargs)
             return func(*real_args, **real_kwargs)
 
-    def _make_writable(self, args: Args) -> None:
-        """Materialise uniform values that are stored with stride 0."""
-        for fake in tensors_of(args):
+    def _make_writable(self, func: OpOverload, args: Args) -> bool:
+        """Give written values that repeat memory for each element; whether that fits.
+
+        Values of views of them, which shared their memory, are forgotten.
+        """
+        for fake in _written(func, args):
             real = self._real.get(fake)
-            if (
-                isinstance(real, torch.Tensor)
-                and real.numel() > 1
-                and _is_uniform(real)
-            ):
+            repeats = _repeats(real)
+            if repeats and real.numel() > MAX_INTEGERS:
+                return False
+            if repeats or self._large:
+                for other in self._aliases({fake.untyped_storage()._cdata}):
+                    if other is not fake and (repeats or _repeats(self._real[other])):
+                        del self._real[other]
+            if repeats:
                 with _disable_current_modes():
                     self._real[fake] = real.clone(memory_format=torch.contiguous_format)
+        return True
 
     def invalidate(self, func: OpOverload, args: Args) -> None:
         """Forget the values of mutated tensors and their aliases."""
-        written = {
-            tensor.untyped_storage()._cdata
-            for value, argument in zip(args, func._schema.arguments, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
-            for tensor in tensors_of(value)
-        }
-        if not written or not len(self._real):
-            return
-        for fake in list(self._real.keys()):
-            if fake.untyped_storage()._cdata in written:
-                del self._real[fake]
+        written = {x.untyped_storage()._cdata for x in _written(func, args)}
+        for fake in self._aliases(written):
+            del self._real[fake]
+
+    def _aliases(self, storages: set[int]) -> list[torch.Tensor]:
+        """Return the fakes with known values that are in one of the storages."""
+        if not storages or not len(self._real):
+            return []
+        fakes = list(self._real.keys())
+        return [x for x in fakes if x.untyped_storage()._cdata in storages]
+
+
+def _written(
+    func: torch._ops.OpOverload, args: tuple[Any, ...]
+) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an op writes to."""
+    for value, argument in zip(args, func._schema.arguments, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from tensors_of(value)
 
 
 def leaves_of(values: Iterable[Any]) -> Iterator[Any]:
@@ -237,16 +265,25 @@ def _like(func: OpOverload, args: Args, kwargs: Kwargs) -> Callable[[], torch.Te
     return make
 
 
-def _one_of(value: Any) -> Any:
-    """Return one element of a uniform tensor."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.as_strided((), ()).clone()
+def _collapsed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return one element along each dimension along which all are equal."""
+    # Those of a repeated dimension (stride 0) first: they need no comparison.
+    for dim in sorted(range(tensor.dim()), key=tensor.stride):
+        if tensor.shape[dim] > 1:
+            first = tensor.narrow(dim, 0, 1)
+            if not tensor.stride(dim) or bool((tensor == first).all()):
+                tensor = first
+    return tensor
 
 
-def _is_uniform(tensor: torch.Tensor) -> bool:
-    """Return whether all elements share one memory location (stride 0)."""
-    return not any(tensor.stride()) and tensor.numel() > 0
+def _stored(tensor: torch.Tensor) -> int:
+    """Return the number of elements, those of a repeated dimension (stride 0) once."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return prod(size if stride else min(size, 1) for size, stride in pairs)
+
+
+def _repeats(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and _stored(value) < value.numel()
 
 
 def tensors_of(value: Any) -> Iterator[torch.Tensor]:
