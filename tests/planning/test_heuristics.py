@@ -413,12 +413,14 @@ def test_chunks_take_no_bytes_at_best_and_run_the_head_once_more() -> None:
     assert (head.forward_ns, head.backward_ns) == (10, 28)
 
 
+@pytest.mark.parametrize("static", [0.0, 0.75])
 @pytest.mark.parametrize(("share", "tried"), [(0.049, 0), (0.051, 1)])
-def test_chunks_are_tried_where_the_loss_is_five_per_cent_of_the_budget(
-    monkeypatch: pytest.MonkeyPatch, share: float, tried: int
+def test_chunks_are_tried_where_the_loss_is_five_per_cent_of_what_weights_leave(
+    monkeypatch: pytest.MonkeyPatch, static: float, share: float, tried: int
 ) -> None:
-    loss = block("loss", option("keep", 0, round(share * USABLE), 0))
-    asked, chunked = (session(chain_of(loss), loss_chunks=n) for n in (1, 8))
+    loss = block("loss", option("keep", 0, round(share * (1 - static) * USABLE), 0))
+    chain = chain_of(loss, static=round(static * USABLE))
+    asked, chunked = (session(chain, loss_chunks=n) for n in (1, 8))
     monkeypatch.setattr(
         loss_chunking, "with_more_loss_chunks", lambda _: [asked, chunked]
     )

@@ -27,6 +27,7 @@ from budgetfit.planning.search import lowest_peak
 from budgetfit.planning.search.loss_chunking import (
     LOSS_CHUNKS,
     faster_than_lowest,
+    search_with_loss_chunks,
     with_more_loss_chunks,
 )
 from budgetfit.planning.search.lowest_peak import (
@@ -410,6 +411,18 @@ def test_every_choice_of_options_is_tried_for_a_few_blocks(
     assert len(single) == expected > 3**3
     monkeypatch.setattr(lowest_peak, "MAX_MIXTURES", expected - 1)
     assert len(segments_to_try(small_session)) < expected / 2
+
+
+def test_no_more_chunks_of_the_loss_are_taken_than_a_plan_needs_to_fit() -> None:
+    """Each chunk launches as many kernels: 64 take 1.5 times as long here as 16."""
+    made = Workload(
+        model=models.gpt2(n_layer=2, n_embd=128, n_positions=2048, vocab_size=16384),
+        batch=text(2, 2048),
+        gpu=find_gpu("t4"),
+    ).with_found_blocks()
+    found = search_with_loss_chunks(session(made, budget(110), batch_size=1)).estimate
+    assert found is not None
+    assert found.recipe.loss_chunks == 16
 
 
 def _nothing_found(session: PlanningSession) -> SearchResult:

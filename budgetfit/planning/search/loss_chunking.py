@@ -1,6 +1,6 @@
 """Chunked cross-entropy: whether to compute output head and loss in chunks."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Final
@@ -29,9 +29,9 @@ from budgetfit.solvers.batch_size import BatchCandidate
 
 # More chunks hold less and launch smaller kernels; the first that leave little to gain
 # are taken.
-LOSS_CHUNKS: Final = (8, 64, 256)
-# Where the peak of head and loss is a smaller share of the budget than this, chunks
-# gain next to nothing and are not tried.
+LOSS_CHUNKS: Final = (8, 16, 32, 64, 256)
+# Where the peak of head and loss is a smaller share than this of what the budget leaves
+# to activations, chunks gain next to nothing and are not tried.
 MIN_BUDGET_SHARE: Final = 0.05
 # Of the forward time behind the last block, the head and the loss are at least so much.
 HEAD_SHARE: Final = 0.8
@@ -229,9 +229,13 @@ def _may_be_as_fast(session: PlanningSession, known: Estimate, loss: float) -> b
         return False
 
 
-def with_more_loss_chunks(session: PlanningSession) -> list[PlanningSession]:
-    """Return the given session and ones with ever more loss chunks."""
-    # Only the given one where the loss cannot be chunked, or must not be.
+def with_more_loss_chunks(
+    session: PlanningSession, counts: Sequence[int] = LOSS_CHUNKS
+) -> list[PlanningSession]:
+    """Return the given session and ones with ever more loss chunks, in these counts.
+
+    Only the given one where the loss cannot be chunked, or must not be.
+    """
     settings, workload = session.settings, session.workload
     several = settings.parallelism
     free = session.request.checkpointing == "auto" and settings.loss_chunks == 1
@@ -241,7 +245,7 @@ def with_more_loss_chunks(session: PlanningSession) -> list[PlanningSession]:
         or not can_chunk_loss(workload.model, workload.loss)
     ):
         return [session]
-    chains = (session.block_chain.with_loss_chunks(chunks) for chunks in LOSS_CHUNKS)
+    chains = (session.block_chain.with_loss_chunks(chunks) for chunks in counts)
     return [session, *(replace(session, block_chain=chain) for chain in chains)]
 
 
@@ -253,8 +257,10 @@ def _worth_trying(
     if not others:
         return
     all_bytes = left_bytes = _bytes_behind_blocks(whole, batch_size)
+    static_bytes = whole.block_chain.profile_at(batch_size).static_bytes
+    least_bytes = MIN_BUDGET_SHARE * (session.budget.usable_bytes - static_bytes)
     for chunked in others:
-        if left_bytes < MIN_BUDGET_SHARE * session.budget.usable_bytes:
+        if left_bytes < least_bytes:
             return
         yield chunked
         # What no chunk divides, such as a cast of the head's weight, stays.

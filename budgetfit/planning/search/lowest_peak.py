@@ -50,6 +50,8 @@ FAR_ABOVE: Final = 1.5
 # The loss is not chunked further to save less than this share of the peak.
 MIN_SAVED: Final = 0.002
 MAX_MIXTURES: Final = 1000  # three blocks have about 500
+# Chunks of the loss that are tried: 64 hold less than fewer do.
+LOWEST_CHUNKS: Final = (8, 64, 256)
 # 8 to 64 chunks save at most this share of what 1 to 8 do.
 MAX_NEXT_SAVING: Final = 1 / 7
 # The formula exceeds the allocated bytes by at most this share: it is fitted to traces
@@ -241,7 +243,7 @@ def _lowest_by_formula(session: PlanningSession) -> list[_Rated]:
     rated: list[_Rated] = []
     lowest = sys.maxsize
     size = session.smallest_batch
-    for of_one_loss in with_more_loss_chunks(session):
+    for of_one_loss in with_more_loss_chunks(session, LOWEST_CHUNKS):
         try:
             chain = of_one_loss.block_chain.profile_at(size)
         except (InputError, TraceError) as error:

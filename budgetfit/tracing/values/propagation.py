@@ -221,9 +221,7 @@ class PropagatedValues:
         return [x for x in fakes if x.untyped_storage()._cdata in storages]
 
 
-def _written(
-    func: torch._ops.OpOverload, args: tuple[Any, ...]
-) -> Iterator[torch.Tensor]:
+def _written(func: OpOverload, args: Args) -> Iterator[torch.Tensor]:
     """Yield the tensors that an op writes to."""
     for value, argument in zip(args, func._schema.arguments, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write:
