@@ -40,8 +40,8 @@ def add_extra_arguments(request: BatchRequest, batch: Arguments) -> None:
             "task_inputs": (request.batch_size, config.task_seq_len),
             "text_inputs": (*rows, _TEXT_TOKENS),
         }
-        for name, shape in shapes.items():
-            batch[name] = request.integers(shape, 0, vocabulary)
+        for name, sizes in shapes.items():
+            batch[name] = request.integers(sizes, 0, vocabulary)
     if "qformer_input_ids" in needs and isinstance(ids, Tensor):
         batch["qformer_input_ids"] = token_ids.random_token_ids(request, 32)
 

@@ -56,7 +56,8 @@ def _target_tokens(request: BatchRequest, batch: Arguments) -> Arguments:
 
 def _delayed_codes(request: BatchRequest, codebooks: int) -> Arguments:
     """Audio codes of a decoder with a delay for each codebook (Dia)."""
-    length = token_ids.text_length(request, request.model.config.decoder_config)
+    config: Any = request.model.config
+    length = token_ids.text_length(request, config.decoder_config)
     shape = (request.batch_size, length, codebooks)
     codes = token_ids.random_token_ids(request, length * codebooks).view(shape)
     request.notes.append(f"audio codes of {codebooks} codebooks")

@@ -179,7 +179,8 @@ def _resolved(
         raise
     except ImportError as error:
         raise InputError(
-            f"{name or 'The model'} cannot be built here: {one_line(error)}"
+            f"{name or 'The model'} cannot be built here: {one_line(error)} Install "
+            "that, or build the module elsewhere and pass it."
         ) from error
     except Exception as error:
         raise InputError(
