@@ -10,6 +10,7 @@ from budgetfit.errors import InputError
 from budgetfit.example_batches import audio, images, token_ids
 from budgetfit.example_batches.multimodal_prompts import (
     IGNORE_INDEX,
+    has_placeholders,
     mask_placeholders,
 )
 from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
@@ -70,7 +71,8 @@ def _captions(request: BatchRequest, batch: Arguments) -> Arguments:
     if "input_ids" not in batch:
         return _target_tokens(request, batch)
     labels = _token_labels(request, batch["input_ids"])
-    if getattr(request.model.config, "is_encoder_decoder", False):
+    config = request.model.config
+    if getattr(config, "is_encoder_decoder", False) and not has_placeholders(config):
         return _with_decoder_input(request, labels)
     return {"labels": labels}
 

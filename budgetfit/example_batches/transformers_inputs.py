@@ -183,7 +183,11 @@ def _inputs(request: BatchRequest, task: str | None) -> Arguments:
         refuse_unset_placeholder(model)
     main = model.main_input_name
     main = main[0] if isinstance(main, (list, tuple)) else main
-    if task == "speech to text" and main == "input_ids" and "input_features" in takes:
+    if (
+        task == "speech to text"
+        and {"input_features", "decoder_input_ids"} <= takes
+        and main == "input_ids"
+    ):
         main = "input_features"  # Pop2Piano keeps the default name
     if main == "inputs":  # depends on the encoder
         main = next((name for name in _INPUTS_BY_NAME if name in takes), main)
