@@ -31,12 +31,18 @@ def waveforms(request: BatchRequest, config: object) -> Tensor:
     if mels is not None and columns is not None:
         request.notes.append(f"spectrograms of {columns} columns and {mels} mel bins")
         return request.floats((request.batch_size, columns, mels))
-    request.notes.append(f"sound of {_SECONDS} s at {_SAMPLES_PER_S // 1000} kHz")
-    samples = _SECONDS * _SAMPLES_PER_S
     if all(callable(getattr(request.model, x, None)) for x in ("encode", "decode")):
-        channels = first_field(config, "audio_channels") or 1
-        return request.floats((request.batch_size, channels, samples))
-    return request.floats((request.batch_size, samples))
+        return codec_waveforms(request, config)
+    request.notes.append(f"sound of {_SECONDS} s at {_SAMPLES_PER_S // 1000} kHz")
+    return request.floats((request.batch_size, _SECONDS * _SAMPLES_PER_S))
+
+
+def codec_waveforms(request: BatchRequest, config: object) -> Tensor:
+    """Return waveforms ``[batch, channels, samples]`` at the codec's own rate."""
+    rate = first_field(config, "sampling_rate") or _SAMPLES_PER_S
+    channels = first_field(config, "audio_channels") or 1
+    request.notes.append(f"sound of {_SECONDS} s at {rate / 1000:g} kHz")
+    return request.floats((request.batch_size, channels, _SECONDS * rate))
 
 
 def spectrograms(request: BatchRequest, config: object) -> Tensor:

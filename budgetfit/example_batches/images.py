@@ -15,14 +15,19 @@ _MASKED_SHARE = 0.4  # BEiT's share of masked patches
 
 
 def pixel_values(
-    request: BatchRequest, config: object, *, for_masks: bool = False
+    request: BatchRequest,
+    config: object,
+    *,
+    for_masks: bool = False,
+    per_sample: tuple[int, ...] = (),
 ) -> Tensor:
-    """Return images, float ``[batch, channels, height, width]``."""
+    """Return images, float ``[batch, *per_sample, channels, height, width]``."""
     vision = vision_config(config)
     count = channel_count(vision)
     height, width = _image_size(request, vision, for_masks=for_masks)
-    request.notes.append(f"images of {count} x {height} x {width} pixels")
-    return request.floats((request.batch_size, count, height, width))
+    each = f"{per_sample[0]} " if per_sample else ""
+    request.notes.append(f"{each}images of {count} x {height} x {width} pixels")
+    return request.floats((request.batch_size, *per_sample, count, height, width))
 
 
 def video_pixel_values(request: BatchRequest, config: object) -> Tensor:
@@ -63,6 +68,11 @@ def interpolation_arguments(
     return {_INTERPOLATE_ARGUMENT: True}
 
 
+def reads_videos(config: object) -> bool:
+    """Whether the config says that samples are videos."""
+    return "num_frames" in vars(vision_config(config))
+
+
 def vision_config(config: object) -> ConfigValue:
     """Return the vision part of a config."""
     return first_field(config, "vision_config", "image_config", "encoder") or config
@@ -86,9 +96,13 @@ def configured_image_size(
     config: object, *, for_masks: bool = False
 ) -> tuple[int, int]:
     """Return the configured image height and width."""
-    size = first_field(config, "image_size", "img_size", "crop_size", "input_size")
+    fields = ("image_size", "img_size", "crop_size", "input_size", "max_img_size")
+    size = first_field(config, *fields)
     if size is None and (backbone := first_field(config, "backbone_config")):
-        size = first_field(backbone, "image_size")
+        size = _whole_windows(backbone, first_field(backbone, "image_size"))
+    if size is None and (scales := first_field(config, "scaled_images_ratios")):
+        # Depth Pro cuts patches of one size out of the image at each scale.
+        size = int(first_field(config, "patch_size") / min(scales))
     if isinstance(size, dict):
         size = (size["height"], size["width"]) if "height" in size else None
     if isinstance(size, (list, tuple)) and len(size) in (1, 2):
@@ -97,3 +111,11 @@ def configured_image_size(
         return size, size
     pixels = _DEFAULT_MASK_PIXELS if for_masks else _DEFAULT_PIXELS
     return pixels, pixels
+
+
+def _whole_windows(config: object, size: ConfigValue) -> ConfigValue:
+    """Return an image size in whole windows of patches, as RF-DETR's processor has."""
+    patch, windows = (first_field(config, x) for x in ("patch_size", "num_windows"))
+    if not isinstance(size, int) or not isinstance(patch, int) or not windows:
+        return size
+    return max(round(size / patch / windows), 1) * patch * windows

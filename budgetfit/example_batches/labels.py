@@ -8,7 +8,11 @@ from torch import Tensor
 
 from budgetfit.errors import InputError
 from budgetfit.example_batches import audio, images, token_ids
-from budgetfit.example_batches.multimodal_prompts import mask_placeholders
+from budgetfit.example_batches.multimodal_prompts import (
+    IGNORE_INDEX,
+    has_placeholders,
+    mask_placeholders,
+)
 from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 
 CHOICE_COUNT = 4  # answers per question in SWAG
@@ -36,6 +40,8 @@ def _target_tokens(request: BatchRequest, batch: Arguments) -> Arguments:
     else:
         length = ids.shape[1]
         request.notes.append(f"targets of {length} tokens, as long as the sources")
+    if delays := getattr(request.model.config, "delay_pattern", None):
+        return _delayed_codes(request, len(delays))
     if token_ids.count_codebooks(request.model):
         codes = token_ids.audio_codes(request, length)
         decoder = getattr(request.model.config, "decoder", None)
@@ -49,14 +55,33 @@ def _target_tokens(request: BatchRequest, batch: Arguments) -> Arguments:
     return _with_decoder_input(request, labels)
 
 
+def _delayed_codes(request: BatchRequest, codebooks: int) -> Arguments:
+    """Audio codes of a decoder with a delay for each codebook (Dia)."""
+    config: Any = request.model.config
+    length = token_ids.text_length(request, config.decoder_config)
+    shape = (request.batch_size, length, codebooks)
+    codes = token_ids.random_token_ids(request, length * codebooks).view(shape)
+    request.notes.append(f"audio codes of {codebooks} codebooks")
+    labels = codes.roll(-1, 1).transpose(1, 2).contiguous()
+    return {"decoder_input_ids": codes, "labels": labels}
+
+
 def _captions(request: BatchRequest, batch: Arguments) -> Arguments:
     """Captions: the input ids, or the targets of a decoder."""
-    if "input_ids" in batch:
-        return {"labels": _token_labels(request, batch["input_ids"])}
-    return _target_tokens(request, batch)
+    if "input_ids" not in batch:
+        return _target_tokens(request, batch)
+    labels = _token_labels(request, batch["input_ids"])
+    config = request.model.config
+    if getattr(config, "is_encoder_decoder", False) and not has_placeholders(config):
+        return _with_decoder_input(request, labels)
+    return {"labels": labels}
 
 
 def _transcripts(request: BatchRequest, batch: Arguments) -> Arguments | None:
+    if "input_ids" in batch and getattr(
+        request.model.config, "is_encoder_decoder", False
+    ):
+        return _target_tokens(request, batch)  # sound from text
     if "input_ids" in batch:  # speech models with audio tokens
         return _language_modeling(request, batch)
     labels = audio.transcripts(request, request.model.config)
@@ -133,10 +158,16 @@ def _visual_answers(request: BatchRequest, batch: Arguments) -> Arguments:
 
 
 def _objects(request: BatchRequest, batch: Arguments) -> Arguments | None:
-    """Return DETR's labels: one mapping per image with boxes and classes."""
-    # None without Pillow, which transformers' box losses need.
+    """Return DETR's labels: one mapping per image with boxes and classes.
+
+    None without Pillow, which transformers' box losses need, and where a text has the
+    classes.
+    """
     from transformers.utils.import_utils import is_vision_available  # noqa: PLC0415, slow
 
+    if "input_ids" in batch:  # its words, between full stops, are the classes
+        request.notes.append("no labels: their classes are words of the text")
+        return None
     if not is_vision_available():
         request.notes.append("the loss of boxes needs Pillow: pip install pillow")
         return None
@@ -173,6 +204,12 @@ def _masks(request: BatchRequest, shape: tuple[int, ...]) -> Tensor:
     return request.integers(shape, 0, 2).to(torch.float32)
 
 
+def _moments(request: BatchRequest) -> tuple[Tensor, Tensor, Tensor]:
+    """Return duration, start and end in seconds of what a text describes (TVP)."""
+    start, end = request.floats((2, request.batch_size)).abs()
+    return start + end + 1, start, start + end
+
+
 def _pretraining(request: BatchRequest, batch: Arguments) -> Arguments | None:
     """Masked tokens and, with the second head, sentence order."""
     ids = batch.get("input_ids")
@@ -191,7 +228,11 @@ def _pretraining(request: BatchRequest, batch: Arguments) -> Arguments | None:
             name: spans[:, None] for name, spans in _spans(request, batch).items()
         }
     labels: Arguments = {"labels": ids.clone()}
-    for name in ("next_sentence_label", "sentence_order_label"):
+    if "visual_attention_mask" in batch:  # VisualBERT predicts at image regions, too
+        regions = torch.full_like(batch["visual_attention_mask"], IGNORE_INDEX)
+        labels["labels"] = torch.cat([ids, regions], dim=1)
+    names = ("next_sentence_label", "sentence_order_label", "sentence_image_labels")
+    for name in names:
         if name in takes:
             labels[name] = request.integers((request.batch_size,), 0, 2)
     return labels
@@ -238,6 +279,8 @@ _ARGUMENTS: dict[str, _Make] = {
         "bool_masked_pos": images.masked_patch_positions(request, request.model.config)
     },
     "image and text contrast": lambda _, __: {"return_loss": True},
+    "keypoint matching": lambda _, __: None,
+    "video grounding": lambda request, _: {"labels": _moments(request)},
     "pretraining": _pretraining,
 }
 

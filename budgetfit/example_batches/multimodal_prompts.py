@@ -4,6 +4,7 @@ The number of tokens per image comes from the model itself: its ``get_image_feat
 runs on meta in milliseconds.
 """
 
+import contextlib
 import copy
 import inspect
 import math
@@ -16,14 +17,13 @@ from torch.utils._pytree import tree_leaves
 
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.errors import InputError
-from budgetfit.example_batches import audio, images, token_ids
+from budgetfit.example_batches import audio, image_patches, images, token_ids
 from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 from budgetfit.example_batches.token_ids import first_field, text_inputs
 
 _MIN_TEXT_TOKENS = 32  # text tokens added if an image alone would fill the row
 _TILE_COUNT = 5  # of a tiled image: two by two and the whole
-_GRID_PATCHES = 16  # per side, 224 pixels for patches of 14
-_IGNORE_INDEX = -100  # torch.nn.CrossEntropyLoss.ignore_index
+IGNORE_INDEX = -100  # torch.nn.CrossEntropyLoss.ignore_index
 _HIDDEN_SIZE_FIELDS = ("hidden_size", "d_model", "n_embd")
 _PLACEHOLDER_FIELDS = {
     "image": ("image_token_id", "image_token_index"),
@@ -39,6 +39,21 @@ def has_placeholders(config: object) -> bool:
     )
 
 
+def refuse_unset_placeholder(model: nn.Module) -> None:
+    """Refuse a config that leaves open which token of a text stands for an image.
+
+    Raises:
+        InputError: Says how to set it.
+    """
+    for name in _PLACEHOLDER_FIELDS["image"]:
+        if name in vars(model.config) and not has_placeholders(model.config):
+            raise InputError(
+                f"The config of {type(model).__name__} does not say which token stands "
+                f"for an image: {name} is None. Set it to the id of its processor's "
+                "image token, as its newer checkpoints do, or pass batch=."
+            )
+
+
 def multimodal_inputs(request: BatchRequest) -> Arguments:
     """Return ``input_ids`` with placeholders, and the images or audio for them.
 
@@ -50,8 +65,7 @@ def multimodal_inputs(request: BatchRequest) -> Arguments:
     """
     if request.text_only:
         request.notes.append("text only, as asked for")
-        ids = text_inputs(request)["input_ids"]
-        return {"input_ids": ids, **_token_types(request, torch.zeros_like(ids))}
+        return _text_alone(request)
     for kind, candidates in (("image", _images), ("audio", _sounds)):
         placeholder = first_field(request.model.config, *_PLACEHOLDER_FIELDS[kind])
         if not isinstance(placeholder, int):
@@ -80,7 +94,37 @@ def multimodal_inputs(request: BatchRequest) -> Arguments:
         request.notes.append(
             f"text only: pass batch= with {kind} inputs to plan for {kind} tokens"
         )
-    return text_inputs(request)
+    return _text_alone(request)
+
+
+def _text_alone(request: BatchRequest) -> Arguments:
+    ids = text_inputs(request)["input_ids"]
+    return {"input_ids": ids, **_token_types(request, torch.zeros_like(ids))}
+
+
+def spoken_text_inputs(request: BatchRequest) -> Arguments:
+    """Return a text that is followed by its sound, one token for a codec's frame.
+
+    The model encodes the sound itself (CSM); ``input_values_cutoffs`` are its ends.
+    """
+    config: Any = request.model.config
+    sound = audio.codec_waveforms(request, config.codec_config)
+    samples = sound.shape[-1]
+    rate = config.codec_config.frame_rate / config.codec_config.sampling_rate
+    frames = math.ceil(samples * rate)
+    ends = torch.full((request.batch_size, 1), samples, device="cpu")
+    words = token_ids.random_token_ids(request, _MIN_TEXT_TOKENS)
+    said = torch.full((request.batch_size, frames + 1), config.audio_token_id)
+    said[:, -1] = config.audio_eos_token_id
+    request.notes.append(
+        f"rows of {_MIN_TEXT_TOKENS} text tokens and {frames} frames of sound"
+    )
+    return {
+        "input_ids": torch.cat([words, said], dim=1),
+        "input_values": sound,
+        "input_values_cutoffs": ends,
+        "labels": torch.cat([torch.full_like(words, IGNORE_INDEX), said], dim=1),
+    }
 
 
 def mask_placeholders(labels: Tensor, model: nn.Module) -> Tensor:
@@ -88,7 +132,7 @@ def mask_placeholders(labels: Tensor, model: nn.Module) -> Tensor:
     for names in _PLACEHOLDER_FIELDS.values():
         token = first_field(model.config, *names)
         if isinstance(token, int):
-            labels = labels.masked_fill(labels == token, _IGNORE_INDEX)
+            labels = labels.masked_fill(labels == token, IGNORE_INDEX)
     return labels
 
 
@@ -134,7 +178,9 @@ def _images(request: BatchRequest) -> Iterator[Arguments]:
     if "pixel_values" not in takes:
         return
     if "image_grid_thw" in takes:
-        yield _packed_patches(request)
+        forms = [*image_patches.packed_patches(request)]
+        taken = (form for form in forms if _reaches_a_layer(request, form))
+        yield forms[0] if len(forms) == 1 else next(taken, forms[0])
         return
     pixels = images.pixel_values(request, config)
     height, width = pixels.shape[-2:]
@@ -142,57 +188,15 @@ def _images(request: BatchRequest) -> Iterator[Arguments]:
     others = images.interpolation_arguments(request, takes)
     sizes = torch.tensor([[height, width]] * rows, device="cpu")
     tiles = request.floats((rows, _TILE_COUNT, *pixels.shape[1:]))
-    forms: list[Arguments] = [{"pixel_values": pixels}]
+    forms = [{"pixel_values": pixels}]
     if "image_sizes" in takes:
         forms.append({"pixel_values": pixels, "image_sizes": sizes})
         forms.append({"pixel_values": tiles, "image_sizes": sizes})
     if "spatial_shapes" in takes:
-        forms.insert(0, _patch_rows(request, pixels))
+        forms.insert(0, image_patches.padded_patches(request))
     for form in forms:
         request.notes.extend(note)
         yield {**form, **others}
-
-
-def _packed_patches(request: BatchRequest) -> Arguments:
-    """Return one image per sample as patches packed along dimension 0 (Qwen)."""
-    vision = images.vision_config(request.model.config)
-    patch = first_field(vision, "patch_size") or 14
-    frames = first_field(vision, "temporal_patch_size") or 1
-    channels = images.channel_count(vision)
-    high, wide = _patches(request, vision, patch, (_GRID_PATCHES,) * 2)
-    grid = torch.tensor([[1, high, wide]] * request.batch_size, device="cpu")
-    rows = request.batch_size * high * wide
-    request.notes.append(f"images of {high * patch} x {wide * patch} pixels")
-    return {
-        "pixel_values": request.floats((rows, channels * frames * patch * patch)),
-        "image_grid_thw": grid,
-    }
-
-
-def _patches(
-    request: BatchRequest, vision: object, patch: int, usual: tuple[int, int]
-) -> tuple[int, int]:
-    """Return the number of patches per side, at least those merged into one token."""
-    # Processors round an image to whole tokens, so its patches are multiples of them.
-    sides = request.image_size_or((usual[0] * patch, usual[1] * patch))
-    merged = first_field(vision, "spatial_merge_size", "merge_size") or 1
-    high, wide = (max(round(s / patch / merged), 1) * merged for s in sides)
-    return high, wide
-
-
-def _patch_rows(request: BatchRequest, pixels: Tensor) -> Arguments:
-    """Return flattened patches and ``spatial_shapes`` (SigLIP 2)."""
-    vision = images.vision_config(request.model.config)
-    patch = first_field(vision, "patch_size")
-    positions = first_field(vision, "num_patches") or 256
-    high, wide = _patches(request, vision, patch, (math.isqrt(positions),) * 2)
-    rows = request.batch_size
-    width = pixels.shape[1] * patch * patch
-    return {
-        "pixel_values": request.floats((rows, high * wide, width)),
-        "spatial_shapes": torch.tensor([[high, wide]] * rows, device="cpu"),
-        "pixel_attention_mask": request.ones((rows, high * wide)),
-    }
 
 
 def _sounds(request: BatchRequest) -> Iterator[Arguments]:
@@ -207,20 +211,17 @@ def _sounds(request: BatchRequest) -> Iterator[Arguments]:
 
 def _feature_count(request: BatchRequest, kind: str, inputs: Arguments) -> int:
     """Return the number of tokens of a sample's image or audio; 0 if unknown."""
+    config = request.model.config
     if "image_grid_thw" in inputs:
-        vision = images.vision_config(request.model.config)
-        merged = first_field(vision, "spatial_merge_size", "merge_size") or 1
-        return int(inputs["image_grid_thw"][0].prod()) // merged**2
-    if queries := first_field(request.model.config, "num_query_tokens"):
+        patches = int(inputs["image_grid_thw"][0].prod())
+        return patches // image_patches.merged_patches(config) ** 2
+    if queries := first_field(config, "num_query_tokens"):
         return int(queries)  # a Q-Former has a fixed number per image
     getter = _meta_method(request.model, f"get_{kind}_features")
     if getter is None:
         return 0
-    known = inspect.signature(getter).parameters
-    arguments = {name: value for name, value in inputs.items() if name in known}
     try:
-        with torch.no_grad():
-            features = getter(**map_batch(arguments, _on_meta))
+        features = _call_on_meta(getter, inputs)
     except Exception:  # noqa: BLE001 - not this model's format
         return 0
     features = getattr(features, "pooler_output", features)
@@ -229,6 +230,30 @@ def _feature_count(request: BatchRequest, kind: str, inputs: Arguments) -> int:
     if not width or not found or any(leaf.shape[-1] != width for leaf in found):
         return 0
     return sum(leaf.numel() for leaf in found) // width // request.batch_size
+
+
+def _reaches_a_layer(request: BatchRequest, inputs: Arguments) -> bool:
+    """Whether the first layer that sees images takes these; True if unknown.
+
+    What follows may need values of their sizes, which mix devices on meta.
+    """
+    getter: Any = _meta_method(request.model, "get_image_features")
+    if getter is None:
+        return True
+    ran: list[nn.Module] = []
+    for module in getter.__self__.modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv3d)):
+            module.register_forward_hook(lambda layer, *_: ran.append(layer))
+    with contextlib.suppress(Exception):
+        _call_on_meta(getter, inputs)
+    return bool(ran)
+
+
+def _call_on_meta(getter: Callable[..., Any], inputs: Arguments) -> Any:
+    known = inspect.signature(getter).parameters
+    arguments = {name: value for name, value in inputs.items() if name in known}
+    with torch.no_grad():
+        return getter(**map_batch(arguments, _on_meta))
 
 
 def _on_meta(value: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ _DEFAULT_VOCABULARY = 1024  # character and hash models: any id is valid
 # T5's length, for encoder-decoders without a limit.
 _DEFAULT_SEQ2SEQ_LENGTH = 512
 
+_TEXT_PARTS = ("text_config", "encoder", "decoder")
 _LENGTH_FIELDS = (
     "max_position_embeddings",
     "n_positions",
@@ -118,7 +119,7 @@ def text_inputs(request: BatchRequest) -> Arguments:
 def text_config(model: nn.Module) -> ConfigValue:
     """Return the text part of a model's config."""
     config: Any = model.config
-    for name in ("text_config", "encoder", "decoder"):
+    for name in (*_TEXT_PARTS, "encoder_config"):
         part = getattr(config, name, None)
         if getattr(part, "vocab_size", None) is not None:
             return part
@@ -177,7 +178,7 @@ def _special_tokens(config: object) -> Iterator[int]:
 def _text_configs(config: object) -> Iterator[object]:
     """Yield a config and the text configs inside it."""
     yield config
-    for name in ("text_config", "encoder", "decoder"):
+    for name in (*_TEXT_PARTS, "encoder_config", "decoder_config"):
         part = getattr(config, name, None)
         if part is not None and hasattr(part, "model_type"):
             yield part
@@ -189,6 +190,8 @@ def _positions(model: nn.Module, config: object) -> tuple[int | None, bool]:
     limit = first_field(config, *_LENGTH_FIELDS)
     if not isinstance(limit, int) or limit < 1:
         return None, False
+    if shorter := first_field(model.config, "max_text_len"):  # Grounding DINO
+        return min(limit, shorter), True
     ahead = 1 if getattr(config, "ngram", None) else 0  # ProphetNet also uses the next
     for rows, padding in _position_tables(model):
         if not limit <= rows <= limit + 2:  # OPT and BART add two

@@ -11,12 +11,14 @@ from typing import Any
 from torch import nn
 
 from budgetfit.errors import InputError
-from budgetfit.example_batches import audio, images, token_ids
+from budgetfit.example_batches import audio, image_patches, images, token_ids
 from budgetfit.example_batches.extra_arguments import add_extra_arguments
 from budgetfit.example_batches.labels import CHOICE_COUNT, make_labels
 from budgetfit.example_batches.multimodal_prompts import (
     has_placeholders,
     multimodal_inputs,
+    refuse_unset_placeholder,
+    spoken_text_inputs,
 )
 from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 from budgetfit.example_batches.time_series import time_series_inputs, trajectory_inputs
@@ -47,6 +49,7 @@ _AUTO_TABLES = {
     "object detection": "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
     "masked images": "MODEL_FOR_MASKED_IMAGE_MODELING_MAPPING_NAMES",
     "image and text contrast": "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "keypoint matching": "MODEL_FOR_KEYPOINT_MATCHING_MAPPING_NAMES",
 }
 
 # For classes outside the tables: other heads, remote code, user models.
@@ -72,6 +75,7 @@ _TASKS_BY_SUFFIX = {
     "ForUniversalSegmentation": "universal segmentation",
     "ForInstanceSegmentation": "universal segmentation",
     "ForPreTraining": "pretraining",
+    "ForVideoGrounding": "video grounding",
 }
 
 _PADDED_PART = 8  # of a padded sample; which part it is changes no memory
@@ -84,9 +88,15 @@ def make_transformers_batch(request: BatchRequest) -> Arguments:
         InputError: No example of an input can be made.
     """
     model: Any = request.model
+    _refuse_without_forward(model)
     takes, needs = forward_arguments(model)
     task = _task_of(type(model))
-    if task is None and "return_loss" in takes and "input_ids" in takes:
+    without_labels = task is None or "labels" not in takes
+    if (
+        without_labels
+        and task in (None, "sequence to sequence")
+        and ({"return_loss", "input_ids"} <= takes)
+    ):
         task = "image and text contrast"
     batch = _inputs(request, task)
     add_extra_arguments(request, batch)
@@ -162,14 +172,23 @@ def _inputs(request: BatchRequest, task: str | None) -> Arguments:
     model: Any = request.model
     takes, _ = forward_arguments(model)
     if task == "image and text contrast":
-        other = "pixel_values" if "pixel_values" in takes else "input_features"
-        return text_inputs(request) | _INPUTS_BY_NAME[other](request, task)
+        return _contrast_inputs(request, task)
+    if "input_values_cutoffs" in takes:
+        return spoken_text_inputs(request)
     if has_placeholders(model.config) and "input_ids" in takes:
         return multimodal_inputs(request)
     if request.text_only and "input_ids" in takes:
         return _input_ids(request, task)
+    if {"input_ids", "pixel_values"} <= takes:
+        refuse_unset_placeholder(model)
     main = model.main_input_name
     main = main[0] if isinstance(main, (list, tuple)) else main
+    if (
+        task == "speech to text"
+        and {"input_features", "decoder_input_ids"} <= takes
+        and main == "input_ids"
+    ):
+        main = "input_features"  # Pop2Piano keeps the default name
     if main == "inputs":  # depends on the encoder
         main = next((name for name in _INPUTS_BY_NAME if name in takes), main)
     if main not in _INPUTS_BY_NAME:
@@ -197,11 +216,14 @@ def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
     config = request.model.config
     takes, needs = forward_arguments(request.model)
     is_video = task == "video classification" or (
-        task != "image classification"
-        and "num_frames" in vars(images.vision_config(config))
+        task != "image classification" and images.reads_videos(config)
     )
-    if is_video:
-        batch: Arguments = {"pixel_values": images.video_pixel_values(request, config)}
+    if "spatial_shapes" in takes:
+        batch: Arguments = image_patches.padded_patches(request)
+    elif task == "keypoint matching":
+        batch = {"pixel_values": images.pixel_values(request, config, per_sample=(2,))}
+    elif is_video:
+        batch = {"pixel_values": images.video_pixel_values(request, config)}
     else:
         for_masks = task == "semantic segmentation"
         pixels = images.pixel_values(request, config, for_masks=for_masks)
@@ -209,10 +231,16 @@ def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
     batch.update(images.interpolation_arguments(request, takes))
     if "bool_masked_pos" in needs:
         batch["bool_masked_pos"] = images.masked_patch_positions(request, config)
-    reads_text = task is None or task == "image and text LM"
+    reads_text = task is None or task == "image and text LM" or "input_ids" in needs
     if "input_ids" in takes and reads_text:
         batch.update(text_inputs(request))
     return batch
+
+
+def _contrast_inputs(request: BatchRequest, task: str | None) -> Arguments:
+    takes, _ = forward_arguments(request.model)
+    other = "pixel_values" if "pixel_values" in takes else "input_features"
+    return text_inputs(request) | _INPUTS_BY_NAME[other](request, task)
 
 
 # By main_input_name; for a generic encoder the first that the forward takes.
@@ -224,6 +252,7 @@ _INPUTS_BY_NAME: dict[str, Callable[[BatchRequest, str | None], Arguments]] = {
         "input_features": audio.spectrograms(request, request.model.config)
     },
     "pixel_values": _image_inputs,
+    "flattened_patches": lambda request, _: image_patches.flattened_patches(request),
     "pixel_values_videos": lambda request, _: {
         "pixel_values_videos": images.video_pixel_values(request, request.model.config)
     },
@@ -257,6 +286,26 @@ def _add_padding(
     mask = batch.get("attention_mask", request.ones(ids.shape)).clone()
     mask[1:, ids.shape[1] - ids.shape[1] // _PADDED_PART :] = 0
     batch["attention_mask"] = mask
+
+
+def _refuse_without_forward(model: nn.Module) -> None:
+    """Refuse a container of models, such as a text model and a vocoder.
+
+    Raises:
+        InputError: It has no forward of its own.
+    """
+    if type(model).forward is not nn.Module.forward:
+        return
+    parts = [
+        f"{name} ({type(part).__name__})"
+        for name, part in model.named_children()
+        if hasattr(part, "main_input_name")
+    ]
+    raise InputError(
+        f"{type(model).__name__} has no forward, so it is not trained as a whole. "
+        f"Plan one of its parts: {', '.join(parts) or 'none is a model'}. Pass that "
+        "module, or a function that returns it: model.py:build."
+    )
 
 
 def _no_example_batch(model: nn.Module, verb: str, *names: str) -> InputError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -73,6 +74,8 @@ _ADVICE: Final = {
     ),
 }
 
+Described = tuple[tuple[int, ...], str]  # shape and dtype of a tensor
+
 _COMPILED: Final = (
     'torch.compile runs it while it compiles. Use compile="none", or "auto", which '
     "does without where that fails."
@@ -94,9 +97,17 @@ _NO_ROW: Final = re.compile(
 
 
 def trace_error(
-    model: nn.Module, error: Exception, *, is_sparse: bool = False
+    model: nn.Module,
+    error: Exception,
+    *,
+    is_sparse: bool = False,
+    made: Mapping[str, Described] | None = None,
 ) -> TraceError:
-    """Return a ``TraceError`` with module path and op for any exception of a trace."""
+    """Return a ``TraceError`` with module path and op for any exception of a trace.
+
+    ``is_sparse``: the batch has sparse tensors. ``made``: shapes and dtypes of a batch
+    that was made from the config; None for one that was given.
+    """
     text = " ".join(str(error).split("\nTip:")[0].split())[:300].rstrip(".")
     module, op = _where(error)
     place = f", in {module!r}" if module else ""
@@ -115,7 +126,7 @@ def trace_error(
     runs = "be traced compiled" if _is_of_compiling(error) else "run on fake tensors"
     if isinstance(error, UnknownValueError):
         said = f"its own values decide what it does: {text}"
-    hint = _SPARSE if is_sparse else _advice(model, error)
+    hint = _SPARSE if is_sparse else _advice(model, error, made)
     return TraceError(
         f"{name} cannot {runs}{place}: {said}. {hint}", module=module or name, op=op
     )
@@ -143,7 +154,9 @@ def size_limit_error(
     )
 
 
-def _advice(model: nn.Module, error: Exception) -> str:
+def _advice(
+    model: nn.Module, error: Exception, made: Mapping[str, Described] | None
+) -> str:
     """Return what to pass or change."""
     if isinstance(error, UnknownValueError):
         size_bytes = weights_bytes(model)
@@ -157,15 +170,23 @@ def _advice(model: nn.Module, error: Exception) -> str:
             "Pass a real batch (batch=...) instead of shapes, or let sizes and loops "
             "follow from shapes and the batch's whole numbers."
         )
-    return _advice_on(error)
+    return _advice_on(error, made)
 
 
-def _advice_on(error: Exception) -> str:
+def _advice_on(error: Exception, made: Mapping[str, Described] | None) -> str:
     for words, advice in _ADVICE.items():
         if any(word in str(error) for word in words):
             return advice
     if _is_of_compiling(error):
         return _COMPILED
+    if made is not None:
+        inputs = ", ".join(f"{name} {list(shape)}" for name, (shape, _) in made.items())
+        return (
+            f"The batch was made from the config: {inputs}. Either parts of the config "
+            "do not fit each other, as in a default one without a checkpoint, or the "
+            "model needs other inputs: pass what your data loader gives (batch=...), "
+            "and a loss= if it returns none."
+        )
     if isinstance(error, IndexError) and not _NO_ROW.search(str(error)):
         return (
             "Check that whole numbers of the batch are below the sizes that they index "

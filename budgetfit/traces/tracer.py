@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
-from budgetfit.batches.batch_tree import has_sparse_tensors
+from budgetfit.batches.batch_tree import describe_batch, has_sparse_tensors
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import CompileMode, Recipe, Segment
@@ -336,5 +336,10 @@ class Tracer:
             self.log.append(f"real values from here on: {error}")
             self.real_values = True
             return None
-        is_sparse = has_sparse_tensors(self.workload.batch)
-        return trace_error(self.workload.model, error, is_sparse=is_sparse)
+        workload = self.workload
+        return trace_error(
+            workload.model,
+            error,
+            is_sparse=has_sparse_tensors(workload.batch),
+            made=describe_batch(workload.batch) if workload.remake else None,
+        )

@@ -286,10 +286,8 @@ def test_a_decoder_that_classifies_without_padding_token_is_refused_with_the_cur
 
 
 def test_a_model_that_reads_something_else_is_refused_with_an_example() -> None:
-    model = on_meta(
-        transformers.Pix2StructVisionModel, hidden_size=16, num_hidden_layers=1
-    )
+    model = on_meta(transformers.Blip2QFormerModel, hidden_size=24, num_hidden_layers=1)
     with pytest.raises(
-        InputError, match=r"Pix2StructVisionModel: it reads flattened_patches.*batch="
+        InputError, match=r"Blip2QFormerModel: it needs query_embeds.*batch="
     ):
         make_batch(model)

@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from transformers.models.auto import modeling_auto
 
 from budgetfit.errors import InputError
@@ -62,6 +63,28 @@ _HEADS = (
     "MODEL_FOR_CTC_MAPPING_NAMES",
     "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
     "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
+    "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
+    "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
+    "MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING_NAMES",
+    "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
+    "MODEL_FOR_VISUAL_QUESTION_ANSWERING_MAPPING_NAMES",
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_RNNT_MAPPING_NAMES",
+    "MODEL_FOR_TDT_MAPPING_NAMES",
+    "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES",
+    "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING_NAMES",
+    "MODEL_FOR_TIME_SERIES_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_AUDIO_FRAME_CLASSIFICATION_MAPPING_NAMES",
+    "MODEL_FOR_TEXT_RECOGNITION_MAPPING_NAMES",
+    "MODEL_FOR_TABLE_RECOGNITION_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_MATTING_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TO_IMAGE_MAPPING_NAMES",
+    "MODEL_FOR_KEYPOINT_MATCHING_MAPPING_NAMES",
+    "MODEL_FOR_KEYPOINT_DETECTION_MAPPING_NAMES",
+    "MODEL_FOR_POSE_ESTIMATION_MAPPING_NAMES",
     "MODEL_MAPPING_NAMES",
 )
 
@@ -154,6 +177,11 @@ def _resolved(
         model = materialize("meta")
     except InputError:
         raise
+    except ImportError as error:
+        raise InputError(
+            f"{name or 'The model'} cannot be built here: {one_line(error)} Install "
+            "that, or build the module elsewhere and pass it."
+        ) from error
     except Exception as error:
         raise InputError(
             f"{name or 'The model'} cannot be built from its config: {one_line(error)} "
@@ -254,8 +282,9 @@ def _usual_class(
             if found is not None:
                 return found
     raise InputError(
-        f"transformers has no model for the model_type {config.model_type!r} of a "
-        f"{type(config).__name__}. Pass the module itself."
+        f"No auto class of transformers has a model for the model_type "
+        f"{config.model_type!r} of a {type(config).__name__}. Name its class in the "
+        'config, "architectures": ["..."], or pass the module itself.'
     )
 
 
@@ -290,7 +319,7 @@ def _builder(
         device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> transformers.PreTrainedModel:
         fields = copy.deepcopy(config)
-        with fixed_seed(device), torch.device(device):
+        with fixed_seed(device), torch.device(device), _NumbersOnCpu():
             model = build(fields, dtype=dtype or fields.dtype)
         note = _train_as_loaded(model)
         if note and note not in notes:
@@ -298,6 +327,26 @@ def _builder(
         return model
 
     return materialize
+
+
+class _NumbersOnCpu(TorchFunctionMode):
+    """Makes tensors of one whole number on the CPU: sizes of layers, kept as buffers.
+
+    On meta they would have no value, and models compute shapes from them.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call ``torch.tensor(number)`` without the default device."""
+        kwargs = kwargs or {}
+        if func is torch.tensor and type(args[0] if args else None) is int:
+            kwargs = {"device": "cpu", **kwargs}
+        return func(*args, **kwargs)
 
 
 def _train_as_loaded(model: nn.Module) -> str:
