@@ -311,7 +311,7 @@ def only_these(
         "search": searched,
         "search_within_limits": searched,
         "with_near_misses": lambda found, *_, **__: found,
-        "with_more_loss_chunks": lambda _: [plain, chunked],
+        "with_more_loss_chunks": lambda *_: [plain, chunked],
     }.items():
         monkeypatch.setattr(loss_chunking, name, function)
     monkeypatch.setattr(loss_chunking, "MIN_BUDGET_SHARE", 0.0)
@@ -382,6 +382,44 @@ def test_a_plain_loss_that_cannot_win_is_not_searched(
     assert asked == searched
 
 
+@pytest.mark.parametrize(
+    ("least", "searched", "taken"),
+    [
+        (8, [1, 8, 16, 32, 64, 256], 256),
+        (32, [1, 8, 64, 16, 32, 256], 256),
+        (256, [1, 8, 64, 256], 256),
+        (999, [1, 8, 64, 256], 1),
+    ],
+)
+def test_a_refusal_searches_few_numbers_of_chunks(
+    *, monkeypatch: pytest.MonkeyPatch, least: int, searched: list[int], taken: int
+) -> None:
+    """Only from ``least`` chunks on does anything fit, and more are faster."""
+    counts = (1, *loss_chunking.LOSS_CHUNKS)
+    sessions = {count: session(loss_chunks=count) for count in counts}
+    asked: list[int] = []
+
+    def search_one(one: PlanningSession, *_: int, **__: int) -> SearchResult:
+        count = one.settings.loss_chunks
+        asked.append(count)
+        found = estimate(MIB, step_ms=100 / count) if count >= least else None
+        return SearchResult(session=one, estimate=found)
+
+    only_these(monkeypatch, sessions[1], sessions[8], search_one)
+    for name, function in {
+        "can_gain": lambda *_: True,
+        "_search_ahead": lambda *_: None,
+        "fastest_by_formula": lambda *_: SimpleNamespace(best=None),
+        "with_more_loss_chunks": lambda _, counts=loss_chunking.LOSS_CHUNKS: [
+            sessions[1],
+            *map(sessions.get, counts),
+        ],
+    }.items():
+        monkeypatch.setattr(loss_chunking, name, function)
+    found = loss_chunking.search_with_loss_chunks(sessions[1])
+    assert (asked, found.session.settings.loss_chunks) == (searched, taken)
+
+
 @pytest.mark.parametrize(("objective", "always"), [("throughput", 0), ("memory", 1)])
 @pytest.mark.parametrize(("ns_per_sample", "gains"), [(98.9, 1), (99.1, 0)])
 def test_nothing_is_searched_where_the_solver_finds_nothing_faster(
@@ -422,7 +460,7 @@ def test_chunks_are_tried_where_the_loss_is_five_per_cent_of_what_weights_leave(
     chain = chain_of(loss, static=round(static * USABLE))
     asked, chunked = (session(chain, loss_chunks=n) for n in (1, 8))
     monkeypatch.setattr(
-        loss_chunking, "with_more_loss_chunks", lambda _: [asked, chunked]
+        loss_chunking, "with_more_loss_chunks", lambda *_: [asked, chunked]
     )
     worth_trying = loss_chunking._worth_trying  # noqa: SLF001
     assert len(list(worth_trying(asked, 1))) == tried
@@ -440,7 +478,7 @@ def test_more_chunks_are_tried_while_what_they_divide_is_five_per_cent(
         return session(chain_of(loss), loss_chunks=chunks)
 
     asked = [chunked(n) for n in (1, 8, 64, 256)]
-    monkeypatch.setattr(loss_chunking, "with_more_loss_chunks", lambda _: asked)
+    monkeypatch.setattr(loss_chunking, "with_more_loss_chunks", lambda *_: asked)
     worth_trying = loss_chunking._worth_trying  # noqa: SLF001
     tried = [each.settings.loss_chunks for each in worth_trying(asked[0], 1)]
     assert tried[-1] == most

@@ -30,6 +30,8 @@ from budgetfit.solvers.batch_size import BatchCandidate
 # More chunks hold less and launch smaller kernels; the first that leave little to gain
 # are taken.
 LOSS_CHUNKS: Final = (8, 16, 32, 64, 256)
+# For the lowest peak, and to tell whether any number fits: 64 hold less than fewer do.
+LOWEST_CHUNKS: Final = (8, 64, 256)
 # Where the peak of head and loss is a smaller share than this of what the budget leaves
 # to activations, chunks gain next to nothing and are not tried.
 MIN_BUDGET_SHARE: Final = 0.05
@@ -75,31 +77,51 @@ def _with_more_chunks(
     unchunked = best if _chunks(best.session) == 1 else None
     known = best.estimate
     size = known.recipe.batch_size if known else session.smallest_searched
-    for chunked in _worth_trying(session, size):
-        if _chunks(chunked) <= _chunks(best.session):
-            continue
-        try:
+    searched = {} if ahead is None else {_chunks(ahead.session): ahead}
+
+    def found_with(chunked: PlanningSession) -> SearchResult:
+        chunks = _chunks(chunked)
+        if chunks not in searched:
+            searched[chunks] = search(chunked, max_rounds=max_rounds)
+        return searched[chunks]
+
+    try:
+        counts = LOSS_CHUNKS if known else _counts_that_fit(session, size, found_with)
+        for chunked in _worth_trying(session, size, counts):
+            if _chunks(chunked) <= _chunks(best.session):
+                continue
             if best.estimate and not can_gain(chunked, best.estimate, MIN_GAIN):
                 break
-            if ahead is not None and _chunks(chunked) == _chunks(ahead.session):
-                found = ahead
-            else:
-                found = search(chunked, max_rounds=max_rounds)
-        except (InputError, TraceError) as error:
-            session.traces.log.append(f"the loss is not cut into parts: {error}")
-            break
-        if unchunked is not None:
-            wins = found.estimate  # over what takes no less than this per sample
-            below_ns = solver_ns(wins) / (1 - MIN_GAIN) if wins else None
-            best = with_near_misses(unchunked, max_rounds, below_ns)
-            unchunked = None
-        if found.estimate is not None and (
-            best.estimate is None or _gains(session, found.estimate, best.estimate)
-        ):
-            best = found
-        elif best.estimate is not None:
-            break
+            found = found_with(chunked)
+            if unchunked is not None:
+                wins = found.estimate  # over what takes no less than this per sample
+                below_ns = solver_ns(wins) / (1 - MIN_GAIN) if wins else None
+                best = with_near_misses(unchunked, max_rounds, below_ns)
+                unchunked = None
+            if found.estimate is not None and (
+                best.estimate is None or _gains(session, found.estimate, best.estimate)
+            ):
+                best = found
+            elif best.estimate is not None:
+                break
+    except (InputError, TraceError) as error:
+        session.traces.log.append(f"the loss is not cut into parts: {error}")
     return best if unchunked is None else with_near_misses(unchunked, max_rounds)
+
+
+def _counts_that_fit(
+    session: PlanningSession,
+    batch_size: int,
+    found_with: Callable[[PlanningSession], SearchResult],
+) -> Sequence[int]:
+    """Return the numbers of chunks with which a plan may fit, none if none does."""
+    # Each number takes traces of its own, so a refusal should need few of them.
+    too_few = 1
+    for chunked in _worth_trying(session, batch_size, LOWEST_CHUNKS):
+        if found_with(chunked).estimate is not None:
+            return [count for count in LOSS_CHUNKS if count > too_few]
+        too_few = _chunks(chunked)
+    return ()
 
 
 def faster_than_lowest(session: PlanningSession, lowest: Estimate) -> SearchResult:
@@ -250,10 +272,10 @@ def with_more_loss_chunks(
 
 
 def _worth_trying(
-    session: PlanningSession, batch_size: int
+    session: PlanningSession, batch_size: int, counts: Sequence[int] = LOSS_CHUNKS
 ) -> Iterator[PlanningSession]:
     """Yield sessions with more loss chunks while these may still gain something."""
-    whole, *others = with_more_loss_chunks(session)
+    whole, *others = with_more_loss_chunks(session, counts)
     if not others:
         return
     all_bytes = left_bytes = _bytes_behind_blocks(whole, batch_size)

@@ -14,7 +14,10 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
 from budgetfit.planning.profiling.block_chain import BlockChain, checkpoint_every_block
-from budgetfit.planning.search.loss_chunking import with_more_loss_chunks
+from budgetfit.planning.search.loss_chunking import (
+    LOWEST_CHUNKS,
+    with_more_loss_chunks,
+)
 from budgetfit.planning.search.policies import policy_segments
 from budgetfit.planning.search.solver_choice import (
     MAX_SEGMENT,
@@ -50,8 +53,6 @@ FAR_ABOVE: Final = 1.5
 # The loss is not chunked further to save less than this share of the peak.
 MIN_SAVED: Final = 0.002
 MAX_MIXTURES: Final = 1000  # three blocks have about 500
-# Chunks of the loss that are tried: 64 hold less than fewer do.
-LOWEST_CHUNKS: Final = (8, 64, 256)
 # 8 to 64 chunks save at most this share of what 1 to 8 do.
 MAX_NEXT_SAVING: Final = 1 / 7
 # The formula exceeds the allocated bytes by at most this share: it is fitted to traces
