@@ -123,7 +123,15 @@ def ask(model: Model, method: str) -> None:
         for card in json.loads(done.stdout)["cards"]
     ]
     before = ANSWERS.read_text(encoding="utf-8") if ANSWERS.exists() else ""
-    write_whole(ANSWERS, before + "".join(lines))
+    lines = sorted([*before.splitlines(keepends=True), *lines], key=_place)
+    write_whole(ANSWERS, "".join(lines))
+
+
+def _place(line: str) -> tuple[int, int]:
+    """Return where an answer stands in the file, whenever it was asked for."""
+    answer: Answer = json.loads(line)
+    names = [model.name for model in MODELS]
+    return names.index(answer["model"]), list(METHODS).index(answer["method"])
 
 
 def answer_of(card: dict[str, Any]) -> Answer:
