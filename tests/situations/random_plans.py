@@ -1,6 +1,6 @@
 """Refusals and plans of random models, held against random recipes.
 
-    python -m tests.situations.random_plans --number 100 --seed 0 [--rows FILE]
+    python -m tests.situations.random_plans --number 100 --seed 0
 
 Each model is trained in full, with LoRA or with QLoRA. Three budgets are drawn a little
 below the lowest peak that a first refusal names, and three above it. No recipe that
@@ -11,13 +11,15 @@ and within the host memory that was given.
 Recipes whose live bytes alone are clearly more than the budget need no trace: the
 formula of the solver says so. One in 20 of them is estimated all the same.
 
-With ``--rows`` each model's result is added to a file of JSON lines, and a model that
-is there is not tried again: hours can be done in parts.
+Each result is a line of ``random_plans.jsonl`` beside this file, with the commit that
+it is of, and a model that is there is not tried again: hours can be done in parts.
+Without the file all are tried.
 """
 
 import argparse
 import random
-from collections.abc import Iterable
+import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -59,6 +61,7 @@ ACCUMULATIONS: Final = (2, 4, 16)
 METHODS: Final = (None, "lora", "qlora")
 PARTS: Final = (*(1, 2, 4, 8, 16) * 4, 64, 256)  # of the loss; many take long to trace
 MIB: Final = 2**20
+ROWS: Final = Path(__file__).with_suffix(".jsonl")
 
 
 class Subject(NamedTuple):
@@ -99,6 +102,7 @@ class Result:
 
     seed: int
     name: str
+    commit: str = ""
     refusals: list[Refusal] = field(default_factory=list)
     plans: list[Fitting] = field(default_factory=list)
 
@@ -356,22 +360,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--number", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--recipes", type=int, default=RECIPES)
-    parser.add_argument("--rows", type=Path, help="of JSON lines, read and added to")
     asked = parser.parse_args()
     as_json = TypeAdapter(Result)
-    known: dict[int, Result] = {}
-    if asked.rows and asked.rows.exists():
-        rows = map(as_json.validate_json, asked.rows.read_text().splitlines())
-        known = {row.seed: row for row in rows}
+    lines = ROWS.read_text(encoding="utf-8").splitlines() if ROWS.exists() else []
+    known = {row.seed: row for row in map(as_json.validate_json, lines)}
+    results = []
     for seed in range(asked.seed, asked.seed + asked.number):
         if seed not in known:
-            known[seed] = tried(seed, asked.recipes)
-            if asked.rows:
-                with asked.rows.open("ab") as file:
-                    file.write(as_json.dump_json(known[seed]) + b"\n")
+            known[seed] = tried(seed, RECIPES)
+            known[seed].commit = _commit()
+            with ROWS.open("ab") as file:
+                file.write(as_json.dump_json(known[seed]) + b"\n")
         print_one(known[seed])
-    print_summary(known.values(), asked.recipes)
+        results.append(known[seed])
+    print_summary(results)
+
+
+def _commit() -> str:
+    words = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(  # noqa: S603 - fixed words
+        words, cwd=ROWS.parent, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def print_one(result: Result) -> None:
@@ -391,13 +400,13 @@ def print_one(result: Result) -> None:
         )
 
 
-def print_summary(results: Iterable[Result], recipes: int) -> None:
+def print_summary(results: Sequence[Result]) -> None:
     """Print how many refusals were contradicted, and plans that do not hold."""
-    results = list(results)
     refusals = [each for found in results for each in found.refusals]
     plans = [each for found in results for each in found.plans]
-    print(f"models: {len(results)}")
-    print(f"refusals: {len(refusals)}, each against {recipes} random recipes")
+    commits = ", ".join(dict.fromkeys(found.commit for found in results))
+    print(f"models: {len(results)}, of {commits}")
+    print(f"refusals: {len(refusals)}, each against {RECIPES} random recipes")
     print(f"  of these estimated: {sum(each.estimated for each in refusals)}")
     print(f"  by the formula alone: {sum(each.by_formula for each in refusals)}")
     print(f"  contradicted: {sum(bool(each.contradicted) for each in refusals)}")
