@@ -38,7 +38,8 @@ def _settings_of_torch_restored() -> Iterator[None]:
     yield
     if hasattr(torch._C, "_accelerator_setAllocatorSettings"):  # noqa: SLF001
         torch._C._accelerator_setAllocatorSettings(  # noqa: SLF001
-            "expandable_segments:False,max_split_size_mb:17592186044415,"
+            "expandable_segments:False,large_segment_size_mb:20,"
+            "max_split_size_mb:17592186044415,"
             "roundup_power2_divisions:1,pinned_use_background_threads:False"
         )
 
