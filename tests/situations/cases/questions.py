@@ -7,7 +7,7 @@ SMALL = "--batch-size 1 --max-length 128 --precision fp32"
 GPT2 = Fits(0.464, 0.927, (1.39, 5.0))
 GPT2_WHY = "124.4 M parameters: 0.46, AdamW 0.93."
 OWNED = ("rtx-4070-ti", "rtx-5060-ti-16gb", "RTX 4090 Laptop", "gtx 1080 ti")
-HONEST = {"--gpus 2": "several GPUs", "--fsdp": "one GPU", "--torch-compile": "compile"}
+HONEST = {"--fsdp": "--engine fsdp2", "--torch-compile": "--compile blocks"}
 
 CASES = (
     *(
@@ -33,7 +33,7 @@ CASES = (
             f"option {option}",
             f"plan gpt2 --gpu t4 {option}",
             OneLine(says=(said,)),
-            "Not built: one honest line, and no 'No such option'.",
+            "Other tools' name of it: one line with ours, and no 'No such option'.",
             1,
         )
         for option, said in HONEST.items()
