@@ -50,11 +50,7 @@ class GroupRanks:
 
     def total(self, value: float) -> float:
         """Return the sum of all ranks' values."""
-        if self._is_fake:
-            return value * self.size
-        total = torch.tensor(value, dtype=torch.float64)
-        distributed.all_reduce(total, group=self._group)
-        return total.item()
+        return self.total_at((), value)
 
     def total_at(self, place: Sequence[int], value: float) -> float:
         """Return the sum of all ranks' values, which are at the same place.
@@ -89,13 +85,13 @@ class GroupRanks:
             tensor /= self.size
         return tensor
 
-    def have_same(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Return whether all ranks have tensors of the same values."""
+    def have_same(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> bool:
+        """Return whether all ranks have tensors of the same names and values."""
+        if self._is_fake:
+            return False
         # A flat tensor of another layout would be a copy on the GPU.
-        dense = (each.cpu() for each in tensors if each.layout == torch.strided)
-        named = ((str(number), each) for number, each in enumerate(dense))
-        digests = self.gather(_digest(named, sampled=None))
-        return not self._is_fake and len(set(digests)) == 1
+        dense = ((n, x.cpu()) for n, x in tensors if x.layout == torch.strided)
+        return len(set(self.gather(_digest(dense, sampled=None)))) == 1
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in order."""

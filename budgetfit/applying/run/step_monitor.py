@@ -17,7 +17,7 @@ from budgetfit.applying.out_of_memory.error import (
     running_module,
 )
 from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch
-from budgetfit.applying.pytree import tensors_in
+from budgetfit.applying.pytree import named_tensors_in
 from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.batches.resize_samples import with_shapes
@@ -118,7 +118,7 @@ class StepMonitor:
         if (
             self._plan is None
             or ranks is None
-            or not ranks.have_same(tensors_in(batch))
+            or not ranks.have_same(named_tensors_in(batch))
         ):
             return
         warnings.warn(
