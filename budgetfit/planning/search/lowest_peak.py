@@ -32,7 +32,7 @@ from budgetfit.planning.session import (
 )
 from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.host_limit import host_holds
-from budgetfit.solvers.problem import Problem
+from budgetfit.solvers.problem import Problem, longest_segment, segment
 from budgetfit.solvers.uniform_segments import every_uniform_length
 from budgetfit.utils.garbage_collection import freeze_gc
 from budgetfit.workload.workload import Workload
@@ -283,25 +283,35 @@ def _segments_to_try(session: PlanningSession) -> list[tuple[Segment, ...]]:
         lowest_peak_nested(on_device).segments,
         lowest_peak(on_device).segments,
         *_equal_segments(problem),
-        *_all_inputs_but_one_on_host(block_chain, problem.chain),
+        *_nearly_every_block_alone(block_chain, problem.chain),
         *_every_mixture(problem.chain),
         *(policy_segments(block_chain, name, size) for name in ("none", "full")),
     ]
     return list(dict.fromkeys(each for each in tried if each is not None))
 
 
-def _all_inputs_but_one_on_host(
+def _nearly_every_block_alone(
     block_chain: BlockChain, chain: ChainProfile
 ) -> Iterator[tuple[Segment, ...]]:
-    """Yield every block recomputed, with all block inputs but one on the host."""
+    """Yield every block recomputed alone, but for one that is treated differently.
+
+    That one's input stays on the GPU where all others are on the host, or two or three
+    blocks are one segment.
+    """
     # One live tensor more or less may save a 20 MiB segment: 6 % of the peak of a model
     # of 50 M parameters. Long traces get none, because too few of them are judged.
     program = block_chain.all_recomputed(chain.batch_size)
     if program is None or len(program.trace.events) * MAX_JUDGED > MAX_EVENTS:
         return
-    blocks = checkpoint_every_block(block_chain.traces.workload.blocks)
-    on_host = [replace(block, input_on_host=True) for block in blocks]
-    for number, block in enumerate(blocks):
+    alone = checkpoint_every_block(block_chain.traces.workload.blocks)
+    starts = {block.name: start for start, block in enumerate(chain.blocks)}
+    for length, number in itertools.product((2, 3), range(len(alone))):
+        start = starts[alone[number].blocks[0]]
+        if longest_segment(chain, start, length) == length:
+            longer = segment(chain, start, length)
+            yield (*alone[:number], longer, *alone[number + length :])
+    on_host = [replace(block, input_on_host=True) for block in alone]
+    for number, block in enumerate(alone):
         segments = (*on_host[:number], block, *on_host[number + 1 :])
         try:
             if host_holds(chain, segments):
