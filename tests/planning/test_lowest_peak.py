@@ -270,17 +270,24 @@ def test_where_nothing_fits_for_sure_the_lowest_of_long_traces_is_judged_alone(
     assert first.timeline.floor_bytes > asked.budget.usable_bytes
 
 
+@pytest.mark.parametrize("host_mib", [0, 64])
 def test_of_long_traces_no_other_blocks_are_judged_where_no_plan_can_fit(
-    workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
+    workload: Workload,
+    host_mib: int,
+    tried: list[Recipe],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lowest_peak, "MAX_EVENTS_PROVEN", 0)
-    asked = session(workload, budget(1))
+    asked = session(workload, budget(1, host_mib))
     least = lowest_judged(asked)
     assert least.timeline.floor_bytes > asked.budget.usable_bytes
     every = checkpoint_every_block(workload.blocks)
-    assert all(recipe.segments == every for recipe in tried)
+    on_host = tuple(replace(row, input_on_host=True) for row in every)
+    assert {recipe.segments for recipe in tried} == {every, on_host}
     assert least.reserved_bytes == min(
-        asked.judge(recipe).reserved_bytes for recipe in [*tried]
+        judged.reserved_bytes
+        for judged in map(asked.judge, list(tried))
+        if judged.host_bytes <= host_mib * MIB
     )
     tried.clear()
     enough = replace(budget(1), total_bytes=least.timeline.floor_bytes + 1)

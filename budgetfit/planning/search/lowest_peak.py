@@ -1,5 +1,6 @@
 """The lowest peak of any plan: decides whether some plan fits."""
 
+import contextlib
 import itertools
 import math
 import sys
@@ -162,6 +163,24 @@ def _every_block_recomputed(session: PlanningSession) -> Iterator[Estimate]:
             return  # the loss is not cut into parts
 
 
+def _every_input_on_host(session: PlanningSession) -> Iterator[Estimate]:
+    """Judge every block recomputed with its input on the host, if that may be."""
+    can_offload = "offload" in session.block_chain.option_kinds
+    if session.request.checkpointing != "auto" or not can_offload:
+        return
+    *_, of_one_loss = with_more_loss_chunks(session)[:2]
+    segments = tuple(
+        replace(each, input_on_host=True)
+        for each in checkpoint_every_block(session.workload.blocks)
+    )
+    recipe = of_one_loss.settings.recipe(session.smallest_batch, segments)
+    with contextlib.suppress(InputError, TraceError):
+        found = of_one_loss.judge(recipe)
+        limit_bytes = session.budget.host_ram_bytes
+        if limit_bytes is None or found.host_bytes <= limit_bytes:
+            yield found
+
+
 def lowest_judged(session: PlanningSession) -> Estimate:
     """Return the lowest judged peak at the request's batch size, or any.
 
@@ -182,7 +201,7 @@ def _lowest_judged(session: PlanningSession) -> Estimate:
     """Return the same at one batch size."""
     kept = session.block_chain.all_kept(session.smallest_searched)
     if len(kept.events) > MAX_EVENTS_PROVEN and not session.optimizer_step_fits:
-        full = list(_every_block_recomputed(session))
+        full = [*_every_block_recomputed(session), *_every_input_on_host(session)]
         least = min(full, key=lambda each: each.reserved_bytes, default=None)
         floor_bytes = min((each.timeline.floor_bytes for each in full), default=0)
         if least is not None and floor_bytes > session.budget.usable_bytes:
