@@ -112,7 +112,9 @@ def make_plan(
     baselines = with_last_batch_notes(session, best, baselines)
     judged = judge_all_lengths(session, best)
     budget = budget_for_lengths(session.budget, judged.lengths)
-    if budget != session.budget:  # the last batch meets the same allocator
+    size = judged.estimate.recipe.batch_size
+    if budget != session.budget or size != best.recipe.batch_size:
+        # The last batch meets the same allocator.
         own = replace(session, budget=budget)
         warnings = warnings_after_last_batch(own, judged.estimate)
     judged = replace(judged, warnings=(*warnings, *judged.warnings))

@@ -23,10 +23,14 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.memory.replay import device_properties, replay, storage_bytes
 from budgetfit.memory.replay_sequence import StepSequence
+from budgetfit.planning.search import varying_lengths
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.smaller_budget import with_less_memory
 from budgetfit.planning.search.traced_sessions import traced_sessions
-from budgetfit.planning.search.varying_lengths import estimate_all_lengths
+from budgetfit.planning.search.varying_lengths import (
+    LengthsJudge,
+    estimate_all_lengths,
+)
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
@@ -226,6 +230,35 @@ def test_a_plan_holds_over_its_lengths_and_says_what_it_does_for_that() -> None:
     assert "the first run.step() also runs the longest" in " ".join(str(tight).split())
     loaded = budgetfit.Plan.from_json(alone(tight).to_json())
     assert loaded.varying_lengths == tight.varying_lengths
+
+
+def test_another_batch_is_chosen_where_it_is_faster_over_the_lengths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # At the longest length alone the batch of eight is, which is what is searched for.
+    rates = {8: 50.0, 4: 100.0, 2: 200.0}
+    monkeypatch.setattr(
+        LengthsJudge,
+        "samples_per_s",
+        lambda judge, *_: rates[judge._estimate.recipe.batch_size],  # noqa: SLF001
+    )
+
+    def planned(**settings: Any) -> tuple[int, float]:
+        plan = _plan.__wrapped__(**settings)
+        over = plan.varying_lengths
+        assert over is not None
+        assert plan.recipe.effective_batch_size == BATCH
+        assert over.plain_samples_per_s == over.samples_per_s
+        return plan.recipe.batch_size, over.samples_per_s
+
+    monkeypatch.setattr(varying_lengths, "SIMILAR_RATE", 0)
+    assert planned() == (4, 100)
+    assert planned(batch_size=BATCH) == (BATCH, 50)
+    monkeypatch.setattr(varying_lengths, "SIMILAR_RATE", 2)
+    assert planned() == (BATCH, 50)
+    monkeypatch.setattr(varying_lengths, "SIMILAR_RATE", 0)
+    monkeypatch.setattr(varying_lengths, "warnings_after_last_batch", lambda *_: ("",))
+    assert planned() == (BATCH, 50)
 
 
 def test_less_memory_is_less_than_known_settings_take_not_than_the_budget() -> None:

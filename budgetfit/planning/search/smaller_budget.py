@@ -11,7 +11,7 @@ from budgetfit.planning.search.loss_chunking import (
 from budgetfit.planning.session import PlanningSession
 
 MOST_SEARCHES: Final = 3  # in ever smaller budgets
-_ROUNDS: Final = 4  # of each
+ROUNDS: Final = 4  # of each
 _LEAST_EXCESS_BYTES: Final = 8 << 20
 
 
@@ -34,7 +34,7 @@ def with_less_memory(
     budget = replace(budget, headroom_bytes=budget.headroom_bytes + unused + excess)
     smaller = replace(session, budget=budget)
     found = better_without_host(
-        search_with_loss_chunks(smaller, max_rounds=_ROUNDS), _ROUNDS
+        search_with_loss_chunks(smaller, max_rounds=ROUNDS), ROUNDS
     )
     if found.estimate is None:
         return None

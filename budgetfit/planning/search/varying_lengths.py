@@ -22,8 +22,14 @@ from budgetfit.core.varying_lengths import LengthsMeasure, VaryingLengths
 from budgetfit.errors import InputError, TraceError
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.memory.replay_sequence import StepSequence
+from budgetfit.planning.search.last_batch import warnings_after_last_batch
+from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.rate_over_lengths import RateOverLengths
-from budgetfit.planning.search.smaller_budget import MOST_SEARCHES, with_less_memory
+from budgetfit.planning.search.smaller_budget import (
+    MOST_SEARCHES,
+    ROUNDS,
+    with_less_memory,
+)
 from budgetfit.planning.session import PlanningSession
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.traces.session import TraceSession
@@ -39,6 +45,9 @@ UPDATES: Final = 200  # per order
 # Where segments do not expand it is at least one more block of the largest size.
 OTHER_ORDERS: Final = 0.5
 MICRO_BATCHES: Final = 4  # of an update; as many as ``with_micro_steps`` replays
+# Of the longest batch, of that of the fastest batch size: over all lengths such a one
+# may be the fastest.
+SIMILAR_RATE: Final = 0.85
 _NOT_JUDGED: Final = (InputError, LengthsNotTracedError, TraceError)
 _ONLY_LONGEST: Final = "only the largest batch was judged, not the smaller ones"
 
@@ -70,6 +79,9 @@ def judge_all_lengths(session: PlanningSession, best: Estimate) -> JudgedLengths
         text = f"{_ONLY_LONGEST}: {error}"
         return JudgedLengths(estimate=best, warnings=(text,))
     fitting = [row for row in found if _of(row).fits]
+    rate = max((_of(row).samples_per_s for row in fitting), default=0.0)
+    faster = list(_of_other_batch_sizes(session, best, rate))
+    found, fitting = [*found, *faster], [*fitting, *faster]
     if fitting:
         fastest = max(fitting, key=lambda row: _of(row).samples_per_s)
         plain = max(_of(row).plain_samples_per_s for row in found)
@@ -191,6 +203,39 @@ def _candidates(
         if _of(tried).fits:
             return
         excess = judge.least_reserved_bytes() - session.budget.usable_bytes
+
+
+def _of_other_batch_sizes(
+    session: PlanningSession, best: Estimate, samples_per_s: float
+) -> Iterator[JudgedLengths]:
+    """Yield what fits with the next smaller or larger batch, and is faster."""
+    # Which size is the fastest at the longest length need not be over all: a smaller
+    # batch is padded less, and of short samples a larger one keeps the GPU busy.
+    update = best.recipe.samples_per_rank
+    request, given = session.request, session.settings.effective_batch_size
+    if given is None or request.batch_size or request.objective != "throughput":
+        return
+    sizes = [size for size in range(1, update + 1) if update % size == 0]
+    place = sizes.index(best.recipe.batch_size)
+    for size in (*sizes[place + 1 : place + 2], *sizes[max(place - 1, 0) : place]):
+        found = search_with_loss_chunks(session.asking(batch_size=size), ROUNDS)
+        at_longest, own = found.estimate, found.session
+        if at_longest is None or at_longest.samples_per_s < (
+            SIMILAR_RATE * best.samples_per_s
+        ):
+            continue
+        try:
+            judge = _judge(own, at_longest)
+        except _NOT_JUDGED:
+            continue
+        if judge.samples_per_s() <= samples_per_s:
+            continue
+        tried = judge.first_that_fits()
+        budget = budget_for_lengths(session.budget, tried.lengths)
+        then = replace(own, budget=budget)
+        if _of(tried).fits and not warnings_after_last_batch(then, tried.estimate):
+            samples_per_s = _of(tried).samples_per_s
+            yield tried
 
 
 class LengthsJudge:
