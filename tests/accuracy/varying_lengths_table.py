@@ -73,7 +73,7 @@ def _against_remedies() -> list[str]:
         return []
     seconds = [row["seconds"] - row["plan_seconds"] for row in compared]
     text = (
-        f"The plans of {len(compared)} of these 24 against each remedy by itself, all "
+        f"The {len(compared)} plans of the null driver against each remedy alone, all "
         "judged over the same replays: the longest batch first, expandable segments "
         "and padding with the fastest settings for the longest batch alone; less kept "
         "at that batch size; and another batch size, where it could be faster than "
