@@ -324,6 +324,29 @@ def test_a_large_mask_with_equal_rows_keeps_its_values(values: KnownValues) -> N
     assert values.value(row._base) is None
 
 
+@pytest.mark.parametrize(
+    ("view", "is_known"),
+    [
+        (lambda x: x.as_strided((x.numel(),), (1,), 0), False),  # as offloading asks
+        (lambda x: x.view(-1), False),
+        (lambda x: x.flatten(1), False),
+        (lambda x: x.squeeze(1).unflatten(-1, (4, -1)), True),
+        (lambda x: x[:, :, :8].reshape(-1), True),
+    ],
+    ids=["as_strided", "view", "flatten", "unflatten", "reshape"],
+)
+def test_views_of_a_large_mask_with_equal_rows_are_those_of_the_fake(
+    values: KnownValues, view: Callable[[torch.Tensor], torch.Tensor], is_known: bool
+) -> None:
+    length = MAX_INTEGERS // 512
+    keys = torch.arange(length) < length - torch.tensor([0, 5])[:, None]
+    mask = (torch.arange(length)[:, None] >= 0) & keys[:, None, None]
+    found = view(mask)
+    real = values.value(found)
+    assert (real is not None) == is_known
+    assert real is None or real.shape == found.shape
+
+
 @pytest.mark.parametrize("element", [True, False])
 @pytest.mark.parametrize("asked", [{}, {"dim": 1}, {"dim": [0, 1]}], ids=str)
 @pytest.mark.parametrize("ask", [torch.any, torch.all])

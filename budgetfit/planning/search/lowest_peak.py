@@ -168,7 +168,7 @@ def _every_input_on_host(session: PlanningSession) -> Iterator[Estimate]:
     can_offload = "offload" in session.block_chain.option_kinds
     if session.request.checkpointing != "auto" or not can_offload:
         return
-    *_, of_one_loss = with_more_loss_chunks(session)[:2]
+    *_, of_one_loss = with_more_loss_chunks(session, LOWEST_CHUNKS)[:3]
     segments = tuple(
         replace(each, input_on_host=True)
         for each in checkpoint_every_block(session.workload.blocks)

@@ -20,6 +20,7 @@ from budgetfit.tracing.values.assumptions import FULL_MASK, NEGATIONS
 from budgetfit.tracing.values.concrete_execution import run_on_cpu
 from budgetfit.tracing.values.op_traits import LIKE, QUANTIFIERS, OpTraits, traits_of
 
+_BY_ADDRESS = {torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default}
 MAX_INTEGERS = 1 << 20  # elements; larger masks would take too long
 MAX_FLOATS = 1 << 18  # elements: samples times length, not times width
 
@@ -169,7 +170,7 @@ class PropagatedValues:
             self.record(fake, value, why)
 
     def compute(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """Run an op on the concrete values of its arguments."""
+        """Run an op on the concrete values of its arguments; None: it has none."""
         leaves, spec = tree_flatten((args, kwargs))
         values = [self.value(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         with _disable_current_modes():
@@ -186,7 +187,14 @@ class PropagatedValues:
             real_args, real_kwargs = tree_unflatten(values, spec)
             if self.all_values:
                 return run_on_cpu(func, real_args, real_kwargs)
-            return func(*real_args, **real_kwargs)
+            if not (traits.view and any(map(_repeats, tensors))):
+                return func(*real_args, **real_kwargs)
+            if func in _BY_ADDRESS:  # where no element is that the fake has there
+                return None
+            try:
+                return func(*real_args, **real_kwargs)
+            except RuntimeError:  # a view for which elements must not repeat memory
+                return None
 
     def _make_writable(self, func: OpOverload, args: Args) -> bool:
         """Give written values that repeat memory for each element; whether that fits.
