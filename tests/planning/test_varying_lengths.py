@@ -19,6 +19,7 @@ from budgetfit.core.loop import Loop
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.sample_lengths import LengthSummary, summarize_lengths
 from budgetfit.core.step_trace import StepTrace
+from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.memory.replay import device_properties, replay, storage_bytes
@@ -258,6 +259,12 @@ def test_another_batch_is_chosen_where_it_is_faster_over_the_lengths(
     assert planned() == (BATCH, 50)
     monkeypatch.setattr(varying_lengths, "SIMILAR_RATE", 0)
     monkeypatch.setattr(varying_lengths, "warnings_after_last_batch", lambda *_: ("",))
+    assert planned() == (BATCH, 50)
+
+    def refuse(*_: object) -> None:
+        raise InputError("one sample is too few")
+
+    monkeypatch.setattr(varying_lengths, "search_with_loss_chunks", refuse)
     assert planned() == (BATCH, 50)
 
 

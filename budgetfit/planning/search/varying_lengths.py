@@ -218,15 +218,15 @@ def _of_other_batch_sizes(
     sizes = [size for size in range(1, update + 1) if update % size == 0]
     place = sizes.index(best.recipe.batch_size)
     for size in (*sizes[place + 1 : place + 2], *sizes[max(place - 1, 0) : place]):
-        found = search_with_loss_chunks(session.asking(batch_size=size), ROUNDS)
-        at_longest, own = found.estimate, found.session
-        if at_longest is None or at_longest.samples_per_s < (
-            SIMILAR_RATE * best.samples_per_s
-        ):
-            continue
         try:
+            found = search_with_loss_chunks(session.asking(batch_size=size), ROUNDS)
+            at_longest, own = found.estimate, found.session
+            if at_longest is None or at_longest.samples_per_s < (
+                SIMILAR_RATE * best.samples_per_s
+            ):
+                continue
             judge = _judge(own, at_longest)
-        except _NOT_JUDGED:
+        except _NOT_JUDGED:  # the model may not run at that size
             continue
         if judge.samples_per_s() <= samples_per_s:
             continue
