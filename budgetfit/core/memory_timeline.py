@@ -37,8 +37,8 @@ class MemoryTimeline:
             path is empty outside all modules, and ``logits and loss`` or ``loss``
             after the last block.
         peak: Index into ``points`` of the allocated peak.
-        retries: ``num_alloc_retries``: how often the allocator had to empty its cache;
-            training with retries is slow.
+        retries: ``num_alloc_retries`` in the steps: how often the allocator had to
+            empty its cache; training with retries is slow.
         failed_bytes: The allocation that failed, or None.
     """
 
@@ -62,11 +62,17 @@ class MemoryTimeline:
         return peaks
 
     @property
+    def loading_reserved_bytes(self) -> int:
+        """Peak of reserved bytes before the first step."""
+        loading = (each.reserved_bytes for each in self.points if each.step < 0)
+        return max(loading, default=0)
+
+    @property
     def floor_bytes(self) -> int:
-        """Peak of setup and optimizer step, whatever is recomputed."""
+        """Allocated peak of setup and optimizer step, whatever is recomputed."""
         # The batch stays on the card until the next one, and counts.
         fixed = [
-            point.reserved_bytes if point.phase == "setup" else point.allocated_bytes
+            point.allocated_bytes
             for point in self.points
             if point.phase in {"setup", "optimizer"}
         ]

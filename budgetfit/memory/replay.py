@@ -169,7 +169,12 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     parts, events = _program(*program)
     allocator = make_allocator(total, settings, card_bytes, trace.side_streams())
     sizes = partial(_rounded_bytes, trace, device, settings)
-    runs = list(_run(allocator, sizes, parts, events))
+    runs: list[AllocatorRun] = []
+    loading_retries = 0  # which empty what loading left cached, and cost nothing later
+    for part, run in zip(parts, _run(allocator, sizes, parts, events), strict=False):
+        runs.append(run)
+        if part.event_range.step < 0:
+            loading_retries = allocator.retries
     allocated = [each.peak_allocated_bytes for each in runs]
     peak = allocated.index(max(allocated))
     complete = allocator.failed_event is None and allocator.retries == 0
@@ -188,7 +193,7 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
         at_peak_bytes=categories,
         at_peak_layers=layers,
         peak=peak,
-        retries=allocator.retries,
+        retries=allocator.retries - loading_retries,
         failed_bytes=_failed_bytes(allocator, trace, device, parts[len(runs) - 1]),
     )
     _cache(key if complete else within, timeline)
@@ -201,13 +206,13 @@ def setup_bytes(
     gpu: Gpu,
     settings: AllocatorSettings = DEFAULT_SETTINGS,
 ) -> int:
-    """Return the bytes reserved before the first step, whatever the steps do."""
+    """Return the peak of allocated bytes before the first step."""
     allocator = make_allocator(
         UNLIMITED_BYTES, settings, gpu.total_bytes, trace.side_streams()
     )
     sizes = _rounded_bytes(trace, device_properties(gpu), settings, batch_size)
     events = trace.events[: trace.phases[0].end].tolist()
-    return allocator.run(events, sizes).peak_reserved_bytes
+    return allocator.run(events, sizes).peak_allocated_bytes
 
 
 def unlimited_replay(

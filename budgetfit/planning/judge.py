@@ -1,5 +1,6 @@
 """The judge: an ``Estimate`` from a trace by allocator replay and kernel times."""
 
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -43,17 +44,23 @@ def judge(  # noqa: PLR0913 - one value each, all needed
 
     It fits when training within the budget's usable bytes never empties the allocator's
     cache nor runs out of memory: when the replay without a limit reserves no more. The
-    numbers are those of the replay without a limit. ``replayed``: instead of ``trace``,
-    which has the times, with what happens between its steps.
+    numbers are those of the replay without a limit, unless loading alone reserves more:
+    then the cache is emptied once, before the first step. ``replayed``: instead of
+    ``trace``, which has the times, with what happens between its steps.
     """
-    timeline = replay(
+    run = partial(
+        replay,
         trace if replayed is None else replayed,
         recipe.batch_size,
         gpu,
-        limit_bytes=UNLIMITED_BYTES,
         settings=budget.allocator,
         micro_steps=recipe.gradient_accumulation_steps,
     )
+    timeline = run(limit_bytes=UNLIMITED_BYTES)
+    if timeline.loading_reserved_bytes > budget.usable_bytes:
+        limited = run(limit_bytes=budget.usable_bytes)
+        if limited.failed_bytes is None and limited.retries == 0:
+            timeline = limited
     reserved_bytes = timeline.reserved_bytes
     host_bytes = step_host_bytes(trace, recipe.batch_size)
     # A limit changes nothing before the first request that goes beyond it.

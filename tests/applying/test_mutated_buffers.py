@@ -255,3 +255,24 @@ def test_large_tables_are_never_copied() -> None:
     block = nn.Linear(2, 2)
     block.register_buffer("mask", torch.zeros(MAX_ELEMENTS + 1, dtype=torch.bool))
     assert copied(MutatedBuffers([block]).snapshot()) == []
+
+
+class Experts(nn.Module):
+    """Holds its experts' weights itself, as fused mixtures of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2, 4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bi,eio->bo", x, self.weight)
+
+
+def test_weights_that_peft_parametrizes_in_each_forward_are_not_copied() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_parameters=["0.weight"], target_modules=[])
+    model = peft.get_peft_model(nn.Sequential(Experts()), config)
+    buffers = MutatedBuffers(model.modules())
+    held = buffers.snapshot()
+    model(torch.ones(3, 4)).sum().backward()
+    assert buffers.find_mutated(held) == []

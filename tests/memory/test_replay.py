@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES, Affine, Category, PhaseName, StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import (
@@ -19,6 +21,7 @@ from budgetfit.memory.replay import (
     storage_bytes,
 )
 from budgetfit.memory.replay_schedule import COLLECTING_REPEATS
+from budgetfit.planning.judge import judge
 from tests.memory.made_traces import MIB, TraceMaker
 
 ADA = find_gpu("rtx-4090")
@@ -163,6 +166,28 @@ def test_a_device_that_is_full_of_cache_is_emptied_and_tried_again() -> None:
     roomy = replay(fragmented(), 1, ADA, limit_bytes=80 * MIB)
     assert roomy.retries == 0
     assert roomy.reserved_bytes == 70 * MIB
+
+
+def loaded(step: int) -> StepTrace:
+    """30 MiB in half precision become 60 in fp32, before or in a step; 20 follow."""
+    made = TraceMaker()
+    with made.phase("setup" if step < 0 else "forward", step):
+        made.malloc("halves", 30 * MIB)
+        made.free("halves")
+        made.malloc("weights", 60 * MIB)
+    with made.phase("forward" if step < 0 else "backward", 0):
+        made.malloc("x", 20 * MIB)
+        made.free("x")
+    return made.trace()
+
+
+@pytest.mark.parametrize(("step", "fits"), [(-1, True), (0, False)])
+def test_what_loading_leaves_cached_may_be_given_back(step: int, fits: bool) -> None:
+    """Without a limit 90 MiB are reserved, in 80 the first 30 are given back."""
+    budget = Budget(80 * MIB, 0, 0)
+    recipe = Recipe(batch_size=1)
+    found = judge(loaded(step), recipe, ADA, budget, context_bytes=0)
+    assert found.fits is fits
 
 
 def test_a_memory_fraction_limits_the_card_and_not_a_replay_without_a_limit() -> None:

@@ -352,10 +352,11 @@ def test_setup_and_optimizer_step_are_what_no_segments_change() -> None:
         )
 
     passes = (("forward", 50, 60), ("backward", 90, 99))
-    # What is reserved in the optimizer step was reserved for the passes before it.
+    # What is reserved in the optimizer step was reserved for the passes before it, and
+    # what loading leaves cached the allocator gives back where memory runs out.
     assert timeline(*passes, ("optimizer", 40, 99)).floor_bytes == 40
     converting = (("setup", 70, 80), *passes, ("optimizer", 40, 99))
-    assert timeline(*converting).floor_bytes == 80
+    assert timeline(*converting).floor_bytes == 70
 
 
 def test_a_near_miss_is_looked_at_longer(

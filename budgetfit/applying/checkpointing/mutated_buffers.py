@@ -8,6 +8,7 @@ attributes and frozen parameters are handled like buffers.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -127,6 +128,7 @@ class MutatedBuffers:
         self._small: list[_Place] = []
         self._others: list[_Place] = []
         self._empty: set[_Place] = set()
+        parametrized = _parametrized_by_peft(modules)
         for module in modules:
             for table in _TABLES:
                 for name, tensor in getattr(module, table).items():
@@ -134,7 +136,7 @@ class MutatedBuffers:
                     if tensor is None and table == "_buffers":
                         self._empty.add(place)
                         self._small.append(place)
-                    elif _is_frozen(tensor):
+                    elif _is_frozen(tensor) and place not in parametrized:
                         is_small = tensor.numel() <= MAX_ELEMENTS
                         copied = is_small and table != "_parameters"
                         (self._small if copied else self._others).append(place)
@@ -253,6 +255,19 @@ class MutatedBuffers:
             for name in [*module._buffers][count:]:
                 place = module, "_buffers", name
                 yield BufferSnapshot(*place, None, 0, None, is_new=True)
+
+
+def _parametrized_by_peft(modules: Iterable[nn.Module]) -> set[_Place]:
+    """Return the parameters, such as fused experts, that peft adapts themselves."""
+    # Each forward parametrizes them anew: torch sets them to what they are, which is a
+    # new version of the same values.
+    layers: Any = sys.modules.get("peft.tuners.lora.layer")
+    wrapper = getattr(layers, "ParamWrapper", ())
+    return {
+        (each.get_base_layer(), "_parameters", each.parameter_name)
+        for each in modules
+        if isinstance(each, wrapper)
+    }
 
 
 def _is_frozen(value: object) -> TypeGuard[torch.Tensor]:
