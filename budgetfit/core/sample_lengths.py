@@ -90,7 +90,10 @@ class LengthSummary:
     def alike(self, _drawn: Iterable[int] = ()) -> list[Sequence[int]]:
         """Return ascending lengths that may run one program."""
         # Kernels want lengths that are multiples of 8, and PyTorch pads others.
-        possible = range(self.shortest, self.planned + 1)
+        every = {self.planned, *(length for length, _ in self.kept)}
+        multiples = (self.padded_to, *self.multiples)
+        every |= {self.padded(length, n) for length in every for n in multiples}
+        possible = sorted(every)
         return [
             [each for each in possible if each % ALIGNMENT == 0],
             [each for each in possible if each % ALIGNMENT],
