@@ -6,9 +6,10 @@ reserved may grow for many steps, and far beyond what the longest batch takes al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.step_trace import StepTrace
@@ -20,7 +21,13 @@ from budgetfit.memory.replay_schedule import (
     storages_in_turns,
     with_micro_steps,
 )
-from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
+from budgetfit.memory.simulated_allocator import (
+    AllocatorState,
+    make_allocator,
+    rounded_bytes,
+)
+
+MOST_KNOWN: Final = 500  # micro-steps; an allocator's state takes about 0.1 MB
 
 
 class Program(Protocol):
@@ -62,6 +69,9 @@ class StepSequence:
         self._steps: dict[int, _Steps] = {}
         self._streams: dict[int, int] = {}  # of the storages of all programs
         self._sizes: dict[tuple[int, Any], list[int]] = {}
+        self._known: dict[
+            Hashable, tuple[AllocatorState, tuple[int, int], AllocatorState]
+        ] = {}
 
     def peaks(
         self,
@@ -124,15 +134,30 @@ class StepSequence:
         self, steps: _Steps, rows: Iterable[EventRange], lengths: Sequence[Any]
     ) -> None:
         names = steps.names_after(self._left)
-        for row in rows:
+        for micro_step, unit in itertools.groupby(rows, lambda row: row.micro_step):
             # Of many micro-batches a few are replayed: ``with_micro_steps``.
-            length = lengths[min(max(row.micro_step, 0), len(lengths) - 1)]
-            events = steps.events[row.start : row.end]
-            if names:
-                events = [names.get(event, event) for event in events]
-            found = self._allocator.run(events, self._sizes_at(steps, length))
-            self._allocated = max(self._allocated, found.peak_allocated_bytes)
-            self._reserved = max(self._reserved, found.peak_reserved_bytes)
+            length = lengths[min(max(micro_step, 0), len(lengths) - 1)]
+            ranges = tuple((row.start, row.end) for row in unit)
+            # What finds the allocator as it found it the last time does the same.
+            key = steps.offset, length, ranges, *names.items()
+            before = self._allocator.state()
+            known = self._known.get(key)
+            if before is not None and known is not None and known[0] == before:
+                _, peaks, after = known
+                self._allocator.restore(after)
+            else:
+                events = [n for start, end in ranges for n in steps.events[start:end]]
+                if names:
+                    events = [names.get(event, event) for event in events]
+                found = self._allocator.run(events, self._sizes_at(steps, length))
+                peaks = found.peak_allocated_bytes, found.peak_reserved_bytes
+                after = self._allocator.state()
+                if before is not None and after is not None:
+                    self._known[key] = before, peaks, after
+                    if len(self._known) > MOST_KNOWN:
+                        del self._known[next(iter(self._known))]
+            self._allocated = max(self._allocated, peaks[0])
+            self._reserved = max(self._reserved, peaks[1])
 
     def _steps_at(self, length: Any) -> _Steps:  # noqa: ANN401
         """Return the steps of the program at a length; storages are numbered apart."""
