@@ -91,6 +91,8 @@ def _first_linear_width(model: Any) -> int:
     encoder = next((e for each in homes if (e := first_field(each, *_ENCODERS))), model)
     if encoder is model and "input_ids" in forward_arguments(model)[0]:
         return 0  # its first layer may read text
+    if any(isinstance(each, (nn.Conv1d, nn.Conv2d)) for each in encoder.children()):
+        return 0  # it may stand behind the other layers
     layers = (nn.Linear, nn.Conv1d, nn.Conv2d)
     first = next((each for each in encoder.modules() if isinstance(each, layers)), None)
     return first.in_features if isinstance(first, nn.Linear) else 0

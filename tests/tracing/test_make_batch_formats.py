@@ -109,6 +109,11 @@ MADE: list[tuple[str, Sizes, Shapes]] = [
         {"task_inputs": (2, 77), "text_inputs": (2, 4, 77)},
     ),
     ("CanaryForConditionalGeneration", {}, {"labels": (2, 128)}),
+    (
+        "Qwen3ASRForConditionalGeneration",  # its convolutions are listed last
+        {"audio_config.output_dim": 64, "text_config.hidden_size": 64},
+        {"input_features": (2, 128, 1000)},
+    ),
     ("SpeechT5ForTextToSpeech", {}, {"input_ids": (2, 450)}),
     ("SuperGlueForKeypointMatching", {}, {"pixel_values": (2, 2, 3, 224, 224)}),
     (
