@@ -22,7 +22,8 @@ ALL_LINEAR: Final = "all-linear"
 INT8_THRESHOLD: Final = 6.0  # transformers' llm_int8_threshold
 # How a class's name ends, peft's task type, and the heads that it trains as a whole.
 _TASKS: Final = (
-    ("ForSequenceClassification", "SEQ_CLS", ("classifier", "score")),
+    # peft takes every name that ends so as a head: DistilBERT's pre_classifier, too.
+    ("ForSequenceClassification", "SEQ_CLS", ("classifier", "score", "pre_classifier")),
     ("ForTokenClassification", "TOKEN_CLS", ("classifier", "score")),
     ("ForQuestionAnswering", "QUESTION_ANS", ("qa_outputs",)),
     ("ForCausalLM", "CAUSAL_LM", ()),

@@ -131,6 +131,7 @@ def test_the_printed_function_quantises_as_planned(
     ("class_name", "heads"),
     [
         ("RobertaForSequenceClassification", {"classifier"}),  # of two layers
+        ("DistilBertForSequenceClassification", {"classifier", "pre_classifier"}),
         ("BertForTokenClassification", {"classifier"}),
         ("BertForQuestionAnswering", {"qa_outputs"}),
         ("LlamaForTokenClassification", {"score"}),
