@@ -1,4 +1,4 @@
-"""Deep copy of a model with every tensor on the meta device."""
+"""Deep copy of a model on the meta device, without its small whole numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,18 +17,17 @@ def copy_to_meta(
     *,
     dtype: torch.dtype | None = None,
     frozen: bool = False,
-    keep_small_integers: bool = False,
     replace: Callable[[nn.Module], nn.Module | None] = lambda _: None,
 ) -> nn.Module:
     """Return a deep copy on the meta device; tied parameters stay tied.
+
+    Integer and bool tensors up to ``MAX_KEPT_ELEMENTS`` that are no parameters are
+    copied to the CPU instead: forwards, and sizes of layers, read their values.
 
     Args:
         model: Not changed; no weight is read or copied.
         dtype: Of floating-point parameters in the copy; None keeps theirs.
         frozen: Whether all parameters of the copy have ``requires_grad=False``.
-        keep_small_integers: Whether integer and bool tensors up to
-            ``MAX_KEPT_ELEMENTS`` are copied to the CPU instead: forwards read values of
-            such buffers.
         replace: Returns the replacement of a module in the copy, or None to copy it.
             Parameters that the replacement shares with the model are copied to meta.
 
@@ -48,7 +47,7 @@ def copy_to_meta(
                 # Pruning and weight norm compute attributes that have a graph, and
                 # deepcopy refuses such tensors.
                 if isinstance(tensor, torch.Tensor) and id(tensor) not in memo:
-                    keeps = keep_small_integers and _is_small_integer(tensor)
+                    keeps = _is_small_integer(tensor)
                     memo[id(tensor)] = (
                         tensor.to("cpu", copy=True) if keeps else _on_meta(tensor)
                     )

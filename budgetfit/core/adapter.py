@@ -20,6 +20,15 @@ FULL: Final = "full"  # full fine-tuning, the default
 QUANTIZATIONS: Final = ("nf4", "int8")
 ALL_LINEAR: Final = "all-linear"
 INT8_THRESHOLD: Final = 6.0  # transformers' llm_int8_threshold
+# How a class's name ends, peft's task type, and the heads that it trains as a whole.
+_TASKS: Final = (
+    # peft takes every name that ends so as a head: DistilBERT's pre_classifier, too.
+    ("ForSequenceClassification", "SEQ_CLS", ("classifier", "score", "pre_classifier")),
+    ("ForTokenClassification", "TOKEN_CLS", ("classifier", "score")),
+    ("ForQuestionAnswering", "QUESTION_ANS", ("qa_outputs",)),
+    ("ForCausalLM", "CAUSAL_LM", ()),
+    ("LMHeadModel", "CAUSAL_LM", ()),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +68,21 @@ class Adapter:
             text += f", base in {self.quantization}"
             text += " with double quantisation" if twice else ""
         return text
+
+
+def peft_task(class_name: str) -> str | None:
+    """Return peft's task type of a model's class."""
+    return next((task for end, task, _ in _TASKS if class_name.endswith(end)), None)
+
+
+def trained_heads(class_name: str) -> list[str]:
+    """Return the names of the heads that peft trains as a whole, without adapters.
+
+    They must not be quantised. For "all-linear" peft has to be told (0.21): it puts
+    adapters on the heads of tokens and spans, and then cannot train them as a whole.
+    """
+    found = (heads for end, _, heads in _TASKS if class_name.endswith(end))
+    return list(next(found, ()))
 
 
 def parse_adapter(  # noqa: PLR0913 - the arguments of a plan, one value each

@@ -1,10 +1,12 @@
 """Example audio inputs: waveforms or log-mel spectrograms, transcripts and labels."""
 
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from budgetfit.errors import InputError
-from budgetfit.example_batches.request import BatchRequest
+from budgetfit.example_batches.request import BatchRequest, forward_arguments
 from budgetfit.example_batches.token_ids import (
     first_field,
     random_token_ids,
@@ -19,6 +21,8 @@ _FUSED_VIEWS = 4  # the whole sound and three parts of it, as CLAP's processor m
 _MASKED_SPANS = 0.065  # wav2vec 2.0: part of the frames at which a masked span begins
 _SPAN_FRAMES = 10
 _TRANSCRIPT_TOKENS = 128  # about 13 characters a second
+# Of sound, as ``get_encoder`` of transformers looks for it.
+_ENCODERS = ("audio_tower", "audio_encoder", "speech_encoder", "encoder")
 
 
 def waveforms(request: BatchRequest, config: object) -> Tensor:
@@ -58,7 +62,8 @@ def spectrograms(request: BatchRequest, config: object) -> Tensor:
         encoder, "input_feat_per_channel", "feature_projection_input_dim"
     )
     positions = first_field(encoder, "max_source_positions")
-    mels = per_column or first_field(encoder, "num_mel_bins") or _DEFAULT_MELS
+    named = per_column or first_field(encoder, "num_mel_bins")
+    mels = named or _DEFAULT_MELS
     if per_column is None and positions is not None:
         columns = 2 * positions
         request.notes.append(f"spectrograms of {mels} mel bins and {columns} columns")
@@ -70,8 +75,27 @@ def spectrograms(request: BatchRequest, config: object) -> Tensor:
         request.notes.append(f"spectrograms of {columns} columns and {mels} mel bins")
         views = _FUSED_VIEWS if first_field(encoder, "enable_fusion") else 1
         return request.floats((request.batch_size, views, columns, mels))
+    width = _first_linear_width(request.model)
+    if width and (named is None or width % mels == 0):
+        mels = width
     request.notes.append(f"spectrograms of {columns} columns and {mels} mel bins")
     return request.floats((request.batch_size, columns, mels))
+
+
+def _first_linear_width(model: Any) -> int:
+    """Return what the first layer of a sound's encoder reads, if it is linear; else 0.
+
+    It may read several columns at once, or features that the config does not name.
+    """
+    homes = (model, getattr(model, "base_model", model))
+    encoder = next((e for each in homes if (e := first_field(each, *_ENCODERS))), model)
+    if encoder is model and "input_ids" in forward_arguments(model)[0]:
+        return 0  # its first layer may read text
+    if any(isinstance(each, (nn.Conv1d, nn.Conv2d)) for each in encoder.children()):
+        return 0  # it may stand behind the other layers
+    layers = (nn.Linear, nn.Conv1d, nn.Conv2d)
+    first = next((each for each in encoder.modules() if isinstance(each, layers)), None)
+    return first.in_features if isinstance(first, nn.Linear) else 0
 
 
 def ctc_labels(request: BatchRequest, sound: Tensor) -> Tensor:
@@ -112,7 +136,7 @@ def transcripts(request: BatchRequest, config: object) -> Tensor:
     Raises:
         InputError: It has fewer positions than ``max_length``.
     """
-    decoder = first_field(config, "decoder", "text_config") or config
+    decoder = first_field(config, "decoder", "decoder_config", "text_config") or config
     limit = first_field(decoder, "max_target_positions")
     if limit is None:
         return random_token_ids(request, text_length(request, decoder))

@@ -1,5 +1,7 @@
 """Dry run of a forward on fake tensors, to validate an example batch."""
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
 from budgetfit.tracing.isolation.lru_caches import lru_caches_cleared
 from budgetfit.tracing.isolation.python_state import python_state_preserved
 from budgetfit.tracing.isolation.user_state import user_state_preserved
+from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.tracing.values.known_values import KnownValues
+from budgetfit.tracing.values.library_patches import patch_libraries
 
 # Values are needed, which only a full trace has; the shapes matched so far.
 _DATA_DEPENDENT_ERRORS = (DataDependentOutputException, DynamicOutputShapeException)
@@ -52,6 +57,35 @@ def forward_accepts(model: nn.Module, batch: Batch) -> bool:
         except Exception:  # noqa: BLE001 - a user's forward may raise anything
             return False
     return True
+
+
+def call_on_fakes(
+    model: nn.Module, call: Callable[[nn.Module, Any], Any], inputs: Any
+) -> Any:
+    """Return what ``call`` returns for a fake copy of a model and fake inputs.
+
+    Values of whole numbers are known, as in a trace. Whatever ``call`` raises is
+    raised. Neither the model nor the RNG state changes.
+    """
+    values = KnownValues()
+
+    def known(tensor: torch.Tensor) -> torch.Tensor:
+        fake = mode.from_tensor(tensor)
+        values.record(fake, tensor)
+        return fake
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(silence_fake_tensor_log())
+        stack.enter_context(python_state_preserved())
+        stack.enter_context(lru_caches_cleared(list(model.modules())))
+        stack.enter_context(user_state_preserved(model))
+        mode = stack.enter_context(fake_mode())
+        stack.enter_context(torch.no_grad())
+        fake_model = fake_copy(model, mode, on_fake=values.record_weight)
+        fakes = map_batch(inputs, known)
+        stack.enter_context(patch_libraries(values))
+        stack.enter_context(StorageLog(None, values.run))
+        return call(fake_model, fakes)
 
 
 def _call(model: nn.Module, batch: Batch) -> Any:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.errors import InputError
 from budgetfit.example_batches import audio, image_patches, images, token_ids
+from budgetfit.example_batches.dry_run import call_on_fakes
 from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 from budgetfit.example_batches.token_ids import first_field, text_inputs
 
@@ -204,9 +205,12 @@ def _sounds(request: BatchRequest) -> Iterator[Arguments]:
     if "input_features" not in takes:
         return
     sound = audio.spectrograms(request, request.model.config)
+    note = request.notes[-1:]
     mask = request.ones((request.batch_size, max(sound.shape[1:])))
-    names = {"feature_attention_mask", "input_features_mask"} & takes
-    yield {"input_features": sound, **dict.fromkeys(names, mask)}
+    names = {"feature_attention_mask", "input_features_mask", "padding_mask"} & takes
+    for features in (sound, sound.transpose(1, 2).contiguous()):
+        request.notes.extend(note)
+        yield {"input_features": features, **dict.fromkeys(names, mask)}
 
 
 def _feature_count(request: BatchRequest, kind: str, inputs: Arguments) -> int:
@@ -222,8 +226,11 @@ def _feature_count(request: BatchRequest, kind: str, inputs: Arguments) -> int:
         return 0
     try:
         features = _call_on_meta(getter, inputs)
-    except Exception:  # noqa: BLE001 - not this model's format
-        return 0
+    except Exception:  # noqa: BLE001 - it reads values, or takes another format
+        try:
+            features = _call_on_fakes(getter, inputs)
+        except Exception:  # noqa: BLE001 - not this model's format
+            return 0
     features = getattr(features, "pooler_output", features)
     width = first_field(token_ids.text_config(request.model), *_HIDDEN_SIZE_FIELDS)
     found = [leaf for leaf in tree_leaves(features) if isinstance(leaf, Tensor)]
@@ -250,10 +257,23 @@ def _reaches_a_layer(request: BatchRequest, inputs: Arguments) -> bool:
 
 
 def _call_on_meta(getter: Callable[..., Any], inputs: Arguments) -> Any:
-    known = inspect.signature(getter).parameters
-    arguments = {name: value for name, value in inputs.items() if name in known}
     with torch.no_grad():
-        return getter(**map_batch(arguments, _on_meta))
+        return getter(**map_batch(_arguments_of(getter, inputs), _on_meta))
+
+
+def _call_on_fakes(getter: Callable[..., Any], inputs: Arguments) -> Any:
+    """Call a method on fake tensors, which have the values of masks and sizes."""
+    bound: Any = getter
+
+    def call(fake: nn.Module, arguments: Arguments) -> Any:
+        return getattr(fake, bound.__name__)(**arguments)
+
+    return call_on_fakes(bound.__self__, call, _arguments_of(getter, inputs))
+
+
+def _arguments_of(getter: Callable[..., Any], inputs: Arguments) -> Arguments:
+    known = inspect.signature(getter).parameters
+    return {name: value for name, value in inputs.items() if name in known}
 
 
 def _on_meta(value: Tensor) -> Tensor:
@@ -274,4 +294,6 @@ def _meta_method(model: nn.Module, name: str) -> Callable[..., Any] | None:
                 meta_model = type(model)(copy.deepcopy(model.config))
     except Exception:  # noqa: BLE001 - cannot be built from a config alone
         return None
-    return getattr(meta_model, name)
+    # A head may hand on more than its signature names.
+    home = getattr(meta_model, "base_model", meta_model)
+    return getattr(home, name, None) or getattr(meta_model, name)

@@ -28,6 +28,7 @@ _LENGTH_FIELDS = (
     "seq_length",
     "n_ctx",
     "max_target_positions",
+    "max_text_positions",
 )
 
 

@@ -80,7 +80,7 @@ def model_to_train(plan: Plan, model: nn.Module | None) -> nn.Module:
         if plan.adapter is not None:
             hint = "Load one and hand it in, budgetfit.apply(plan, model):\n"
             several = plan.recipe.parallelism is not None
-            hint += loading_code(plan.adapter, several=several)
+            hint += loading_code(plan.adapter, plan.model.class_name, several=several)
         raise InputError(
             "This plan has no model with weights to train: it was loaded from disk or "
             f"made from a config. {hint}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from budgetfit.applying.meta_copy import copy_to_meta
-from budgetfit.core.adapter import Adapter
+from budgetfit.core.adapter import Adapter, peft_task, trained_heads
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.resolved_model import Materialize
 from budgetfit.integrations.optional_imports import import_library, quiet_import
@@ -23,7 +23,6 @@ from budgetfit.integrations.source_code.model_loading import (
     adapter_imports,
     adapter_lines,
     quantization_config,
-    task_of,
 )
 from budgetfit.integrations.source_code.python_source import call_source
 
@@ -134,7 +133,7 @@ def ensure_adapters(
     if adapter.quantization is not None and not is_quantized(model):
         raise InputError(
             f"The plan is for a base in {adapter.quantization}, and this model is not "
-            f"quantised. Load it so:\n{loading_code(adapter)}"
+            f"quantised. Load it so:\n{loading_code(adapter, type(model).__name__)}"
         )
     trained = [(p, p.requires_grad, p.dtype) for p in model.parameters()]
     adapted_model = _with_lora(model, adapter, without_values=False)
@@ -150,17 +149,28 @@ def ensure_adapters(
     return adapted_model, restore
 
 
-def loading_code(adapter: Adapter, *, several: bool = False) -> str:
+def loading_code(
+    adapter: Adapter, class_name: str = "", *, several: bool = False
+) -> str:
     """Return source that loads a model with adapters; ``several``: on each rank."""
+    if not trained_heads(class_name):  # which the class has, and the task tells peft
+        class_name = ""
     names = ", ".join(name for home, name in adapter_imports(adapter) if home == "peft")
-    config = quantization_config(adapter, 4)
+    config = quantization_config(adapter, 4, class_name)
     arguments = ["name", *([f"quantization_config={config}"] if config else [])]
     if config and several:
         arguments.append(DEVICE_MAP)
     loaded = call_source(
-        "AutoModelForCausalLM.from_pretrained", arguments, 0, len("model = ")
+        f"{class_name or 'AutoModelForCausalLM'}.from_pretrained",
+        arguments,
+        0,
+        len("model = "),
     )
-    lines = [f"from peft import {names}", f"model = {loaded}", *adapter_lines(adapter)]
+    lines = [
+        f"from peft import {names}",
+        f"model = {loaded}",
+        *adapter_lines(adapter, class_name=class_name),
+    ]
     if config and several:
         lines.insert(0, "from accelerate import PartialState")
     return "\n".join(lines) + "\n"
@@ -179,12 +189,14 @@ def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> A
         model = peft.prepare_model_for_kbit_training(
             model, use_gradient_checkpointing=False
         )
+    class_name = type(model).__name__
     config = peft.LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
         target_modules=_targets(adapter),
-        task_type=task_of(type(model).__name__),
+        task_type=peft_task(class_name),
+        modules_to_save=trained_heads(class_name) or None,
     )
     try:
         with warnings.catch_warnings(), quiet_import():  # imports torchao and others
@@ -227,8 +239,8 @@ def _refuse_unmatched(made: Any, adapter: Adapter) -> None:
     if unmatched:
         others = [name for name in adapter.target_modules if name not in unmatched]
         raise InputError(
-            f"target_modules: no module is called {', '.join(unmatched)}, and only "
-            f"{', '.join(others)} would be adapted. Use the model's own names, or "
+            f"target_modules: no module to adapt is called {', '.join(unmatched)}, and "
+            f"only {', '.join(others)} would be adapted. Use the model's own names, or "
             "leave this one out."
         )
 

@@ -18,6 +18,8 @@ from budgetfit.tracing.values.concrete_execution import MAX_WEIGHTS_BYTES, weigh
 from budgetfit.tracing.values.known_values import UnknownValueError
 from budgetfit.utils.format_bytes import format_bytes
 
+_ONE_DTYPE: Final = "expected tensors of one dtype"
+_WHOLE: Final = re.compile(r"torch\.u?int8\b")  # of weights in 4 or 8 bits
 # Words of torch's messages -> what to do.
 _ADVICE: Final = {
     # Of optimizers that do not take them, and of ops without a fake kernel.
@@ -45,7 +47,7 @@ _ADVICE: Final = {
         "not implemented for 'BFloat16'",
         "not implemented for 'Half'",
     ): 'This op takes no half precision: pass precision="fp32" or "tf32".',
-    ("expected tensors of one dtype", "the same dtype", "equal to src.dtype"): (
+    (_ONE_DTYPE, "the same dtype", "equal to src.dtype"): (
         "Tensors of two dtypes meet under this precision, which CUDA's kernel refuses: "
         'cast one of them in the model (x.to(y.dtype)), or pass precision="fp32" or '
         '"tf32".'
@@ -126,7 +128,7 @@ def trace_error(
     runs = "be traced compiled" if _is_of_compiling(error) else "run on fake tensors"
     if isinstance(error, UnknownValueError):
         said = f"its own values decide what it does: {text}"
-    hint = _SPARSE if is_sparse else _advice(model, error, made)
+    hint = _SPARSE if is_sparse else _advice(model, error, made, module)
     return TraceError(
         f"{name} cannot {runs}{place}: {said}. {hint}", module=module or name, op=op
     )
@@ -155,9 +157,20 @@ def size_limit_error(
 
 
 def _advice(
-    model: nn.Module, error: Exception, made: Mapping[str, Described] | None
+    model: nn.Module,
+    error: Exception,
+    made: Mapping[str, Described] | None,
+    module: str,
 ) -> str:
     """Return what to pass or change."""
+    if ".lora_" in module and _ONE_DTYPE in str(error) and _WHOLE.search(str(error)):
+        layer = ".".join(module.partition(".lora_")[0].split(".")[-2:])
+        return (
+            "The model casts inputs to the dtype of this layer's weight, and quantised "
+            "weights are whole numbers. Keep the layer as it is: plan a model loaded "
+            f'with BitsAndBytesConfig(..., llm_int8_skip_modules=["{layer}"]), or use '
+            'method="lora".'
+        )
     if isinstance(error, UnknownValueError):
         size_bytes = weights_bytes(model)
         if size_bytes > MAX_WEIGHTS_BYTES:

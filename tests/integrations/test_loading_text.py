@@ -11,7 +11,11 @@ from torch import nn
 
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.plan import Plan
-from budgetfit.integrations.peft import attach_adapters, loading_code
+from budgetfit.integrations.peft import (
+    adapted_meta_copy,
+    attach_adapters,
+    loading_code,
+)
 from budgetfit.integrations.source_code.model_loading import (
     load_model_text,
     lora_config,
@@ -43,11 +47,14 @@ ADAPTERS = [
 
 
 def plan_of(
-    text: str | None, found: Adapter | None = None, precision: str = "bf16-mixed"
+    text: str | None,
+    found: Adapter | None = None,
+    precision: str = "bf16-mixed",
+    class_name: str = "LlamaForCausalLM",
 ) -> Plan:
     return sample_plan(
         adapter=found,
-        model=sample_model(class_name="LlamaForCausalLM"),
+        model=sample_model(class_name=class_name),
         estimate=sample_estimate(sample_recipe(precision=precision)),
         provenance={"asked": {"model": text}},
     )
@@ -116,6 +123,47 @@ def test_the_printed_function_quantises_as_planned(
     model = defined_by(source_of(plan_of(str(tmp_path), wanted)))["load_model"]()
     assert trained(model) == trained(expected)
     assert stored(model) == stored(expected)
+
+
+@QUIET
+@pytest.mark.parametrize("wanted", [adapter("lora"), *ADAPTERS[5:7]], ids=str)
+@pytest.mark.parametrize(
+    ("class_name", "heads"),
+    [
+        ("RobertaForSequenceClassification", {"classifier"}),  # of two layers
+        ("DistilBertForSequenceClassification", {"classifier", "pre_classifier"}),
+        ("BertForTokenClassification", {"classifier"}),
+        ("BertForQuestionAnswering", {"qa_outputs"}),
+        ("LlamaForTokenClassification", {"score"}),
+    ],
+)
+def test_heads_are_trained_as_a_whole_and_not_quantised(
+    class_name: str, heads: set[str], wanted: Adapter, tmp_path: Path
+) -> None:
+    if wanted.quantization is not None:
+        pytest.importorskip("bitsandbytes")
+    model_class = getattr(transformers, class_name)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
+    config = model_class.config_class(
+        num_hidden_layers=1, num_attention_heads=2, **sizes
+    )
+    model = model_class._from_config(config, dtype=torch.bfloat16)  # noqa: SLF001
+    model.save_pretrained(tmp_path)
+    on_meta, _ = adapted_meta_copy(model.to("meta"), wanted)
+    names = [name for name, item in on_meta.named_parameters() if item.requires_grad]
+    whole = {name.split(".")[2] for name in names if "lora_" not in name}
+    assert whole == heads
+    assert not any(name.split(".")[2] in heads for name in names if "lora_" in name)
+    plan = plan_of(str(tmp_path), wanted, class_name=class_name)
+    loaded = defined_by(source_of(plan))["load_model"]()
+    assert trained(loaded) == trained(on_meta)
+    quantised = [
+        name
+        for name, each in loaded.named_modules()
+        if type(each).__module__.startswith("bitsandbytes")
+    ]
+    assert bool(quantised) == (wanted.quantization is not None)
+    assert not any(head in name for name in quantised for head in heads)
 
 
 def _list(wanted: Adapter) -> str | list[str]:

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import budgetfit
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
-from budgetfit.errors import InputError
+from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.integrations import optional_imports
 from budgetfit.integrations.peft import (
@@ -203,9 +203,55 @@ def test_adapters_on_adapters_and_modules_that_are_not_there_are_refused() -> No
         adapted_meta_copy(base("meta"), adapter(target_modules=["nothing"]))
 
 
+class Sized(nn.Module):
+    """A size of a layer, and one that forward reads, are tensors (Inkling)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(torch.tensor(8, device="cpu"), 4, bias=False)  # type: ignore[arg-type]
+        self.register_buffer("rows", torch.tensor(2, device="cpu"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).view(int(self.rows), -1).mean()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_sizes_that_are_tensors_keep_their_values(method: str) -> None:
+    with torch.device("meta"):
+        model = Sized()
+    recipe = Recipe(batch_size=2, precision="fp32")
+    asked = {"gpu": "t4", "batch": torch.ones(2, 8), "method": method}
+    estimate = budgetfit.estimate(model, recipe, loss=lambda out, _: out, **asked)  # type: ignore[arg-type]
+    assert estimate.allocated_bytes > 0
+
+
+class CastsToItsWeight(nn.Module):
+    """As the patch embeddings of SigLIP 2 and Ernie 4.5 VL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(64, 64, bias=False))
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x.to(self.embed[0].weight.dtype))
+        return self.head(x).mean()
+
+
+def test_inputs_cast_to_quantised_weights_are_refused_with_what_to_load() -> None:
+    with torch.device("meta"):
+        model = CastsToItsWeight()
+    recipe = Recipe(batch_size=2, precision="bf16-mixed")
+    asked = {"gpu": "l4", "batch": torch.ones(2, 64), "loss": lambda out, _: out}
+    wanted = r"BitsAndBytesConfig\(\.\.\., llm_int8_skip_modules=\[\"embed.0\"\]\)"
+    with pytest.raises(TraceError, match=wanted):
+        budgetfit.estimate(model, recipe, method="qlora", **asked)  # type: ignore[arg-type]
+    assert budgetfit.estimate(model, recipe, method="lora", **asked)  # type: ignore[arg-type]
+
+
 def test_one_name_of_several_that_matches_nothing_is_refused() -> None:
     names = ["self_attn.q_proj", "v_porj"]
-    with pytest.raises(InputError, match="no module is called v_porj, and only self_"):
+    with pytest.raises(InputError, match="is called v_porj, and only self_"):
         adapted_meta_copy(base("meta"), adapter(target_modules=names))
     # As peft does: ends of names, whole paths and patterns.
     some = next(name for name, _ in base("meta").named_modules() if "q_proj" in name)

@@ -1,11 +1,12 @@
-"""A quantised model is verified on a CPU, and is as it was afterwards."""
+"""A quantised model trains and is verified on a CPU, and is as it was afterwards."""
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import budgetfit
 from budgetfit.integrations.quantization.quantize_linear import quantize
-from tests.integrations.adapters import QUIET, adapter, base, batch
+from tests.integrations.adapters import CONFIG, QUIET, adapter, base, batch
 
 pytest.importorskip("bitsandbytes")
 pytest.importorskip("peft")
@@ -31,3 +32,19 @@ def test_a_model_that_was_loaded_for_evaluation_is_as_before() -> None:
         assert torch.equal(parameter, values)
         assert parameter.requires_grad is requires_grad
     assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", [{}, {"quantization": "int8"}], ids=["nf4", "int8"])
+def test_a_base_with_biases_trains_on(kind: dict[str, str]) -> None:
+    # They are prepared in fp32, and bitsandbytes casts them when it first needs them.
+    sizes = {**CONFIG, "num_hidden_layers": 1, "attention_bias": True}
+    config = LlamaConfig(**sizes)
+    model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)  # noqa: SLF001
+    quantize(model, adapter(method="qlora", **kind), "cpu")
+    kinds = {name: p.dtype for name, p in model.named_parameters()}
+    asked = {"gpu": "rtx-4090", "batch": batch(), "batch_size": 2, "method": "qlora"}
+    plan = budgetfit.plan(model, checkpointing="none", **asked, **kind)  # type: ignore[arg-type]
+    with budgetfit.apply(plan, model) as run:
+        losses = [float(run.step(batch())) for _ in range(3)]
+    assert losses[2] < losses[0]
+    assert {name: p.dtype for name, p in model.named_parameters()} == kinds

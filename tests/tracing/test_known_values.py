@@ -324,6 +324,16 @@ def test_a_large_mask_with_equal_rows_keeps_its_values(values: KnownValues) -> N
     assert values.value(row._base) is None
 
 
+def test_a_large_mask_that_is_known_picks_what_it_says(values: KnownValues) -> None:
+    # As Voxtral and 22 others compare their placeholders with their features.
+    tokens, width = torch.arange(6), MAX_INTEGERS // 4
+    x = torch.empty(6, width)
+    mask = (tokens < 2)[:, None].expand_as(x)
+    assert x[mask].shape == (2 * width,)
+    assert x[~mask].shape == (4 * width,)
+    assert not values.notes
+
+
 @pytest.mark.parametrize(
     ("view", "is_known"),
     [

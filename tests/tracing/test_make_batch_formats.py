@@ -55,6 +55,42 @@ TRAINED: list[tuple[str, Sizes, Sizes, Shapes]] = [
         {"max_length": 8},
         {"decoder_input_ids": (2, 8, 9), "labels": (2, 9, 8)},
     ),
+    (
+        "VoxtralForConditionalGeneration",  # its head hands all on to the base
+        {"audio_token_id": 9, "audio_config.max_source_positions": 64},
+        {"max_length": 32},
+        {"input_features": (2, 128, 128), "labels": (2, 16 + 32)},
+    ),
+    (
+        "GlmAsrForConditionalGeneration",  # mel bins first, of any length
+        {},
+        {"max_length": 132},
+        {"input_features": (2, 128, 1000), "labels": (2, 125 + 32)},
+    ),
+    (
+        "MossTranscribeDiarizeForConditionalGeneration",
+        {"audio_config.max_source_positions": 64},
+        {"max_length": 32},
+        {"input_features": (2, 80, 128), "padding_mask": (2, 128)},
+    ),
+    (
+        "Mistral3ForConditionalGeneration",  # counting its tokens takes values
+        {},
+        {"max_length": 40},
+        {"image_sizes": (2, 2), "labels": (2, 40)},
+    ),
+    (
+        "GraniteSpeech5ForCTC",  # its first layer reads four columns at once
+        {},
+        {"max_length": 8},
+        {"input_features": (2, 1000, 320), "labels": (2, 8)},
+    ),
+    (
+        "Pop2PianoForConditionalGeneration",
+        {},
+        {"max_length": 8},
+        {"input_features": (2, 1000, 64), "labels": (2, 8)},
+    ),
 ]
 MADE: list[tuple[str, Sizes, Shapes]] = [
     (
@@ -72,6 +108,13 @@ MADE: list[tuple[str, Sizes, Shapes]] = [
         {"num_queries": 20},
         {"task_inputs": (2, 77), "text_inputs": (2, 4, 77)},
     ),
+    ("CanaryForConditionalGeneration", {}, {"labels": (2, 128)}),
+    (
+        "Qwen3ASRForConditionalGeneration",  # its convolutions are listed last
+        {"audio_config.output_dim": 64, "text_config.hidden_size": 64},
+        {"input_features": (2, 128, 1000)},
+    ),
+    ("SpeechT5ForTextToSpeech", {}, {"input_ids": (2, 450)}),
     ("SuperGlueForKeypointMatching", {}, {"pixel_values": (2, 2, 3, 224, 224)}),
     (
         "CsmForConditionalGeneration",

@@ -161,8 +161,15 @@ class ParameterChangeCheck:
         there = set()
         for name, parameter in model.named_parameters():
             there.add(parameter)
-            before, now = self._kinds.get(parameter), _dtype_and_shape(parameter)
-            if before is not None and before != now:
+            now = _dtype_and_shape(parameter)
+            before = self._kinds.get(parameter, now)
+            # bitsandbytes casts biases of its layers, which are frozen, in forward.
+            frozen_less = (
+                not parameter.requires_grad
+                and now[0].itemsize < before[0].itemsize
+                and now[1] == before[1]
+            )
+            if before != now and not frozen_less:
                 raise InputError(
                     f"{name} is {_text(now)} now and was {_text(before)} when the plan "
                     "was applied: weights were cast or resized since (by model.half(), "

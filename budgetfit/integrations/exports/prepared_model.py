@@ -158,10 +158,11 @@ def find_planned(plan: Plan, module: nn.Module) -> nn.Module:
 def _check_adapters(plan: Plan, module: nn.Module) -> None:
     """Refuse a base without adapters: the trainer's model cannot be replaced."""
     if plan.adapter is not None and not has_adapters(module):
+        several = plan.recipe.ranks > 1
+        code = loading_code(plan.adapter, plan.model.class_name, several=several)
         raise InputError(
             f"The plan trains {plan.adapter.describe()}, and this model has no "
-            f"adapters. Hand in the model that has them, for example:\n"
-            f"{loading_code(plan.adapter, several=plan.recipe.ranks > 1)}"
+            f"adapters. Hand in the model that has them, for example:\n{code}"
         )
 
 

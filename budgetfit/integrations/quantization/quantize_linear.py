@@ -14,7 +14,7 @@ from torch import nn
 
 from budgetfit.applying.precision import DTYPES
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, nf4_tensors
-from budgetfit.core.adapter import INT8_THRESHOLD, Adapter
+from budgetfit.core.adapter import INT8_THRESHOLD, Adapter, trained_heads
 from budgetfit.errors import InputError
 from budgetfit.integrations.optional_imports import import_library
 
@@ -29,7 +29,8 @@ def quantize(
 ) -> None:
     """Replace linear layers by quantized ones, as transformers does.
 
-    All but the output layer and layers tied to it; by bitsandbytes' own classes.
+    All but the output layer and layers tied to it, or but the heads that peft trains;
+    by bitsandbytes' own classes.
 
     Args:
         model: Changed in place. On meta its layers get the quantized layout; with
@@ -45,7 +46,7 @@ def quantize(
         how = Nf4Format(
             nested=adapter.double_quantization, compute=DTYPES[adapter.compute_dtype]
         )
-    _quantize(model, how, None, device)
+    _quantize(model, how, trained_heads(type(model).__name__) or None, device)
 
 
 def quantize_as_stored(model: nn.Module, stored: BitsAndBytesConfig) -> None:

@@ -4,11 +4,12 @@ peft's and bitsandbytes' own names (peft 0.21, transformers 5.23); neither is im
 """
 
 import keyword
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from budgetfit.core.adapter import Adapter
+from budgetfit.core.adapter import Adapter, peft_task, trained_heads
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.integrations.model_sources.model_name import config_file, is_local_path
@@ -25,13 +26,6 @@ from budgetfit.utils.function_name import is_factory_text
 DIFFUSERS: Final = "diffusers."  # before the class in ``ModelSummary.class_name``
 # bitsandbytes quantises on the GPU, which for every rank would be the first.
 DEVICE_MAP: Final = 'device_map={"": PartialState().device}'
-_TASKS: Final = (
-    ("ForSequenceClassification", "SEQ_CLS"),
-    ("ForTokenClassification", "TOKEN_CLS"),
-    ("ForQuestionAnswering", "QUESTION_ANS"),
-    ("ForCausalLM", "CAUSAL_LM"),
-    ("LMHeadModel", "CAUSAL_LM"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,34 +174,30 @@ def lora_config(adapter: Adapter, class_name: str = "", indent: int = 0) -> str:
         f"lora_dropout={adapter.dropout}",
         f"target_modules={_names(adapter.target_modules)}",
     ]
-    task = task_of(class_name)
+    task = peft_task(class_name)
     if task is not None:
         arguments.append(f"task_type={to_source(task)}")
+    if heads := trained_heads(class_name):
+        arguments.append(f"modules_to_save={_names(heads)}")
     return call_source("LoraConfig", arguments, indent)
 
 
-def quantization_config(adapter: Adapter, indent: int = 0) -> str:
+def quantization_config(adapter: Adapter, indent: int = 0, class_name: str = "") -> str:
     """Return ``BitsAndBytesConfig(...)`` as source; empty without quantization."""
     before = len("quantization_config=")
-    if adapter.quantization == "int8":
-        return call_source("BitsAndBytesConfig", ["load_in_8bit=True"], indent, before)
     if adapter.quantization is None:
         return ""
-    arguments = [
-        "load_in_4bit=True",
-        f"bnb_4bit_quant_type={to_source(adapter.quantization)}",
-        f"bnb_4bit_use_double_quant={adapter.double_quantization}",
-        f"bnb_4bit_compute_dtype=torch.{DTYPES[adapter.compute_dtype]}",
-    ]
+    arguments = ["load_in_8bit=True"]
+    if adapter.quantization == "nf4":
+        arguments = [
+            "load_in_4bit=True",
+            f"bnb_4bit_quant_type={to_source(adapter.quantization)}",
+            f"bnb_4bit_use_double_quant={adapter.double_quantization}",
+            f"bnb_4bit_compute_dtype=torch.{DTYPES[adapter.compute_dtype]}",
+        ]
+    if heads := trained_heads(class_name):
+        arguments.append(f"llm_int8_skip_modules={_names(heads)}")
     return call_source("BitsAndBytesConfig", arguments, indent, before)
-
-
-def task_of(class_name: str) -> str | None:
-    """Return peft's task type by the class: a classifier's new head is trained, too."""
-    for end, task in _TASKS:
-        if class_name.endswith(end):
-            return task
-    return None
 
 
 def dtype_of(plan: Plan) -> str:
@@ -230,7 +220,7 @@ def has_fp32_copies(plan: Plan) -> bool:
 def _loading_arguments(plan: Plan) -> list[str]:
     arguments = ["MODEL", f"dtype={dtype_of(plan)}"]
     if plan.adapter is not None and plan.adapter.quantization is not None:
-        config = quantization_config(plan.adapter, 8)
+        config = quantization_config(plan.adapter, 8, plan.model.class_name)
         arguments.append(f"quantization_config={config}")
         if device_imports(plan):
             arguments.append(DEVICE_MAP)
@@ -254,7 +244,7 @@ def _own_builder(plan: Plan, text: str) -> tuple[str, set[str]]:
     return f"{part.code}\n\n", modules
 
 
-def _names(targets: str | tuple[str, ...]) -> str:
+def _names(targets: str | Sequence[str]) -> str:
     if isinstance(targets, str):
         return to_source(targets)
     return f"[{', '.join(to_source(name) for name in targets)}]"

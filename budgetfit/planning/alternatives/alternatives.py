@@ -98,7 +98,7 @@ def meta_workload(workload: Workload) -> Workload | None:
     if modules_in(workload.loss):
         return None
     try:
-        model = copy_to_meta(workload.model, keep_small_integers=True)
+        model = copy_to_meta(workload.model)
     except TraceError:
         return None
     # On the CPU: GPU memory is needed for training.

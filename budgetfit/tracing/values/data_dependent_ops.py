@@ -37,8 +37,13 @@ def nonzero_of_full_mask(shape: torch.Size) -> torch.Tensor:
     count = shape.numel()
     if count <= MAX_CHOICES:
         return torch.ones(shape, dtype=torch.bool).nonzero()
+    return unlisted_places(count, len(shape))
+
+
+def unlisted_places(count: int, dims: int) -> torch.Tensor:
+    """Return ``nonzero`` of so many elements, on meta: a long list."""
     return torch.empty_strided(
-        (count, len(shape)), (1, count), dtype=torch.int64, device="meta"
+        (count, dims), (1, count), dtype=torch.int64, device="meta"
     )
 
 

@@ -46,12 +46,13 @@ from budgetfit.tracing.values.data_dependent_ops import (
     ASSUMED_RESULTS,
     HOST_OUTPUTS,
     AssumedResult,
-    nonzero_of_full_mask,
+    unlisted_places,
 )
 from budgetfit.tracing.values.op_traits import SCALARS, indices_of, traits_of
 from budgetfit.tracing.values.propagation import (
     MAX_INTEGERS,
     PropagatedValues,
+    count_nonzero,
     tensors_of,
 )
 from budgetfit.tracing.values.value_checks import ValueChecks
@@ -218,7 +219,11 @@ class KnownValues:
             why = self._values.reasons(args, tuple(kwargs.values()))
             self._note(why, func)
             if func is aten.nonzero.default and args[0].numel() > MAX_INTEGERS:
-                return self._fakes_of(nonzero_of_full_mask(args[0].shape), why)
+                mask = self.value(args[0])
+                assert mask is not None  # noqa: S101 - it is known
+                with _disable_current_modes():
+                    places = unlisted_places(count_nonzero(mask), mask.dim())
+                return self._fakes_of(places, why)
             real = self._values.compute(func, args, kwargs)
             if real is None:
                 raise UnknownValueError(str(func), "it does not run with real values")

@@ -287,6 +287,14 @@ def _stored(tensor: torch.Tensor) -> int:
     return prod(size if stride else min(size, 1) for size, stride in pairs)
 
 
+def count_nonzero(tensor: torch.Tensor) -> int:
+    """Count elements that are not zero, those of a repeated dimension together."""
+    pairs = list(zip(tensor.shape, tensor.stride(), strict=True))
+    sizes = [size if stride else min(size, 1) for size, stride in pairs]
+    stored = tensor.as_strided(sizes, tensor.stride(), tensor.storage_offset())
+    return int(stored.count_nonzero()) * (tensor.numel() // max(stored.numel(), 1))
+
+
 def _repeats(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and _stored(value) < value.numel()
 
