@@ -195,7 +195,7 @@ def op_times(  # noqa: PLR0913 - one value each, all needed
 
 
 @lru_cache(maxsize=8)
-def _op_times(  # noqa: PLR0913 - as of ``op_times``
+def _op_times(  # noqa: PLR0913, PLR0917 - as of ``op_times``
     trace: StepTrace,
     batch_size: int,
     gpu: Gpu,
