@@ -44,8 +44,8 @@ def predict(case: Case, *, tf32: bool) -> StepPrediction:
     with cudnn_attention(enabled=True), allowed_attention(case):
         traces = TraceSession(workload)
         trace = traces.exact(recipe, keep_own_checkpointing=own)
-    times = op_times(trace, case.batch_size, workload.gpu, tf32=tf32)
-    accumulation = case.gradient_accumulation_steps
+    accumulation, size = case.gradient_accumulation_steps, case.batch_size
+    times = op_times(trace, size, workload.gpu, tf32=tf32, micro_steps=accumulation)
     step_ms = step_time_ns(trace, times.times_ns).total_ns(accumulation) / 1e6
     expected = step_time_range(trace, times, workload.gpu)
     kernels = StepTime(

@@ -451,6 +451,7 @@ def _read_model(
         gpu=target.gpu,
         name=resolved.name,
         dequantizer=resolved.dequantizer,
+        frozen_in_compute_dtype=resolved.frozen_in_compute_dtype,
         source=origin if adapter is None else f"{origin}; {adapter.describe()}",
         notes=tuple(notes),
         cudnn=torch.backends.cudnn.enabled,

@@ -14,6 +14,7 @@ themselves, the GPU waits for it.
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from functools import lru_cache
+from operator import mul
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -169,6 +170,7 @@ def op_times(  # noqa: PLR0913 - one value each, all needed
     *,
     tf32: bool,
     selective_blocks: Collection[str] = (),
+    micro_steps: int = 1,
     waiting: int | None = None,
 ) -> OpTimes:
     """Return the times of all ops of a trace; they are not to be changed.
@@ -179,11 +181,12 @@ def op_times(  # noqa: PLR0913 - one value each, all needed
         gpu: Gives the rates and the bandwidth.
         tf32: Whether fp32 matrix products run on tf32 tensor cores, if there are any.
         selective_blocks: Names of blocks under selective checkpointing.
+        micro_steps: Micro-batches in each step.
         waiting: How many of the first phases take what the host needs; None: so many
             that the step takes longest, as it does.
     """
     selective = frozenset(selective_blocks)
-    own = _op_times(trace, batch_size, gpu, tf32, selective)
+    own = _op_times(trace, batch_size, gpu, tf32, selective, micro_steps)
     if waiting is None or waiting == own.waiting:
         return own
     issue_ns = find_shares(gpu).host * _issue_ns(trace, selective)
@@ -192,12 +195,13 @@ def op_times(  # noqa: PLR0913 - one value each, all needed
 
 
 @lru_cache(maxsize=8)
-def _op_times(
+def _op_times(  # noqa: PLR0913, PLR0917 - as of ``op_times``
     trace: StepTrace,
     batch_size: int,
     gpu: Gpu,
     tf32: bool,
     selective_blocks: frozenset[str],
+    micro_steps: int,
 ) -> OpTimes:
     exchanges = collectives(trace)
     kernels_ns = kernel_times_ns(
@@ -211,6 +215,7 @@ def _op_times(
     waiting = phases_waiting(
         [float(on_gpu[last[name]].sum()) for name in PHASES],
         [float(issue_ns[last[name]].sum()) for name in PHASES],
+        micro_steps,
     )
     times_ns = _with_waiting(trace, kernels_ns, issue_ns, waiting)
     return OpTimes(times_ns, kernels_ns, waiting)
@@ -325,7 +330,9 @@ def _of_blocks(
     return blocks * of_one
 
 
-def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:
+def phases_waiting(
+    kernels_ns: list[float], issue_ns: list[float], micro_steps: int = 1
+) -> int:
     """Return how many of the first phases take what the host needs to issue them.
 
     The host runs ahead of the GPU where kernels are long, over the end of a phase too,
@@ -335,9 +342,13 @@ def phases_waiting(kernels_ns: list[float], issue_ns: list[float]) -> int:
     Args:
         kernels_ns: The kernels of each phase, in the order in which phases run.
         issue_ns: The host's time to issue them.
+        micro_steps: How often all phases but the last run in a step.
     """
+    # An optimizer that keeps the GPU waiting for a moment says nothing about a hundred
+    # micro-batches.
+    times = [micro_steps] * (len(issue_ns) - 1) + [1]
     ends = [
-        sum(issue_ns[:count]) + sum(kernels_ns[count:])
+        sum(map(mul, times, [*issue_ns[:count], *kernels_ns[count:]]))
         for count in range(len(issue_ns) + 1)
     ]
     return ends.index(max(ends))

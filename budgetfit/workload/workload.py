@@ -57,6 +57,7 @@ class Workload:
         remake: ``make_batch`` with all but the model and ``max_length``; None where the
             batch was given.
         dequantizer: The config class that dequantizes the stored weights; or empty.
+        frozen_in_compute_dtype: As of ``ResolvedModel``.
         lengths: Of the samples, or sizes of images; the batch has that of the longest.
             None if unknown.
     """
@@ -71,6 +72,7 @@ class Workload:
     name: str = ""
     source: str = ""
     dequantizer: str = ""
+    frozen_in_compute_dtype: bool = False
     cudnn: bool = True
     notes: tuple[str, ...] = ()
     remake: Callable[..., ExampleBatch] | None = None

@@ -19,6 +19,9 @@ from budgetfit.integrations.peft import (
     traceable_model,
 )
 from budgetfit.planning.alternatives.lora_estimate import LoraLinear, lora_workload
+from budgetfit.planning.alternatives.training_changes import training_changes
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.integrations.adapters import (
@@ -31,6 +34,7 @@ from tests.integrations.adapters import (
     trained,
 )
 from tests.models import alone
+from tests.traced import ROOMY
 
 peft = pytest.importorskip("peft")
 pytestmark = QUIET
@@ -194,6 +198,24 @@ def test_the_stand_in_of_the_alternatives_row_adapts_what_peft_adapts() -> None:
     assert sum(p.nbytes for p in twin.model.parameters()) == sum(
         p.nbytes for p in real().parameters()
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_row_with_lora_says_what_method_lora_says(dtype: torch.dtype) -> None:
+    model, card = base("meta").to(dtype), find_gpu("rtx-4090")
+    workload = Workload(model=model, batch=batch(), gpu=card).with_found_blocks()
+    setting = TrainingSettings(precision="bf16-mixed", optimizer="sgd")
+    chain = BlockChain(TraceSession(workload), setting)
+    session = PlanningSession(chain, Request(), ROOMY)
+    changes = {row.label: row for row in training_changes(session)}
+    there = changes["with LoRA r=16"].session()
+    assert there is not None
+    row = there.judge(setting.recipe(2))
+    asked = budgetfit.estimate(
+        model, row.recipe, method="lora", gpu="rtx-4090", batch=batch()
+    )
+    assert row.at_peak_bytes == asked.at_peak_bytes
+    assert row.step_ms == asked.step_ms
 
 
 def test_adapters_on_adapters_and_modules_that_are_not_there_are_refused() -> None:

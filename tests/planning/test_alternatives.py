@@ -7,7 +7,9 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 
+from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, Nf4Linear
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Alternative, Estimate
 from budgetfit.gpus.table import find_gpu
@@ -196,6 +198,19 @@ def test_levers_that_are_pulled_or_not_in_hardware_are_not_offered() -> None:
     assert "with pure bf16" not in offered(session(gpu="t4"))
     assert "with pure bf16" not in offered(session(), precision="bf16")
     assert "with 8-bit optimizer" not in offered(session(), optimizer="sgd")
+
+
+@pytest.mark.parametrize(("computes", "offered"), [("float32", 0), ("bfloat16", 1)])
+def test_pure_bf16_is_not_offered_to_a_base_that_is_quantised_for_fp32(
+    computes: str, *, offered: int
+) -> None:
+    # Asked for with precision="bf16" the base computes in bf16, and is another one.
+    packing = Nf4Format(compute=getattr(torch, computes))
+    model = nn.Sequential(Nf4Linear(512, 512, packing, None), nn.Linear(512, 512))
+    workload = Workload(model=model, batch=torch.zeros(2, 512, 512), gpu=ADA)
+    quantised = BlockChain(TraceSession(workload), SETTING)
+    found = training_changes(replace(session(), block_chain=quantised))
+    assert [each.label for each in found].count("with pure bf16") == offered
 
 
 @pytest.mark.parametrize(("frozen", "offered"), [(0, True), (2, True), (4, False)])

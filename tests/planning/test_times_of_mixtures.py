@@ -1,13 +1,17 @@
 """Steps of which some phases wait for the host: the chain's times and the judge's."""
 
-from budgetfit.core.recipe import Segment
+from dataclasses import replace
+
+from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_time_ns
 from budgetfit.planning.judge import step_time, times_of_ops
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.timing.kernel_times import step_time_ns
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests import models
+from tests.traced import session
 
 LENGTH = 512
 ROUNDING_NS = 100
@@ -68,3 +72,20 @@ def test_no_selective_mixture_takes_less_than_its_bounding_sum() -> None:
         overcharged.append(chain_time_ns(profile, segments) > 1.01 * judged_ns)
         assert (bounding is profile) is not overcharged[-1]
     assert {*overcharged} == {False, True}
+
+
+def test_no_step_is_shorter_than_the_kernels_of_its_micro_batches() -> None:
+    """A host that is busy with one update hides no kernels of many micro-batches."""
+    gpu = find_gpu("rtx-4090")
+    decided = set()
+    for size in (1, 2048, 4096, 8192, 16384):
+        recipe = Recipe(batch_size=size, optimizer="adafactor")
+        for count in (1, 64):
+            recipe = replace(recipe, gradient_accumulation_steps=count)
+            trace = session("gpt2").affine(recipe)
+            times = times_of_ops(trace, recipe, gpu)
+            kernels = step_time_ns(trace, times.kernels_ns)
+            judged = step_time(trace, recipe, gpu)
+            assert judged.total_ns(count) >= kernels.total_ns(count)
+            decided.add((count, times.waiting))
+    assert decided >= {(1, 3), (64, 3), (64, 0)}

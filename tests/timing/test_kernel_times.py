@@ -475,19 +475,21 @@ def test_the_range_of_a_step_follows_from_its_ops() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernels_ns", "issue_ns", "waiting"),
+    ("kernels_ns", "issue_ns", "micro_steps", "waiting"),
     [
-        ([1, 1, 1], [2, 2, 2], 3),  # the GPU always waits
-        ([3, 3, 3], [2, 2, 2], 0),  # never
-        ([1, 9, 1], [2, 2, 2], 1),  # for the forward pass only
-        ([9, 1, 1], [2, 2, 2], 0),  # the host is ahead by the forward's kernels
-        ([3, 1, 1], [2, 4, 1], 2),
+        ([1, 1, 1], [2, 2, 2], 1, 3),  # the GPU always waits
+        ([3, 3, 3], [2, 2, 2], 1, 0),  # never
+        ([1, 9, 1], [2, 2, 2], 1, 1),  # for the forward pass only
+        ([9, 1, 1], [2, 2, 2], 1, 0),  # the host is ahead by the forward's kernels
+        ([3, 1, 1], [2, 4, 1], 1, 2),
+        ([2, 2, 1], [1, 1, 9], 1, 3),  # for an optimizer of many kernels
+        ([2, 2, 1], [1, 1, 9], 8, 0),  # but not where it is a small part of the step
     ],
 )
 def test_the_longest_way_through_host_and_gpu_is_the_step(
-    kernels_ns: list[float], issue_ns: list[float], waiting: int
+    kernels_ns: list[float], issue_ns: list[float], micro_steps: int, waiting: int
 ) -> None:
-    assert phases_waiting(kernels_ns, issue_ns) == waiting
+    assert phases_waiting(kernels_ns, issue_ns, micro_steps) == waiting
 
 
 def test_a_faster_card_is_never_slower() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.step_trace import StepTrace
+from budgetfit.core.step_trace import Affine, SizeLimit, StepTrace
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import device_properties, replay, storage_bytes
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
@@ -129,6 +129,18 @@ def test_what_differs_is_named() -> None:
     second.log.ops.pop()
     with pytest.raises(NotAffineError, match="different ops"):
         affine_trace(first, second, ())
+
+
+def test_a_step_that_is_traced_at_one_size_and_copied_at_the_other_has_one_limit() -> (
+    None
+):
+    first, second = raw_of(2), raw_of(3)
+    for raw, steps in ((first, 1), (second, 2)):
+        limit = SizeLimit("aten.sort", "elements", 5 * raw.batch_size, 99, "Sort.cpp")
+        raw.log.limits += [limit] * steps
+    blocks = session("mebi").workload.blocks
+    (found,) = affine_trace(first, second, blocks).size_limits
+    assert found.number == Affine(0, 5)
 
 
 class Contrast(nn.Module):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from budgetfit.applying.optimizers.cpu_offload import NAME as OFFLOADED
+from budgetfit.applying.quantized_layers.nf4_linear import Nf4Linear
 from budgetfit.core.plan import Alternative, Estimate
 from budgetfit.core.precision import PRECISIONS, find_precision
 from budgetfit.core.recipe import Recipe
@@ -119,7 +120,16 @@ def _is_mostly_trained(model: nn.Module) -> bool:
 
 def can_use_pure_bf16(session: PlanningSession) -> bool:
     """Whether the GPU supports bf16 and the weights are not in bf16 yet."""
-    return session.settings.precision != PURE_BF16 and _supports_bf16(session)
+    # A base that is quantised for fp32 is another one where a plan in bf16 is asked
+    # for: its layers then compute in bf16.
+    return (
+        session.settings.precision != PURE_BF16
+        and _supports_bf16(session)
+        and not any(
+            isinstance(layer, Nf4Linear) and layer.packing.compute == torch.float32
+            for layer in session.workload.model.modules()
+        )
+    )
 
 
 def _supports_bf16(session: PlanningSession) -> bool:
@@ -138,11 +148,11 @@ def _can_step_in_backward(settings: TrainingSettings) -> bool:
 
 
 def _with_lora(session: PlanningSession) -> PlanningSession | None:
-    """Return the session with LoRA adapters, its base in 16 bits unless in fp32."""
-    # Frozen weights need no fp32 copy, so that a base under autocast is in 16 bits.
+    """Return the session with LoRA adapters, on the base that ``method="lora"`` has."""
     policy = find_precision(session.settings.precision)
-    base = None
-    if policy.autocast is not None or policy.weights == PURE_BF16:
+    in_16_bits = policy.autocast is not None or policy.weights == PURE_BF16
+    base = None  # as loaded
+    if session.workload.frozen_in_compute_dtype and in_16_bits:
         base = torch.bfloat16 if _supports_bf16(session) else torch.float16
     adapted = lora_workload(session.workload, base)
     if adapted is None:

@@ -450,7 +450,7 @@ class BlockChain:
         profile = replace(profile, shortest_ns=shortest_ns, waiting_ns=waiting_ns)
         if not alike:
             return profile
-        other = self.accumulating().profile_at(batch_size, exact_blocks=exact_blocks)
+        other = self.accumulating().profile_waiting(batch_size, exact_blocks, waiting)
         return with_options_of(profile, other)
 
     def _network_ns(self, batch_size: int) -> tuple[int, int]:
@@ -486,6 +486,7 @@ class BlockChain:
             self.traces.workload.gpu,
             tf32=find_precision(self.settings.precision).tf32,
             selective_blocks=selective_blocks(option_trace.segments),
+            micro_steps=self.settings.accumulation_at(batch_size),
             waiting=waiting,
         )
 
