@@ -12,6 +12,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import CompileMode, Recipe
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.core.validation import MAX_BATCH_SIZE
 from budgetfit.errors import TraceError
 from budgetfit.gpus.nccl_memory import nccl_memory
@@ -168,10 +169,13 @@ class PlanningSession:
         loaded_bytes = setup_bytes(trace, size, self.workload.gpu, settings)
         return loaded_bytes <= self.budget.usable_bytes
 
-    def judge(self, recipe: Recipe) -> Estimate:
-        """Trace a recipe as applied to a fake copy of the model, and replay it."""
+    def judge(self, recipe: Recipe, trace: StepTrace | None = None) -> Estimate:
+        """Trace a recipe as applied to a fake copy of the model, and replay it.
+
+        ``trace``: instead of the model's.
+        """
         return judge(
-            self.traces.exact(recipe),
+            self.traces.exact(recipe) if trace is None else trace,
             recipe,
             self.workload.gpu,
             self.budget,

@@ -109,6 +109,26 @@ class DepthExtrapolator:
             return None
         return self._shortening(workload, runs, KEPT_PERIODS)
 
+    def two_shortenings(
+        self, workload: Workload, program: Program
+    ) -> tuple[Shortening, Shortening, int] | None:
+        """Return two models, one a period longer, and the periods that it still lacks.
+
+        None if to run both saves little, or runs of blocks lack different numbers.
+        """
+        runs = self._runs(workload, program)
+        numbers = {len(run.periods) for run in runs}
+        if not self.compared or len(numbers) != 1:
+            return None
+        # The first period is an edge, which a third one adds: of a block, it is alike.
+        alike = all(len(period) == 1 for run in runs for period in run.periods)
+        few = KEPT_PERIODS - 1 - alike
+        short, longer = (self._shortening(workload, runs, few + n) for n in (0, 1))
+        kept = len(short.kept_blocks) + len(longer.kept_blocks)
+        if kept > MAX_KEPT_FRACTION * len(workload.blocks):
+            return None
+        return short, longer, numbers.pop() - few - 1
+
     def _shortening(
         self, workload: Workload, runs: tuple[BlockRun, ...], periods: int
     ) -> Shortening:

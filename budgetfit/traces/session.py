@@ -29,6 +29,7 @@ from budgetfit.traces.tracer import (
     Tracer,
 )
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
+from budgetfit.tracing.fake.shortened_model import Shortening
 from budgetfit.tracing.recording.batch_scaling import (
     NotAffineError,
     affine_trace,
@@ -276,6 +277,25 @@ class TraceSession:
             self._exact[key] = found
         return self._exact[key]
 
+    def shortened(self, recipe: Recipe) -> tuple[StepTrace, StepTrace, int] | None:
+        """Return traces of two models of few blocks, and how many periods both lack.
+
+        The second has a period of blocks more than the first, and lacks so many of the
+        whole model's. None if the blocks do not repeat, or too few times.
+        """
+        program = self._program(recipe)
+        repeats = self._extrapolator
+        pair = repeats and repeats.two_shortenings(self.workload, program)
+        if not pair:
+            return None
+        *models, lacking = pair
+        try:
+            few, more = (self._cached(program, recipe.batch_size, x) for x in models)
+        except NotRepeatedError as error:
+            self.log.append(f"no model of few blocks: {error}")
+            return None
+        return None if few is None or more is None else (few, more, lacking)
+
     def blocks_with_changed_containers(self, recipe: Recipe) -> frozenset[str]:
         """Return the blocks that are given a container that the forward changes."""
         program = self._program(recipe)
@@ -310,13 +330,17 @@ class TraceSession:
         )
 
     def _cached(
-        self, program: Program, batch_size: int | None = None
+        self,
+        program: Program,
+        batch_size: int | None = None,
+        short: Shortening | None = None,
     ) -> StepTrace | None:
         """Return a trace from the disk cache or a new one, and the loading before it.
 
-        Without a batch size it is affine in that, or None.
+        Without a batch size it is affine in that, or None. ``short``: of a shortened
+        model, at a batch size.
         """
-        trace = self._cached_steps(program, batch_size)
+        trace = self._cached_steps(program, batch_size, short)
         if trace is None or program.evaluates:
             return trace
         if program.parallelism is None or program.parallelism.engine == "ddp":
@@ -326,13 +350,14 @@ class TraceSession:
         return trace if program.compile == "none" else with_emptied_cache(trace)
 
     def _cached_steps(
-        self, program: Program, batch_size: int | None
+        self, program: Program, batch_size: int | None, short: Shortening | None
     ) -> StepTrace | None:
         if self._cache is None:
             self._cache = TraceCache(), workload_key(self.workload)
         cache, workload = self._cache
-        key = trace_key(workload, (program, batch_size))
-        shared = trace_key(workload, (*_with_any_ranks(program), batch_size))
+        what = (batch_size,) if short is None else (batch_size, short.left_out)
+        key = trace_key(workload, (program, *what))
+        shared = trace_key(workload, (*_with_any_ranks(program), *what))
         trace = cache.load(shared)  # the same key, but for DDP
         if trace is None and shared != key:
             trace = cache.load(key)
@@ -343,6 +368,9 @@ class TraceSession:
             trace = self._trace_evaluation(program)
         elif batch_size is None:
             trace = self._trace_affine(program)
+        elif short is not None:
+            raw = self.tracer.trace(program, batch_size, short)
+            trace = exact_trace(raw, short.kept_blocks)
         else:
             trace = self._trace_exactly(program, batch_size)
         if trace is None:

@@ -204,10 +204,13 @@ class Tracer:
             seconds = time.perf_counter() - began
             self._pace = ""
             if seconds > SLOW_SECONDS:
-                self._pace = (
-                    f"; the last one took {seconds:.0f} s: samples of fewer tokens are "
-                    "faster where layers run token by token, or the loss in many parts"
+                reason = (
+                    "samples of fewer tokens are faster where layers run token by "
+                    "token, or the loss in many parts"
+                    if program.compile == "none"
+                    else "torch.compile generates code for each batch size"
                 )
+                self._pace = f"; the last one took {seconds:.0f} s: {reason}"
         how = "derived" if known else "traced"
         self.log.append(
             f"{how} {program.precision} at batch {batch_size}, {wrapped} blocks "

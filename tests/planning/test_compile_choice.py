@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,9 +26,18 @@ from budgetfit.planning.alternatives.alternatives import (
     with_compiled_blocks,
 )
 from budgetfit.planning.compile_choice import best_compiled
-from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.planning.profiling.block_chain import (
+    BlockChain,
+    TrainingSettings,
+    checkpoint_every_block,
+)
 from budgetfit.planning.search import compiled_model
-from budgetfit.planning.search.compiled_model import SIZES_JUDGED, judge_sizes
+from budgetfit.planning.search.compiled_model import (
+    SIZES_JUDGED,
+    judge_sizes,
+    search_compiled_model,
+)
+from budgetfit.planning.search.policies import fixed_segments
 from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.solvers.batch_size_grid import LARGEST_TRACED_SIZE, batch_size_grid
 from budgetfit.traces.session import TraceSession
@@ -44,9 +54,9 @@ PLANNED = Recipe(batch_size=8, segments=(Segment(("blocks.0",)),))
 
 
 @functools.cache
-def session(gpu: str = "rtx-4090") -> PlanningSession:
+def session(gpu: str = "rtx-4090", blocks: int = 3) -> PlanningSession:
     workload = Workload(
-        model=Mebi(3), batch=torch.zeros(2, 512, 512), gpu=find_gpu(gpu)
+        model=Mebi(blocks), batch=torch.zeros(2, 512, 512), gpu=find_gpu(gpu)
     ).with_found_blocks()
     settings = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")
     budget = Budget(total_bytes=200 * MIB, context_bytes=0, headroom_bytes=0)
@@ -216,25 +226,72 @@ def test_few_sizes_are_judged_and_the_largest_that_fits_is_found(
     def reserved(size: int) -> int:
         return round(fixed + per_sample * size * (1 + curved * size**0.5))
 
-    def judge(size: int) -> Any:
-        taken = reserved(size)
-        recipe = SimpleNamespace(batch_size=size)
-        return SimpleNamespace(
-            recipe=recipe,
-            reserved_bytes=taken,
-            batch_independent_bytes=fixed,
-            fits=taken <= usable,
-        )
-
     sizes = batch_size_grid(LARGEST_TRACED_SIZE)
-    judged = judge_sizes(judge, sizes, usable)
-    fitting = [each.recipe.batch_size for each in judged if each.fits]
     largest = max((size for size in sizes if reserved(size) <= usable), default=0)
-    assert len(judged) <= SIZES_JUDGED
-    assert max(fitting, default=0) >= (largest if not curved else 0.8 * largest)
-    assert largest == 0 or fitting
-    if not largest:
-        assert judged[-1].recipe.batch_size == 1
+
+    def judged_sizes(line: Any = ()) -> list[int]:
+        """Return what is judged, once the largest that fits was found."""
+        judged = judge_sizes(functools.partial(judge_as, reserved), sizes, usable, line)
+        fitting = [each.recipe.batch_size for each in judged if each.fits]
+        assert len(judged) <= SIZES_JUDGED
+        assert max(fitting, default=0) >= (largest if not curved else 0.8 * largest)
+        assert largest == 0 or fitting
+        if not largest:
+            assert judged[-1].recipe.batch_size == 1
+        return [each.recipe.batch_size for each in judged]
+
+    judged_sizes()
+    for wrong in (0.5, 0.9, 1, 1.1, 2):
+        known = judged_sizes([(0, fixed), (8, round(reserved(8) * wrong))])
+        if wrong == 1 and not curved and largest:
+            assert known == [largest]
+
+
+def judge_as(reserved: Callable[[int], int], size: int) -> Any:
+    """Return as much of an estimate as the search looks at."""
+    return SimpleNamespace(
+        recipe=SimpleNamespace(batch_size=size),
+        reserved_bytes=reserved(size),
+        batch_independent_bytes=reserved(0),
+        fits=reserved(size) <= 24_000,
+    )
+
+
+@pytest.mark.parametrize(("size", "tried"), [(1, True), (256, False)])
+def test_recomputing_is_tried_where_more_samples_are_faster(
+    size: int, tried: bool
+) -> None:
+    """One sample of 1 MiB leaves a GPU idle, and 256 do not."""
+    best = session().judge(session().settings.recipe(size))
+    every_block = checkpoint_every_block(session().workload.blocks)
+    for objective, expected in (("throughput", tried), ("batch_size", True)):
+        asked = session().asking(objective=objective)
+        assert compiled_model._may_be_better(asked, every_block, best) is expected  # noqa: SLF001 - the search compiles
+
+
+@pytest.mark.parametrize(
+    ("mib", "judged"), [(2000, "40 x 0, 48 x 0"), (108, "1 x 9, 1 x 18")]
+)
+def test_few_recipes_are_judged(mib: int, judged: str) -> None:
+    """Of a model of 18 blocks, here without torch.compile: its search is the same."""
+    budget = Budget(total_bytes=mib * MIB, context_bytes=0, headroom_bytes=0)
+    of_many = replace(session(blocks=18), budget=budget)
+    of_many.judge(of_many.settings.recipe(2))  # compares the forward of all blocks
+    found = search_compiled_model(of_many)
+    assert found.explanation.endswith(f": {judged}")
+
+
+@pytest.mark.parametrize("policy", ["none", "full", "every-2"])
+def test_two_models_of_few_blocks_tell_what_all_take(policy: str) -> None:
+    of_many = session(blocks=18)
+    recipe = of_many.settings.recipe(4, fixed_segments(policy, of_many.workload.blocks))
+    of_many.judge(recipe)  # compares the forward of all blocks
+    found = of_many.traces.shortened(recipe)
+    assert found is not None
+    *traces, lacking = found
+    few, more = (of_many.judge(recipe, trace).allocated_bytes for trace in traces)
+    assert more + lacking * (more - few) == of_many.judge(recipe).allocated_bytes
+    assert not session().traces.shortened(recipe)  # three blocks are few
 
 
 def test_the_divisors_of_a_huge_batch_are_found_at_once() -> None:

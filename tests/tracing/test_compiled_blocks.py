@@ -19,6 +19,7 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.errors import InputError, TraceError
 from budgetfit.gpus.table import find_gpu
+from budgetfit.traces import tracer
 from budgetfit.traces.session import TraceSession
 from budgetfit.traces.tracer import COMPILED_BATCH_SIZES
 from budgetfit.tracing.compiled import cuda_backend
@@ -133,10 +134,8 @@ def test_a_fused_kernel_moves_the_bytes_of_its_tensors_once() -> None:
     assert 2 * SAMPLES * WIDTH * 4 <= least <= 3 * SAMPLES * WIDTH * 4
 
 
-@supported
-def test_generated_code_is_made_once_for_equal_blocks_and_later_traces(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def generated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list of all code that is generated from here on."""
     made: list[str] = []
 
     def noting(code: str, on_call: Any) -> Any:
@@ -144,7 +143,17 @@ def test_generated_code_is_made_once_for_equal_blocks_and_later_traces(
         return module_on_fakes(code, on_call)
 
     monkeypatch.setattr(cuda_backend, "module_on_fakes", noting)
+    return made
+
+
+@supported
+def test_generated_code_is_made_once_for_equal_blocks_and_later_traces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tracer, "SLOW_SECONDS", 0.0)
+    made, said = generated(monkeypatch), list[str]()
     traces = session()
+    traces.tracer.progress = said.append
     traces.exact(recipe())
     # Forward and backward; the first block's input needs no gradient.
     assert len(made) == 4
@@ -152,6 +161,7 @@ def test_generated_code_is_made_once_for_equal_blocks_and_later_traces(
     assert len(made) == 4
     traces.exact(recipe(batch_size=SAMPLES // 2))
     assert len(made) == 8
+    assert said[-1].endswith(": torch.compile generates code for each batch size")
 
 
 @supported
@@ -206,6 +216,15 @@ def test_a_model_that_its_first_call_changes_is_compiled_as_its_later_calls() ->
     assert "budgetfit.fused_kernel.default" in names
     with pytest.raises(InputError, match=r"compiles Counts\.forward again in"):
         session(Counts(until=9)).exact(recipe(compile="model"))
+
+
+@supported
+def test_a_model_that_only_its_first_call_changes_is_compiled_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = generated(monkeypatch)
+    session(Counts(until=1)).exact(recipe(compile="model", precision="bf16-mixed"))
+    assert len(made) == 2  # forward and backward
 
 
 class Collecting(Pointwise):

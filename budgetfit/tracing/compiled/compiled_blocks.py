@@ -30,7 +30,7 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-# The first sets attributes (transformers: ``config.problem_type``), the second finds
+# The first may set attributes (transformers: ``config.problem_type``), the second finds
 # them set, the third is as all others.
 _CALLS_THAT_COMPILE = 4
 # Of one code object: blocks of one class in several sizes, modes and dtypes.
@@ -72,14 +72,18 @@ class CompiledBlocks:
             import torch._dynamo  # noqa: PLC0415 - takes seconds
 
         count_as_on_gpu(block)
-        compiled: Any = torch.compile(
-            self._copied(block.forward), backend=self._backend, dynamic=False
-        )
+        plain = self._copied(block.forward)
+        compiled: Any = torch.compile(plain, backend=self._backend, dynamic=False)
         runs: dict[bool, int] = {}  # of generated code in a call, by grad mode
         backend, name = self._backend, type(block).__name__
 
         def compile_for(*args: Any, **kwargs: Any) -> int:
             """Compile until a call finds all of it compiled; return its runs."""
+            # What a call sets is set by one that compiles nothing, where that runs.
+            # Without a graph, which would hold its inputs until garbage is collected.
+            quietly = contextlib.suppress(Exception)
+            with _compiling(block), _casts_not_kept(), torch.no_grad(), quietly:
+                plain(*_copied(args), **_copied(kwargs))
             for _ in range(_CALLS_THAT_COMPILE):
                 graphs, before = backend.graphs, backend.runs
                 with (
@@ -194,6 +198,17 @@ def _compiling(block: nn.Module) -> Iterator[None]:
         ),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _casts_not_kept() -> Iterator[None]:
+    """Keep autocast from caching casts of weights for the calls that follow."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 @contextlib.contextmanager
