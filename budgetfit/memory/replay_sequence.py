@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import Gpu
+from budgetfit.memory.caching_allocator import AllocatorState
 from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, storage_bytes
 from budgetfit.memory.replay_schedule import (
     PASSES,
@@ -21,11 +22,7 @@ from budgetfit.memory.replay_schedule import (
     storages_in_turns,
     with_micro_steps,
 )
-from budgetfit.memory.simulated_allocator import (
-    AllocatorState,
-    make_allocator,
-    rounded_bytes,
-)
+from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 
 MOST_KNOWN: Final = 500  # micro-steps; an allocator's state takes about 0.1 MB
 
@@ -143,8 +140,8 @@ class StepSequence:
             before = self._allocator.state()
             known = self._known.get(key)
             if before is not None and known is not None and known[0] == before:
-                _, peaks, after = known
-                self._allocator.restore(after)
+                _, peaks, then = known
+                self._allocator.restore(then)
             else:
                 events = [n for start, end in ranges for n in steps.events[start:end]]
                 if names:
