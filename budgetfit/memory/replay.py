@@ -313,8 +313,8 @@ def _run(
             yield runs[-1]
             if allocator.failed_event is not None:
                 return
-        if before is not None and (left := allocator.state()) is not None:
-            known[key] = before, runs, left
+        if before is not None:
+            known[key] = before, runs, allocator.state()
 
 
 def _failed_bytes(

@@ -139,7 +139,7 @@ class StepSequence:
             key = steps.offset, length, ranges, *names.items()
             before = self._allocator.state()
             known = self._known.get(key)
-            if before is not None and known is not None and known[0] == before:
+            if known is not None and known[0] == before:
                 _, peaks, then = known
                 self._allocator.restore(then)
             else:
@@ -148,11 +148,9 @@ class StepSequence:
                     events = [names.get(event, event) for event in events]
                 found = self._allocator.run(events, self._sizes_at(steps, length))
                 peaks = found.peak_allocated_bytes, found.peak_reserved_bytes
-                after = self._allocator.state()
-                if before is not None and after is not None:
-                    self._known[key] = before, peaks, after
-                    if len(self._known) > MOST_KNOWN:
-                        del self._known[next(iter(self._known))]
+                self._known[key] = before, peaks, self._allocator.state()
+                if len(self._known) > MOST_KNOWN:
+                    del self._known[next(iter(self._known))]
             self._allocated = max(self._allocated, peaks[0])
             self._reserved = max(self._reserved, peaks[1])
 

@@ -88,7 +88,6 @@ class ReferenceEvents:
             total_bytes, settings, card_bytes=card_bytes
         )
         self._blocks: dict[int, Block | None] = {}
-        self._history: list[tuple[list[int], list[int]]] = []
         self.failed_event: int | None = None
 
     @property
@@ -134,7 +133,6 @@ class ReferenceEvents:
 
     def run(self, events: list[int], sizes: list[int]) -> AllocatorRun:
         """Run events as ``CachingAllocator.run``."""
-        self._history.append((events, sizes))
         allocator, blocks = self._allocator, self._blocks
         allocator.reset_peaks()
         deltas = []
@@ -161,18 +159,19 @@ class ReferenceEvents:
             allocator.peak_reserved_bytes,
         )
 
-    def state(self) -> None:
-        """Return nothing: blocks refer to each other, without end."""
+    def state(self) -> AllocatorState:
+        """Return what decides how it goes on: with equal states, events do the same."""
+        return self._allocator.state(self._blocks) | {"failed": self.failed_event}
 
     def restore(self, state: AllocatorState) -> None:
-        """Never called: it has no state to go on from."""
-        raise NotImplementedError
+        """Go on from the state of an allocator of the same device and settings."""
+        self._blocks = self._allocator.restore(state)
+        self.failed_event = state["failed"]
 
     def copy(self) -> ReferenceEvents:
-        """Run the same events again: blocks refer to each other, without end."""
+        """Return an allocator in the same state, which runs on its own."""
         other = ReferenceEvents(*self._made_for)
-        for events, sizes in self._history:
-            other.run(events, sizes)
+        other.restore(self.state())
         return other
 
 

@@ -164,9 +164,9 @@ def test_the_simulated_allocator_does_what_the_reference_does(
     sizes = rounded_bytes(np.array(asked, np.int64), chosen).tolist()
     assert sizes == [round_bytes(n, chosen.roundup_power2_divisions) for n in asked]
     for event, row in zip(events, played(total, events, asked, text), strict=False):
-        done = allocator.copy().run([event], sizes)
-        again = allocator.run([event], sizes)
-        assert repr(done) == repr(again)
+        copy = allocator.copy()
+        done, again = copy.run([event], sizes), allocator.run([event], sizes)
+        assert (repr(done), copy.retries) == (repr(again), allocator.retries)
         if allocator.failed_event is not None:
             assert row == (event,)
             break
@@ -206,14 +206,16 @@ def test_all_events_at_once_are_as_one_by_one(
         assert getattr(done, name) == highest
 
 
+@pytest.mark.parametrize("text", ["", *SIMULATED])
+@settings(max_examples=60, deadline=None)
 @given(requests, requests)
 def test_a_copy_and_a_restored_state_go_on_as_the_original_does(
-    first: list[int | float], second: list[int | float]
+    text: str, first: list[int | float], second: list[int | float]
 ) -> None:
     events, asked = program([*first, *second])
     rounded = [round_bytes(each) for each in asked]
     cut = len(program(first)[0])
-    quick = CachingAllocator(300 * MIB)
+    quick = make_allocator(300 * MIB, AllocatorSettings.parse(text), 300 * MIB)
     quick.run(events[:cut], rounded)
     if quick.failed_event is not None:
         return
@@ -226,9 +228,12 @@ def test_a_copy_and_a_restored_state_go_on_as_the_original_does(
     assert runs == runs[:1] * 4
 
 
+@pytest.mark.parametrize("text", ["", "max_split_size_mb:64"])
 @pytest.mark.parametrize("wait", [[1, 2], [2, 1, 0], [1, 2, 3, -3], [2, 1, -1]])
-def test_states_differ_where_a_block_does(wait: list[int]) -> None:
-    quick, other = CachingAllocator(GIB), CachingAllocator(GIB)
+def test_states_differ_where_a_block_does(wait: list[int], text: str) -> None:
+    quick, other = (
+        make_allocator(GIB, AllocatorSettings.parse(text), GIB) for _ in "ab"
+    )
     sizes = [30 * MIB, 30 * MIB, 30 * MIB]
     quick.run([2, 1], sizes)
     other.run(wait, sizes)

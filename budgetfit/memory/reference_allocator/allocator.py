@@ -18,14 +18,15 @@ stream (``record_stream``).
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.memory.reference_allocator.block_pool import (
     ADDRESS_BITS,
     IN_USE,
+    UNMAPPED,
     Block,
     BlockPool,
     split,
@@ -233,6 +234,74 @@ class ReferenceAllocator:
     def pools(self) -> list[BlockPool]:
         """Return the pools of all streams, those of small requests first."""
         return [*self._small.values(), *self._large.values()]
+
+    def state(self, held: Mapping[int, Block | None]) -> dict[str, Any]:
+        """Return what decides how it goes on: with equal states, requests do the same.
+
+        ``held``: the blocks in use, by a number other than 0.
+        """
+        collects = self._collect_above_bytes is not None
+        numbers = {block: number for number, block in held.items() if block is not None}
+        alive: dict[BlockPool, list[Block]] = {}
+        for block in numbers:
+            alive.setdefault(block.pool, []).append(block)
+        pools = [
+            (
+                is_small,
+                stream,
+                pool.next_address,
+                sorted(
+                    (
+                        block.address,
+                        block.size_bytes,
+                        block.state,
+                        block.below is None,
+                        numbers.get(block, 0),
+                        block.cached_at if collects else 0,
+                    )
+                    for block in (
+                        *alive.get(pool, ()),
+                        *pool.blocks.values(),
+                        *pool.unmapped,
+                    )
+                ),
+            )
+            for is_small, of_size in ((True, self._small), (False, self._large))
+            for stream, pool in of_size.items()
+        ]
+        return {
+            "bytes": (self.allocated_bytes, self.reserved_bytes, self.retries),
+            "addresses": self._addresses.copy(),
+            "searches": self._searches if collects else 0,
+            "pools": pools,
+            "empty": {number for number, block in held.items() if block is None},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> dict[int, Block | None]:
+        """Go on from a state of the same device and settings; return what is held."""
+        self.allocated_bytes, self.reserved_bytes, self.retries = state["bytes"]
+        self._addresses, self._searches = state["addresses"].copy(), state["searches"]
+        self._small.clear()
+        self._large.clear()
+        held: dict[int, Block | None] = dict.fromkeys(state["empty"])
+        for is_small, stream, next_address, blocks in state["pools"]:
+            pool = (self._small if is_small else self._large)[stream]
+            pool.next_address = next_address
+            below: Block | None = None
+            for address, size_bytes, status, starts_segment, number, cached in blocks:
+                block = Block(size_bytes, address, pool, status)
+                block.cached_at = cached
+                if not starts_segment and below is not None:
+                    block.below, below.above = below, block
+                below = block
+                if status == IN_USE:
+                    held[number] = block
+                elif status == UNMAPPED:
+                    pool.unmapped.append(block)
+                else:
+                    pool.blocks[size_bytes << ADDRESS_BITS | address] = block
+            pool.keys = sorted(pool.blocks)
+        return held
 
     def reset_peaks(self) -> None:
         """Reset the peaks to the current values."""
