@@ -449,7 +449,7 @@ class TraceSession:
         kept = program._replace(segments=(), loss_chunks=1)
         if program.compile == "none" and self._affine.get(kept, ...) is None:
             return None
-        pairs = list(dict.fromkeys((self._sizes_run(program), TRACED_BATCH_SIZES)))
+        pairs = [TRACED_BATCH_SIZES]
         if program.compile != "none":  # first those of the program before
             pairs = sorted(COMPILED_BATCH_SIZES, key=self._compiled_sizes.__ne__)
         for sizes in pairs:
@@ -463,17 +463,6 @@ class TraceSession:
             return trace
         self.log.append("every batch size is traced for itself")
         return None
-
-    def _sizes_run(self, program: Program) -> tuple[int, int]:
-        """Return two batch sizes for an affine trace: one that has run serves again."""
-        first, second = TRACED_BATCH_SIZES
-        plain = program._replace(accumulates=False)
-        ran = [
-            size
-            for known, size in self._exact
-            if size > first and known._replace(accumulates=False) == plain
-        ]
-        return first, min(ran, default=second)
 
     def _trace_affine_at(self, program: Program, sizes: tuple[int, int]) -> StepTrace:
         uniform = program.compile != "none"

@@ -71,34 +71,6 @@ def test_a_single_recipe_is_traced_once_at_its_own_size(traces: TraceSession) ->
     assert len(traces.log) == 2
 
 
-def test_a_size_that_has_run_serves_the_trace_for_all_sizes(
-    traces: TraceSession,
-) -> None:
-    five = Recipe(batch_size=5, segments=(Segment(("blocks.0",)),))
-    traces.exact(replace(five, batch_size=1))  # never one sample
-    traces.exact(five)
-    line = traces.affine(replace(five, gradient_accumulation_steps=2))
-    assert line.batch_sizes == (2, 5)
-    assert [line.split()[0] for line in traces.log] == ["traced"] * 3 + ["derived"]
-    alone = TraceSession(traces.workload).affine(
-        replace(five, gradient_accumulation_steps=2)
-    )
-    assert alone.batch_sizes == (2, 3)
-    assert not first_difference(line, alone)
-
-
-class UnlikeAtFive(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.exp() if len(x) == 5 else x)
-
-
-def test_one_that_ran_otherwise_does_not() -> None:
-    workload = Workload(model=UnlikeAtFive(4, 4), batch=torch.zeros(2, 4), gpu=ADA)
-    traces = TraceSession(workload)
-    traces.exact(Recipe(batch_size=5))
-    assert traces.affine(Recipe(batch_size=5)).batch_sizes == (2, 3)
-
-
 def test_a_size_that_any_program_runs_at_is_not_tried_again(
     traces: TraceSession,
 ) -> None:
