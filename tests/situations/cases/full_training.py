@@ -89,7 +89,7 @@ CASES = (
             (8.88, 14.44),
             recipe={"precision": "fp16-mixed"},
             effective=16,
-            says=("padded to their largest",),
+            says=("padded to their longest",),
         ),
         "0.596 B parameters: 2.22 and 4.44. 9 of 10 samples have 200 tokens, one has "
         "2048: padding to it is 1 - (9 x 200 + 2048) / (10 x 2048) = 81 %.",
