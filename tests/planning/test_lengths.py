@@ -94,3 +94,9 @@ def test_counts_of_pandas_are_samples_by_length() -> None:
 def test_no_lengths_are_refused() -> None:
     with pytest.raises(InputError, match="lengths is empty"):
         summarize_lengths([])
+
+
+def test_only_lengths_that_occur_and_what_they_are_padded_to_are_traced() -> None:
+    found = summarize_lengths({100: 9, 1024: 1})
+    assert found.multiples == (64, 128, 256, 512)
+    assert found.alike() == [[128, 256, 512, 1024], [100]]

@@ -22,6 +22,7 @@ from budgetfit.core.step_trace import StepTrace
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.inputs.arguments import Arguments
+from budgetfit.memory import replay_sequence
 from budgetfit.memory.replay import device_properties, replay, storage_bytes
 from budgetfit.memory.replay_sequence import StepSequence
 from budgetfit.planning.search import varying_lengths
@@ -181,6 +182,19 @@ def test_many_lengths_fragment_and_the_longest_first_less() -> None:
     expanding = _sequence(RECIPE, "expandable_segments:True").peaks(updates)
     assert plain > first >= alone
     assert expanding.reserved_bytes < plain
+
+
+@pytest.mark.parametrize("allocator", ["", "expandable_segments:True"])
+def test_a_replay_that_goes_on_from_known_states_is_the_same(
+    allocator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short batches come again after longer ones have split what they had."""
+    lengths = (60, 61, 60, 130, 60, 131, 60, 200, 60, 61, 130)
+    parts = [[(length,) for length in lengths[:end]] for end in range(1, 12)]
+    known = _sequence(RECIPE, allocator)
+    found = [known.peaks(updates) for updates in [*parts, *parts]]
+    monkeypatch.setattr(replay_sequence, "MOST_KNOWN", 0)
+    assert found == [_sequence(RECIPE, allocator).peaks(each) for each in parts] * 2
 
 
 def test_a_replay_ends_with_the_update_that_takes_too_much() -> None:

@@ -245,30 +245,23 @@ class ReferenceAllocator:
         alive: dict[BlockPool, list[Block]] = {}
         for block in numbers:
             alive.setdefault(block.pool, []).append(block)
-        pools = [
-            (
-                is_small,
-                stream,
-                pool.next_address,
-                sorted(
-                    (
-                        block.address,
-                        block.size_bytes,
-                        block.state,
-                        block.below is None,
-                        numbers.get(block, 0),
-                        block.cached_at if collects else 0,
-                    )
-                    for block in (
-                        *alive.get(pool, ()),
-                        *pool.blocks.values(),
-                        *pool.unmapped,
-                    )
-                ),
+
+        def row(block: Block) -> tuple[int, int, int, bool, int, int]:
+            return (
+                block.address,
+                block.size_bytes,
+                block.state,
+                block.below is None,
+                numbers.get(block, 0),
+                block.cached_at if collects else 0,
             )
-            for is_small, of_size in ((True, self._small), (False, self._large))
-            for stream, pool in of_size.items()
-        ]
+
+        pools = []
+        for is_small, of_size in ((True, self._small), (False, self._large)):
+            for stream, pool in of_size.items():
+                free = (*pool.blocks.values(), *pool.unmapped)
+                rows = sorted(map(row, (*alive.get(pool, ()), *free)))
+                pools.append((is_small, stream, pool.next_address, rows))
         return {
             "bytes": (self.allocated_bytes, self.reserved_bytes, self.retries),
             "addresses": self._addresses.copy(),
