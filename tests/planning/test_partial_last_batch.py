@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import transformers
@@ -27,6 +27,7 @@ from budgetfit.planning.search.last_batch import (
     last_batch_warnings,
 )
 from budgetfit.planning.search.varying_lengths import JudgedLengths
+from budgetfit.planning.session import PlanningSession, Request
 from tests.memory.made_traces import MIB, TraceMaker
 
 ADA = find_gpu("rtx-4090")
@@ -140,23 +141,71 @@ def test_room_is_left_for_the_last_batch_where_memory_would_run_out(
     assert LEFT_ROOM in tight.warnings
 
 
+def made_estimate(batch_size: int, step_ms: float, *, fits: bool = True) -> Estimate:
+    return Estimate(
+        recipe=Recipe(batch_size=batch_size),
+        **dict.fromkeys(("allocated_bytes", "reserved_bytes", "process_bytes"), 0),
+        **dict.fromkeys(("phase_peaks_bytes", "at_peak_bytes", "timeline")),
+        step_ms=step_ms,
+        fits=fits,
+    )
+
+
+def made_session(
+    request: Request, effective_batch_size: int | None = None
+) -> PlanningSession:
+    """A session in which 48 samples do not fit; a step takes 1 ms more than samples."""
+    made = SimpleNamespace(
+        budget=SimpleNamespace(usable_bytes=0),
+        judge=lambda recipe: made_estimate(
+            recipe.batch_size, 1 + recipe.batch_size, fits=recipe.batch_size != 48
+        ),
+        rank=lambda each: (each.step_ms / each.recipe.batch_size,),
+        request=request,
+        settings=SimpleNamespace(effective_batch_size=effective_batch_size),
+    )
+    return cast(PlanningSession, made)
+
+
+@pytest.mark.parametrize(
+    ("request_", "effective", "has_room", "chosen"),
+    [
+        (Request(), None, 49, 47),  # one less does not fit, two less do
+        (Request(), None, 46, 45),  # then four less
+        (Request(), None, 40, 30),  # sixteen less lose too much: a search
+        (Request(batch_size=49), None, 49, 30),
+        (Request(objective="memory"), None, 49, 30),
+        (Request(), 49, 49, 30),  # 7 is the next divisor
+    ],
+)
+def test_a_few_samples_less_are_preferred_to_a_search(
+    monkeypatch: pytest.MonkeyPatch,
+    request_: Request,
+    effective: int | None,
+    has_room: int,
+    chosen: int,
+) -> None:
+    session = made_session(request_, effective)
+    result = session, session, made_estimate(30, 40)
+    runs_out = AfterLastBatch(1, runs_out=True)
+    monkeypatch.setattr(last_batch, "with_less_memory", lambda *_: result)
+    monkeypatch.setattr(
+        last_batch,
+        "_judged",
+        lambda _, __, each: runs_out if each.recipe.batch_size >= has_room else None,
+    )
+    best = made_estimate(49, 50)
+    found, warnings = last_batch.with_room_for_last_batch(session, best)
+    assert (found.recipe.batch_size, warnings) == (chosen, (LEFT_ROOM,))
+
+
 @pytest.mark.parametrize(("searched_ms", "chosen"), [(90, 0), (110, 1), (None, 1)])
 def test_a_practice_with_room_is_preferred_to_a_slower_search_result(
     monkeypatch: pytest.MonkeyPatch, searched_ms: float | None, chosen: int
 ) -> None:
-    session: Any = SimpleNamespace(
-        budget=SimpleNamespace(usable_bytes=0), rank=lambda each: (each.step_ms,)
-    )
+    session = made_session(Request(objective="memory"))
     best, full, practice, searched = (
-        Estimate(
-            **dict.fromkeys(
-                ("recipe", "allocated_bytes", "reserved_bytes", "process_bytes"), 0
-            ),
-            **dict.fromkeys(("phase_peaks_bytes", "at_peak_bytes", "timeline")),
-            step_ms=step_ms,
-            fits=True,
-        )
-        for step_ms in (70, 80, 100, searched_ms or 0)
+        made_estimate(1, step_ms) for step_ms in (70, 80, 100, searched_ms or 0)
     )
     result = None if searched_ms is None else (session, session, searched)
     runs_out = AfterLastBatch(1, runs_out=True)

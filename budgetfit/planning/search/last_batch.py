@@ -6,7 +6,7 @@ cached blocks, so that the next full step may find pieces where it needs a whole
 use keep what is cached beside them from being released, and memory may run out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -29,6 +29,9 @@ from budgetfit.utils.format_bytes import format_bytes
 
 # No recorded program reserved 3.6 % more after a smaller last batch (0045).
 MOST_GROWTH: Final = 0.04
+# Of a sample's time: so much slower, a batch with room is taken without a search, whose
+# own results are often as far from the fastest.
+SMALL_LOSS: Final = 0.005
 LEFT_ROOM: Final = (
     "room is left for the smaller last batch of an epoch: after it, the next full one "
     "would run out of memory with faster settings"
@@ -110,6 +113,9 @@ def with_room_for_last_batch(
     found, smaller = _judged(session, session, best), session
     if found is None or not found.runs_out:
         return best, _warnings(session, best, found)
+    roomy = _first_with_room(session, session, _with_fewer_samples(session, best))
+    if roomy is not None:
+        return roomy
     fitting = sorted((each for each in others if each.fits), key=session.rank)
     tried = best
     for _ in range(MOST_SEARCHES):
@@ -128,8 +134,24 @@ def with_room_for_last_batch(
     return roomy or (best, warnings_after_last_batch(session, best))
 
 
+def _with_fewer_samples(session: PlanningSession, best: Estimate) -> Iterator[Estimate]:
+    """Yield the same settings with smaller batches while little speed is lost."""
+    request, given = session.request, session.settings.effective_batch_size
+    if request.objective != "throughput" or request.batch_size or given:
+        return
+    fewer = 1
+    # A batch of one has a trace of its own, and is much slower.
+    while (size := best.recipe.batch_size - fewer) > 1:
+        found = session.judge(replace(best.recipe, batch_size=size))
+        if session.rank(found)[0] > (1 + SMALL_LOSS) * session.rank(best)[0]:
+            return
+        if found.fits:
+            yield found
+        fewer *= 2
+
+
 def _first_with_room(
-    session: PlanningSession, own: PlanningSession, estimates: Sequence[Estimate]
+    session: PlanningSession, own: PlanningSession, estimates: Iterable[Estimate]
 ) -> tuple[Estimate, tuple[str, ...]] | None:
     """Return the first that does not run out of memory, with its warnings."""
     for each in estimates:
