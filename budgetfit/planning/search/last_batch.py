@@ -8,6 +8,7 @@ use keep what is cached beside them from being released, and memory may run out.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from budgetfit.core.allocator_settings import VARIABLE
@@ -55,6 +56,7 @@ class AfterLastBatch(NamedTuple):
     runs_out: bool
 
 
+@lru_cache(maxsize=8)  # of the plan's settings and of a row with the same
 def after_last_batch(
     trace: StepTrace, recipe: Recipe, gpu: Gpu, budget: Budget
 ) -> AfterLastBatch:
