@@ -121,6 +121,11 @@ ASSUMED: dict[str, tuple[Callable[[torch.Tensor], Any], Any, str]] = {
     "a float's mask": (lambda x: bool((torch.empty(4) > 0).any()), True, FULL_MASK),
     "how many are true": (lambda x: int((torch.empty(5) < 0).sum()), 5, FULL_MASK),
     "the opposite": (lambda x: int((~(torch.empty(5) < 0)).sum()), 5, FULL_MASK),
+    "and as many": (
+        lambda x: x[(torch.empty(2, 5) == 0).sum(1) != 5].shape[0],
+        2,
+        FULL_MASK,
+    ),
     "beside what is known": (
         lambda x: int(((torch.empty(2, 4) > 0) & (x > 0)).sum()),
         5,

@@ -32,6 +32,18 @@ TRAINED: list[tuple[str, Sizes, Sizes, Shapes]] = [
         {"pixel_values": (32, 3, 14, 14), "image_grid_thw": (2, 3)},
     ),
     (
+        "SmolVLMForConditionalGeneration",  # drops images of zeros, which are padding
+        {},
+        {},
+        {"pixel_values": (2, 5, 3, 64, 64), "labels": (2, 128)},
+    ),
+    (
+        "InstructBlipVideoForConditionalGeneration",
+        {"video_token_index": 1000, "num_query_tokens": 2},
+        {"frames": 3, "max_length": 16},
+        {"pixel_values": (2, 3, 3, 56, 56), "labels": (2, 6 + 32)},
+    ),
+    (
         "Kosmos2ForConditionalGeneration",
         {"latent_query_num": 8},
         {"max_length": 16},
@@ -158,9 +170,18 @@ def test_a_batch_has_the_format_of_the_models_processor(
     assert {key: tuple(batch[key].shape) for key in shapes} == shapes
 
 
-def test_a_config_that_does_not_say_what_stands_for_an_image_is_refused() -> None:
-    model = small("Blip2ForConditionalGeneration", {}, device="meta")
-    with pytest.raises(InputError, match=r"image_token_index is None. Set it to"):
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [
+        ("Blip2ForConditionalGeneration", "image_token_index"),
+        ("InstructBlipVideoForConditionalGeneration", "video_token_index"),
+    ],
+)
+def test_a_config_that_does_not_say_what_stands_for_an_image_is_refused(
+    name: str, token: str
+) -> None:
+    model = small(name, {}, device="meta")
+    with pytest.raises(InputError, match=rf"{token} is None. Set it to"):
         make_batch(model)
 
 
