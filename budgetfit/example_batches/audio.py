@@ -111,6 +111,43 @@ def ctc_labels(request: BatchRequest, sound: Tensor) -> Tensor:
     return random_token_ids(request, length)
 
 
+def transducer_targets(request: BatchRequest, sound: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a transducer's labels and what its decoder reads: a blank and those."""
+    labels = ctc_labels(request, sound)
+    blank = labels.new_full((len(labels), 1), request.model.config.blank_token_id)
+    return labels, torch.cat([blank, labels], dim=1)
+
+
+def spoken_targets(request: BatchRequest, ids: Tensor) -> dict[str, Tensor]:
+    """Return what a text is spoken as: a spectrogram, and what is predicted with it.
+
+    Of FastSpeech 2 duration, pitch and energy of each token: all are spoken as long.
+    """
+    takes, _ = forward_arguments(request.model)
+    whole: Any = request.model.config
+    config = first_field(whole, "model_config") or whole
+    mels = first_field(config, "num_mel_bins") or _DEFAULT_MELS
+    columns = _SECONDS * _FRAMES_PER_S
+    if "duration_labels" in takes:
+        each = max(1, columns // ids.shape[1])
+        columns = each * ids.shape[1]
+        name = "spectrogram_labels"
+        others = {
+            "duration_labels": torch.full_like(ids, each),
+            "pitch_labels": request.floats((*ids.shape, 1)),
+            "energy_labels": request.floats((*ids.shape, 1)),
+        }
+    else:
+        name = "labels"
+        columns -= columns % (first_field(config, "reduction_factor") or 1)
+        speaker = (request.batch_size, first_field(config, "speaker_embedding_dim"))
+        others = {"speaker_embeddings": request.floats(speaker)}
+    request.notes.append(f"spectrograms of {columns} columns and {mels} mel bins")
+    spectrogram = request.floats((request.batch_size, columns, mels))
+    mask = request.ones(ids.shape)  # the loss of SpeechT5's attention reads it
+    return {name: spectrogram, "attention_mask": mask, **others}
+
+
 def contrastive_targets(request: BatchRequest, sound: Tensor) -> dict[str, Tensor]:
     """Return what wav2vec 2.0's data collator adds for its contrastive loss.
 

@@ -299,7 +299,8 @@ def _on_meta(value: Tensor) -> Tensor:
 def _meta_method(model: nn.Module, name: str) -> Callable[..., Any] | None:
     """Return a method of a meta copy of the model; None if there is none."""
     # A copy, because transformers adds hooks to modules that it runs.
-    if not callable(getattr(model, name, None)):
+    homes = (model, getattr(model, "base_model", model))
+    if not any(callable(getattr(home, name, None)) for home in homes):
         return None
     try:
         if all(parameter.is_meta for parameter in model.parameters()):

@@ -455,6 +455,21 @@ def test_a_tensor_can_be_made_of_a_list_of_fakes() -> None:
     assert isinstance(torch.tensor, type(torch.zeros))
 
 
+def test_a_tensor_can_be_indexed_by_lists_of_fakes() -> None:
+    values = KnownValues()
+    with fake_mode(), patch_libraries(values), StorageLog(None, values.run):
+        fake = torch.empty(2, 4, dtype=torch.long)
+        values.record(fake, MASK)
+        rows, columns = zip(*fake.nonzero(), strict=True)
+        assert fake[rows, list(columns)].tolist() == [1] * 5
+        fake[list(rows), columns] = 7
+        assert fake.tolist() == [[7, 7, 7, 0], [7, 7, 0, 0]]
+        assert (
+            fake[[row.sum() - 2 for row in fake[:, :0]]].tolist() == [[7, 7, 7, 0]] * 2
+        )
+    assert "__getitem__" not in vars(FakeTensor)
+
+
 def test_a_lone_number_in_text_is_written_out() -> None:
     values = KnownValues()
     with fake_mode(), patch_libraries(values), StorageLog(None, values.run):

@@ -56,6 +56,18 @@ TRAINED: list[tuple[str, Sizes, Sizes, Shapes]] = [
         {"flattened_patches": (2, 16, 194), "attention_mask": (2, 16)},
     ),
     (
+        "SpeechT5ForTextToSpeech",
+        {},
+        {"max_length": 8},
+        {"labels": (2, 1000, 80), "speaker_embeddings": (2, 256)},
+    ),
+    (
+        "FastSpeech2ConformerModel",
+        {},
+        {"max_length": 300},
+        {"spectrogram_labels": (2, 900, 80), "duration_labels": (2, 300)},
+    ),
+    (
         "VisualBertForPreTraining",
         {},
         {},
@@ -126,7 +138,23 @@ MADE: list[tuple[str, Sizes, Shapes]] = [
         {"audio_config.output_dim": 64, "text_config.hidden_size": 64},
         {"input_features": (2, 128, 1000)},
     ),
-    ("SpeechT5ForTextToSpeech", {}, {"input_ids": (2, 450)}),
+    (
+        "ShieldGemma2ForImageClassification",  # its head has no name for its images
+        {},
+        {"pixel_values": (2, 3, 64, 64), "input_ids": (2, 128)},
+    ),
+    ("ParakeetForTDT", {}, {"labels": (2, 62), "decoder_input_ids": (2, 63)}),
+    ("ParakeetForRNNT", {}, {"decoder_input_ids": (2, 63)}),
+    (
+        "VideoPrismClipModel",
+        {},
+        {"input_ids": (2, 64), "pixel_values_videos": (2, 4, 3, 64, 64)},
+    ),
+    (
+        "VideomtForUniversalSegmentation",  # its labels are refused
+        {},
+        {"pixel_values_videos": (2, 16, 3, 64, 64)},
+    ),
     ("SuperGlueForKeypointMatching", {}, {"pixel_values": (2, 2, 3, 224, 224)}),
     (
         "CsmForConditionalGeneration",

@@ -19,6 +19,7 @@ from budgetfit.tracing.call_cache import Args, Kwargs
 from budgetfit.tracing.values.assumptions import DIFFERENCES, FULL_MASK, NEGATIONS
 from budgetfit.tracing.values.concrete_execution import run_on_cpu
 from budgetfit.tracing.values.op_traits import LIKE, QUANTIFIERS, OpTraits, traits_of
+from budgetfit.tracing.values.value_checks import ValueChecks
 
 MAX_INTEGERS = 1 << 20  # elements; larger masks would take too long
 MAX_FLOATS = 1 << 18  # elements: samples times length, not times width
@@ -40,8 +41,9 @@ class PropagatedValues:
         overflowed: Whether an integer tensor was too large to be tracked.
     """
 
-    def __init__(self, *, all_values: bool = False) -> None:
+    def __init__(self, checks: ValueChecks, *, all_values: bool = False) -> None:
         self.all_values = all_values
+        self._checks = checks
         self.overflowed = False
         self._real: Any = WeakIdKeyDictionary()
         self._why: Any = WeakIdKeyDictionary()
@@ -163,7 +165,9 @@ class PropagatedValues:
     def _without_computing(
         self, func: OpOverload, args: Args, out: Any, why: frozenset[str]
     ) -> torch.Tensor | None:
-        if FULL_MASK in why and func in NEGATIONS and out.numel() > 1:
+        negated = FULL_MASK in why and func in NEGATIONS and out.numel() > 1
+        if negated and self._checks.opposites != "empty":
+            self._checks.opposites = "were full"
             return self.value(args[0])  # the negation may be as full
         real = self.value(args[0]) if func in QUANTIFIERS else None
         if real is None or _stored(real) != 1:
