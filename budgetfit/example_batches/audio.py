@@ -10,6 +10,7 @@ from budgetfit.example_batches.request import BatchRequest, forward_arguments
 from budgetfit.example_batches.token_ids import (
     first_field,
     random_token_ids,
+    text_inputs,
     text_length,
 )
 
@@ -80,6 +81,17 @@ def spectrograms(request: BatchRequest, config: object) -> Tensor:
         mels = width
     request.notes.append(f"spectrograms of {columns} columns and {mels} mel bins")
     return request.floats((request.batch_size, columns, mels))
+
+
+def streamed_inputs(request: BatchRequest) -> dict[str, Tensor]:
+    """Return a text and its sound, each token with its columns (Voxtral Realtime)."""
+    config: Any = request.model.config
+    ids = text_inputs(request)["input_ids"]
+    mels = config.audio_config.num_mel_bins
+    columns = ids.shape[1] * config.audio_length_per_tok
+    request.notes.append(f"spectrograms of {mels} mel bins and {columns} columns")
+    sound = request.floats((request.batch_size, mels, columns))
+    return {"input_ids": ids, "input_features": sound}
 
 
 def _first_linear_width(model: Any) -> int:

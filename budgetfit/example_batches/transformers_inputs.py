@@ -79,6 +79,7 @@ _TASKS_BY_SUFFIX = {
     "ForPreTraining": "pretraining",
     "ForVideoGrounding": "video grounding",
     "WithHifiGan": "text to spectrogram",
+    "ForTextToSpeech": "sequence to sequence",
 }
 
 _PADDED_PART = 8  # of a padded sample; which part it is changes no memory
@@ -178,6 +179,8 @@ def _inputs(request: BatchRequest, task: str | None) -> Arguments:
         return _contrast_inputs(request, task)
     if "input_values_cutoffs" in takes:
         return spoken_text_inputs(request)
+    if "input_features" in takes and hasattr(model.config, "audio_length_per_tok"):
+        return audio.streamed_inputs(request)
     if has_placeholders(model.config) and "input_ids" in takes:
         return multimodal_inputs(request)
     if request.text_only and "input_ids" in takes:

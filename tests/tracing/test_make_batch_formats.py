@@ -44,6 +44,13 @@ TRAINED: list[tuple[str, Sizes, Sizes, Shapes]] = [
         {"pixel_values": (2, 3, 3, 56, 56), "labels": (2, 6 + 32)},
     ),
     (
+        "VoxtralRealtimeForConditionalGeneration",
+        {},
+        {"max_length": 8},
+        {"input_features": (2, 128, 64), "labels": (2, 8)},
+    ),
+    ("TimesFm2_5ModelForPrediction", {}, {}, {"future_values": (2, 128)}),
+    (
         "Kosmos2ForConditionalGeneration",
         {"latent_query_num": 8},
         {"max_length": 16},
@@ -143,6 +150,7 @@ MADE: list[tuple[str, Sizes, Shapes]] = [
         {},
         {"pixel_values": (2, 3, 64, 64), "input_ids": (2, 128)},
     ),
+    ("SeamlessM4TForTextToSpeech", {}, {"labels": (2, 16)}),
     ("ParakeetForTDT", {}, {"labels": (2, 62), "decoder_input_ids": (2, 63)}),
     ("ParakeetForRNNT", {}, {"decoder_input_ids": (2, 63)}),
     (
