@@ -126,7 +126,8 @@ def ctc_labels(request: BatchRequest, sound: Tensor) -> Tensor:
 def transducer_targets(request: BatchRequest, sound: Tensor) -> tuple[Tensor, Tensor]:
     """Return a transducer's labels and what its decoder reads: a blank and those."""
     labels = ctc_labels(request, sound)
-    blank = labels.new_full((len(labels), 1), request.model.config.blank_token_id)
+    config: Any = request.model.config
+    blank = labels.new_full((len(labels), 1), config.blank_token_id)
     return labels, torch.cat([blank, labels], dim=1)
 
 

@@ -205,6 +205,10 @@ def _images(request: BatchRequest) -> Iterator[Arguments]:
         forms += [{"pixel_values": tiles}, {"pixel_values": tiles[:, :1]}]
     for form in forms:
         request.notes.extend(note)
+        for count in form["pixel_values"].shape[1:-3]:
+            request.notes.append(
+                f"{count} of them in a sample, as of an image in tiles"
+            )
         yield {**form, **others}
 
 

@@ -206,6 +206,16 @@ def test_a_batch_has_the_format_of_the_models_processor(
     assert {key: tuple(batch[key].shape) for key in shapes} == shapes
 
 
+@pytest.mark.parametrize(("max_length", "tiles"), [(6, 5), (5, 1)])
+def test_an_image_has_as_many_tiles_as_a_row_has_tokens_for(
+    max_length: int, tiles: int
+) -> None:
+    model = small("Idefics3ForConditionalGeneration", {}, device="meta")
+    made = make_batch(model, max_length=max_length)
+    assert made.batch["pixel_values"].shape[:2] == (2, tiles)
+    assert f"{tiles} of them in a sample, as of an image in tiles" in made.notes
+
+
 @pytest.mark.parametrize(
     ("name", "token"),
     [
