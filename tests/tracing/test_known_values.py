@@ -456,10 +456,10 @@ def test_a_tensor_can_be_made_of_a_list_of_fakes() -> None:
 
 
 def test_a_tensor_can_be_indexed_by_lists_of_fakes() -> None:
-    values = KnownValues()
+    values, real = KnownValues(), MASK.clone()
     with fake_mode(), patch_libraries(values), StorageLog(None, values.run):
         fake = torch.empty(2, 4, dtype=torch.long)
-        values.record(fake, MASK)
+        values.record(fake, real)
         rows, columns = zip(*fake.nonzero(), strict=True)
         assert fake[rows, list(columns)].tolist() == [1] * 5
         fake[list(rows), columns] = 7
