@@ -10,6 +10,7 @@ from budgetfit.example_batches.request import BatchRequest, forward_arguments
 from budgetfit.example_batches.token_ids import (
     first_field,
     random_token_ids,
+    text_inputs,
     text_length,
 )
 
@@ -82,6 +83,17 @@ def spectrograms(request: BatchRequest, config: object) -> Tensor:
     return request.floats((request.batch_size, columns, mels))
 
 
+def streamed_inputs(request: BatchRequest) -> dict[str, Tensor]:
+    """Return a text and its sound, each token with its columns (Voxtral Realtime)."""
+    config: Any = request.model.config
+    ids = text_inputs(request)["input_ids"]
+    mels = config.audio_config.num_mel_bins
+    columns = ids.shape[1] * config.audio_length_per_tok
+    request.notes.append(f"spectrograms of {mels} mel bins and {columns} columns")
+    sound = request.floats((request.batch_size, mels, columns))
+    return {"input_ids": ids, "input_features": sound}
+
+
 def _first_linear_width(model: Any) -> int:
     """Return what the first layer of a sound's encoder reads, if it is linear; else 0.
 
@@ -109,6 +121,44 @@ def ctc_labels(request: BatchRequest, sound: Tensor) -> Tensor:
     length = min(request.max_length or _TRANSCRIPT_TOKENS, most)
     request.notes.append(f"transcripts of {length} tokens")
     return random_token_ids(request, length)
+
+
+def transducer_targets(request: BatchRequest, sound: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a transducer's labels and what its decoder reads: a blank and those."""
+    labels = ctc_labels(request, sound)
+    config: Any = request.model.config
+    blank = labels.new_full((len(labels), 1), config.blank_token_id)
+    return labels, torch.cat([blank, labels], dim=1)
+
+
+def spoken_targets(request: BatchRequest, ids: Tensor) -> dict[str, Tensor]:
+    """Return what a text is spoken as: a spectrogram, and what is predicted with it.
+
+    Of FastSpeech 2 duration, pitch and energy of each token: all are spoken as long.
+    """
+    takes, _ = forward_arguments(request.model)
+    whole: Any = request.model.config
+    config = first_field(whole, "model_config") or whole
+    mels = first_field(config, "num_mel_bins") or _DEFAULT_MELS
+    columns = _SECONDS * _FRAMES_PER_S
+    if "duration_labels" in takes:
+        each = max(1, columns // ids.shape[1])
+        columns = each * ids.shape[1]
+        name = "spectrogram_labels"
+        others = {
+            "duration_labels": torch.full_like(ids, each),
+            "pitch_labels": request.floats((*ids.shape, 1)),
+            "energy_labels": request.floats((*ids.shape, 1)),
+        }
+    else:
+        name = "labels"
+        columns -= columns % (first_field(config, "reduction_factor") or 1)
+        speaker = (request.batch_size, first_field(config, "speaker_embedding_dim"))
+        others = {"speaker_embeddings": request.floats(speaker)}
+    request.notes.append(f"spectrograms of {columns} columns and {mels} mel bins")
+    spectrogram = request.floats((request.batch_size, columns, mels))
+    mask = request.ones(ids.shape)  # the loss of SpeechT5's attention reads it
+    return {name: spectrogram, "attention_mask": mask, **others}
 
 
 def contrastive_targets(request: BatchRequest, sound: Tensor) -> dict[str, Tensor]:

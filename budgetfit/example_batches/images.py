@@ -33,7 +33,10 @@ def pixel_values(
 def video_pixel_values(request: BatchRequest, config: object) -> Tensor:
     """Return videos, float ``[batch, frames, channels, height, width]``."""
     vision = vision_config(config)
-    frames = first_field(vision, "num_frames", "frames_per_clip") or _DEFAULT_FRAMES
+    frames = first_field(vision, "num_frames", "frames_per_clip")
+    if frames is None:
+        request.used.add("frames")
+        frames = request.frames or _DEFAULT_FRAMES
     height, width = _image_size(request, vision)
     count = channel_count(vision)
     request.notes.append(

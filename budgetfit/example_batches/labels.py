@@ -97,6 +97,11 @@ def _with_decoder_input(request: BatchRequest, labels: Tensor) -> Arguments:
     return {"labels": labels}
 
 
+def _transducer(request: BatchRequest, batch: Arguments) -> Arguments:
+    labels, read = audio.transducer_targets(request, _first(batch))
+    return {"labels": labels, "decoder_input_ids": read}
+
+
 def _classes(request: BatchRequest, _: Arguments) -> Arguments:
     """One class per sample; floats for regression and for several labels at once."""
     config: Any = request.model.config
@@ -110,6 +115,12 @@ def _classes(request: BatchRequest, _: Arguments) -> Arguments:
         shape = (request.batch_size,) if count == 1 else (request.batch_size, count)
         return {"labels": request.floats(shape)}
     return {"labels": _class_ids(request, request.batch_size)}
+
+
+def _image_classes(request: BatchRequest, batch: Arguments) -> Arguments | None:
+    if "input_ids" in batch and has_placeholders(request.model.config):
+        return None  # ShieldGemma 2 answers with a word, and returns no loss
+    return _classes(request, batch)
 
 
 def _class_count(request: BatchRequest) -> int:
@@ -188,8 +199,10 @@ def _objects(request: BatchRequest, batch: Arguments) -> Arguments | None:
     return {"labels": labels}
 
 
-def _object_masks(request: BatchRequest, batch: Arguments) -> Arguments:
+def _object_masks(request: BatchRequest, batch: Arguments) -> Arguments | None:
     """Return a mask ``[batch, objects, height, width]`` and class per object."""
+    if "pixel_values" not in batch:
+        return None  # of videos
     # All images have equally many: models take lists, and a tensor iterates like one.
     pixels: Tensor = batch["pixel_values"]
     rows = (request.batch_size, _OBJECTS_PER_IMAGE)
@@ -263,6 +276,10 @@ _LABELS_ONLY: dict[str, _Make] = {
     ),
 }
 _ARGUMENTS: dict[str, _Make] = {
+    "text to spectrogram": lambda request, batch: audio.spoken_targets(
+        request, batch["input_ids"]
+    ),
+    "transducer": _transducer,
     "speech to text": _transcripts,
     "sequence to sequence": _target_tokens,
     "masked LM": _language_modeling,
@@ -270,7 +287,7 @@ _ARGUMENTS: dict[str, _Make] = {
     "causal LM": _language_modeling,
     "sequence classification": _classes,
     "question answering": _spans,
-    "image classification": _classes,
+    "image classification": _image_classes,
     "video classification": _classes,
     "visual question answering": _visual_answers,
     "universal segmentation": _object_masks,

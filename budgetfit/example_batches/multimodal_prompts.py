@@ -29,11 +29,12 @@ _HIDDEN_SIZE_FIELDS = ("hidden_size", "d_model", "n_embd")
 _PLACEHOLDER_FIELDS = {
     "image": ("image_token_id", "image_token_index"),
     "audio": ("audio_token_id", "audio_token_index"),
+    "video": ("video_token_id", "video_token_index"),
 }
 
 
 def has_placeholders(config: object) -> bool:
-    """Whether the config has placeholder tokens for images or audio."""
+    """Whether the config has placeholder tokens for images, audio or videos."""
     return any(
         isinstance(first_field(config, *names), int)
         for names in _PLACEHOLDER_FIELDS.values()
@@ -41,18 +42,20 @@ def has_placeholders(config: object) -> bool:
 
 
 def refuse_unset_placeholder(model: nn.Module) -> None:
-    """Refuse a config that leaves open which token of a text stands for an image.
+    """Refuse a config that leaves open which token stands for an image or a video.
 
     Raises:
         InputError: Says how to set it.
     """
-    for name in _PLACEHOLDER_FIELDS["image"]:
-        if name in vars(model.config) and not has_placeholders(model.config):
-            raise InputError(
-                f"The config of {type(model).__name__} does not say which token stands "
-                f"for an image: {name} is None. Set it to the id of its processor's "
-                "image token, as its newer checkpoints do, or pass batch=."
-            )
+    for kind in ("image", "video"):
+        for name in _PLACEHOLDER_FIELDS[kind]:
+            if name in vars(model.config) and not has_placeholders(model.config):
+                raise InputError(
+                    f"The config of {type(model).__name__} does not say which token "
+                    f"stands for the {kind}: {name} is None. Set it to the id of its "
+                    f"processor's {kind} token, as its newer checkpoints do, or pass "
+                    "batch=."
+                )
 
 
 def multimodal_inputs(request: BatchRequest) -> Arguments:
@@ -67,7 +70,10 @@ def multimodal_inputs(request: BatchRequest) -> Arguments:
     if request.text_only:
         request.notes.append("text only, as asked for")
         return _text_alone(request)
-    for kind, candidates in (("image", _images), ("audio", _sounds)):
+    kinds = {"image": _images, "audio": _sounds}
+    if first_field(request.model.config, *_PLACEHOLDER_FIELDS["image"]) is None:
+        kinds["video"] = _videos
+    for kind, candidates in kinds.items():
         placeholder = first_field(request.model.config, *_PLACEHOLDER_FIELDS[kind])
         if not isinstance(placeholder, int):
             continue
@@ -195,9 +201,21 @@ def _images(request: BatchRequest) -> Iterator[Arguments]:
         forms.append({"pixel_values": tiles, "image_sizes": sizes})
     if "spatial_shapes" in takes:
         forms.insert(0, image_patches.padded_patches(request))
+    elif "pixel_attention_mask" in takes:  # all images of a sample have tiles
+        forms += [{"pixel_values": tiles}, {"pixel_values": tiles[:, :1]}]
     for form in forms:
         request.notes.extend(note)
+        for count in form["pixel_values"].shape[1:-3]:
+            request.notes.append(
+                f"{count} of them in a sample, as of an image in tiles"
+            )
         yield {**form, **others}
+
+
+def _videos(request: BatchRequest) -> Iterator[Arguments]:
+    takes, _ = forward_arguments(request.model)
+    if "pixel_values" in takes:
+        yield {"pixel_values": images.video_pixel_values(request, request.model.config)}
 
 
 def _sounds(request: BatchRequest) -> Iterator[Arguments]:
@@ -220,7 +238,8 @@ def _feature_count(request: BatchRequest, kind: str, inputs: Arguments) -> int:
         patches = int(inputs["image_grid_thw"][0].prod())
         return patches // image_patches.merged_patches(config) ** 2
     if queries := first_field(config, "num_query_tokens"):
-        return int(queries)  # a Q-Former has a fixed number per image
+        frames = math.prod(inputs["pixel_values"].shape[1:-3])
+        return int(queries) * frames  # a Q-Former has a fixed number per image
     getter = _meta_method(request.model, f"get_{kind}_features")
     if getter is None:
         return 0
@@ -284,7 +303,8 @@ def _on_meta(value: Tensor) -> Tensor:
 def _meta_method(model: nn.Module, name: str) -> Callable[..., Any] | None:
     """Return a method of a meta copy of the model; None if there is none."""
     # A copy, because transformers adds hooks to modules that it runs.
-    if not callable(getattr(model, name, None)):
+    homes = (model, getattr(model, "base_model", model))
+    if not any(callable(getattr(home, name, None)) for home in homes):
         return None
     try:
         if all(parameter.is_meta for parameter in model.parameters()):

@@ -19,7 +19,7 @@ def time_series_inputs(request: BatchRequest) -> Arguments:
     takes, _ = forward_arguments(request.model)
     lags = first_field(config, "lags_sequence") or [0]
     past = (first_field(config, "context_length", "prediction_length") or 1) + max(lags)
-    future = first_field(config, "prediction_length") or 0
+    future = first_field(config, "prediction_length", "horizon_length") or 0
     values = _value_shape(config)
     request.notes.append(f"series of {past} time steps")
     batch: Arguments = {"past_values": _floats(request, past, values)}

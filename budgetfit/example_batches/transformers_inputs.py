@@ -27,6 +27,8 @@ from budgetfit.example_batches.token_ids import text_inputs
 # Task -> table of transformers.models.auto.modeling_auto; the first match decides, so
 # specific ones come first.
 _AUTO_TABLES = {
+    "text to spectrogram": "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES",
+    "transducer": "MODEL_FOR_TDT_MAPPING_NAMES",
     "speech to text": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "CTC": "MODEL_FOR_CTC_MAPPING_NAMES",
     "sequence to sequence": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
@@ -76,6 +78,8 @@ _TASKS_BY_SUFFIX = {
     "ForInstanceSegmentation": "universal segmentation",
     "ForPreTraining": "pretraining",
     "ForVideoGrounding": "video grounding",
+    "WithHifiGan": "text to spectrogram",
+    "ForTextToSpeech": "sequence to sequence",
 }
 
 _PADDED_PART = 8  # of a padded sample; which part it is changes no memory
@@ -175,6 +179,8 @@ def _inputs(request: BatchRequest, task: str | None) -> Arguments:
         return _contrast_inputs(request, task)
     if "input_values_cutoffs" in takes:
         return spoken_text_inputs(request)
+    if "input_features" in takes and hasattr(model.config, "audio_length_per_tok"):
+        return audio.streamed_inputs(request)
     if has_placeholders(model.config) and "input_ids" in takes:
         return multimodal_inputs(request)
     if request.text_only and "input_ids" in takes:
@@ -239,7 +245,8 @@ def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
 
 def _contrast_inputs(request: BatchRequest, task: str | None) -> Arguments:
     takes, _ = forward_arguments(request.model)
-    other = "pixel_values" if "pixel_values" in takes else "input_features"
+    names = ("pixel_values", "pixel_values_videos")
+    other = next((name for name in names if name in takes), "input_features")
     return text_inputs(request) | _INPUTS_BY_NAME[other](request, task)
 
 
@@ -271,6 +278,8 @@ def _add_decoder_input(
     if "input_ids" in batch:
         length = batch["input_ids"].shape[-1]
         ids = token_ids.random_token_ids(request, length)
+    elif token_ids.first_field(request.model.config, "blank_token_id") is not None:
+        ids = audio.transducer_targets(request, batch["input_features"])[1]
     else:
         ids = audio.transcripts(request, request.model.config)
     batch["decoder_input_ids"] = ids

@@ -29,6 +29,10 @@ _ADVICE: Final = {
         "such as torch.optim.SparseAdam for it alone, in one micro-batch per update: "
         "their accumulation is not planned."
     ),
+    ("support training", "raining is not"): (
+        "The class has no loss in this transformers: pass loss=, and a batch without "
+        "labels (batch=...)."
+    ),
     ("FlexAttention",): (
         "Flex attention is not planned. Plan with another: a transformers model with "
         'set_attn_implementation("eager"), which holds all scores as flex attention '

@@ -327,6 +327,9 @@ class Tracer:
         if self._checks.deny(error):
             self.log.append(f"answered with no from here on: {error}")
             return None
+        if isinstance(error, RuntimeError) and self._checks.empty_opposites():
+            self.log.append(f"opposites of full masks are empty from here on: {error}")
+            return None
         if not self.redirect_cuda and "cuda" in str(error).lower():
             self.redirect_cuda = True
             return None

@@ -41,6 +41,10 @@ ADVICE: dict[str, tuple[Exception, str]] = {
         IndexError("Dimension out of range (expected to be in [-3, 2], but got 3)"),
         "Pass an example batch",
     ),
+    "a class for inference": (
+        ValueError("PPDocLayoutV3ForObjectDetection does not support training"),
+        "has no loss in this transformers: pass loss=, and a batch without labels",
+    ),
     "flex attention": (
         NotImplementedError("FlexAttention does not support backward on CPU."),
         'Plan with another: .* set_attn_implementation\\("eager"\\)',

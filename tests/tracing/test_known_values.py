@@ -121,6 +121,11 @@ ASSUMED: dict[str, tuple[Callable[[torch.Tensor], Any], Any, str]] = {
     "a float's mask": (lambda x: bool((torch.empty(4) > 0).any()), True, FULL_MASK),
     "how many are true": (lambda x: int((torch.empty(5) < 0).sum()), 5, FULL_MASK),
     "the opposite": (lambda x: int((~(torch.empty(5) < 0)).sum()), 5, FULL_MASK),
+    "and as many": (
+        lambda x: x[(torch.empty(2, 5) == 0).sum(1) != 5].shape[0],
+        2,
+        FULL_MASK,
+    ),
     "beside what is known": (
         lambda x: int(((torch.empty(2, 4) > 0) & (x > 0)).sum()),
         5,
@@ -448,6 +453,21 @@ def test_a_tensor_can_be_made_of_a_list_of_fakes() -> None:
         assert made.tolist() == [[3, 5], [2, 5]]
     assert torch.tensor([torch.tensor(2)]).tolist() == [2]
     assert isinstance(torch.tensor, type(torch.zeros))
+
+
+def test_a_tensor_can_be_indexed_by_lists_of_fakes() -> None:
+    values, real = KnownValues(), MASK.clone()
+    with fake_mode(), patch_libraries(values), StorageLog(None, values.run):
+        fake = torch.empty(2, 4, dtype=torch.long)
+        values.record(fake, real)
+        rows, columns = zip(*fake.nonzero(), strict=True)
+        assert fake[rows, list(columns)].tolist() == [1] * 5
+        fake[list(rows), columns] = 7
+        assert fake.tolist() == [[7, 7, 7, 0], [7, 7, 0, 0]]
+        assert (
+            fake[[row.sum() - 2 for row in fake[:, :0]]].tolist() == [[7, 7, 7, 0]] * 2
+        )
+    assert "__getitem__" not in vars(FakeTensor)
 
 
 def test_a_lone_number_in_text_is_written_out() -> None:

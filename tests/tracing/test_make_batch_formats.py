@@ -32,6 +32,25 @@ TRAINED: list[tuple[str, Sizes, Sizes, Shapes]] = [
         {"pixel_values": (32, 3, 14, 14), "image_grid_thw": (2, 3)},
     ),
     (
+        "SmolVLMForConditionalGeneration",  # drops images of zeros, which are padding
+        {},
+        {},
+        {"pixel_values": (2, 5, 3, 64, 64), "labels": (2, 128)},
+    ),
+    (
+        "InstructBlipVideoForConditionalGeneration",
+        {"video_token_index": 1000, "num_query_tokens": 2},
+        {"frames": 3, "max_length": 16},
+        {"pixel_values": (2, 3, 3, 56, 56), "labels": (2, 6 + 32)},
+    ),
+    (
+        "VoxtralRealtimeForConditionalGeneration",
+        {},
+        {"max_length": 8},
+        {"input_features": (2, 128, 64), "labels": (2, 8)},
+    ),
+    ("TimesFm2_5ModelForPrediction", {}, {}, {"future_values": (2, 128)}),
+    (
         "Kosmos2ForConditionalGeneration",
         {"latent_query_num": 8},
         {"max_length": 16},
@@ -42,6 +61,18 @@ TRAINED: list[tuple[str, Sizes, Sizes, Shapes]] = [
         {},
         {"image_size": 32, "max_length": 8},
         {"flattened_patches": (2, 16, 194), "attention_mask": (2, 16)},
+    ),
+    (
+        "SpeechT5ForTextToSpeech",
+        {},
+        {"max_length": 8},
+        {"labels": (2, 1000, 80), "speaker_embeddings": (2, 256)},
+    ),
+    (
+        "FastSpeech2ConformerModel",
+        {},
+        {"max_length": 300},
+        {"spectrogram_labels": (2, 900, 80), "duration_labels": (2, 300)},
     ),
     (
         "VisualBertForPreTraining",
@@ -114,7 +145,24 @@ MADE: list[tuple[str, Sizes, Shapes]] = [
         {"audio_config.output_dim": 64, "text_config.hidden_size": 64},
         {"input_features": (2, 128, 1000)},
     ),
-    ("SpeechT5ForTextToSpeech", {}, {"input_ids": (2, 450)}),
+    (
+        "ShieldGemma2ForImageClassification",  # its head has no name for its images
+        {},
+        {"pixel_values": (2, 3, 64, 64), "input_ids": (2, 128)},
+    ),
+    ("SeamlessM4TForTextToSpeech", {}, {"labels": (2, 16)}),
+    ("ParakeetForTDT", {}, {"labels": (2, 62), "decoder_input_ids": (2, 63)}),
+    ("ParakeetForRNNT", {}, {"decoder_input_ids": (2, 63)}),
+    (
+        "VideoPrismClipModel",
+        {},
+        {"input_ids": (2, 64), "pixel_values_videos": (2, 4, 3, 64, 64)},
+    ),
+    (
+        "VideomtForUniversalSegmentation",  # its labels are refused
+        {},
+        {"pixel_values_videos": (2, 16, 3, 64, 64)},
+    ),
     ("SuperGlueForKeypointMatching", {}, {"pixel_values": (2, 2, 3, 224, 224)}),
     (
         "CsmForConditionalGeneration",
@@ -158,9 +206,28 @@ def test_a_batch_has_the_format_of_the_models_processor(
     assert {key: tuple(batch[key].shape) for key in shapes} == shapes
 
 
-def test_a_config_that_does_not_say_what_stands_for_an_image_is_refused() -> None:
-    model = small("Blip2ForConditionalGeneration", {}, device="meta")
-    with pytest.raises(InputError, match=r"image_token_index is None. Set it to"):
+@pytest.mark.parametrize(("max_length", "tiles"), [(6, 5), (5, 1)])
+def test_an_image_has_as_many_tiles_as_a_row_has_tokens_for(
+    max_length: int, tiles: int
+) -> None:
+    model = small("Idefics3ForConditionalGeneration", {}, device="meta")
+    made = make_batch(model, max_length=max_length)
+    assert made.batch["pixel_values"].shape[:2] == (2, tiles)
+    assert f"{tiles} of them in a sample, as of an image in tiles" in made.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [
+        ("Blip2ForConditionalGeneration", "image_token_index"),
+        ("InstructBlipVideoForConditionalGeneration", "video_token_index"),
+    ],
+)
+def test_a_config_that_does_not_say_what_stands_for_an_image_is_refused(
+    name: str, token: str
+) -> None:
+    model = small(name, {}, device="meta")
+    with pytest.raises(InputError, match=rf"{token} is None. Set it to"):
         make_batch(model)
 
 

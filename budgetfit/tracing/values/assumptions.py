@@ -219,3 +219,5 @@ ASSUMPTIONS: dict[OpOverload, Callable[..., AssumedValue | None]] = {
 }
 # The negation of a mask that is assumed to be full may be full as well.
 NEGATIONS = frozenset({aten.logical_not.default, aten.bitwise_not.default})
+# What differs nowhere by such masks: ``(pixels == 0).sum((1, 2, 3)) != size``.
+DIFFERENCES = frozenset({aten.ne.Scalar, aten.ne.Tensor})

@@ -103,7 +103,7 @@ class KnownValues:
         self._run = run
         self._checks = checks or ValueChecks()
         self._assumes = assumes_for_large
-        self._values = PropagatedValues(all_values=all_values)
+        self._values = PropagatedValues(self._checks, all_values=all_values)
         self._asked: Counter[tuple[object, int]] = Counter()
         self.notes: dict[str, str] = {}
         self.where: Callable[[], str] = str

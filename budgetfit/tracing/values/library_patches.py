@@ -47,6 +47,8 @@ def patch_libraries(values: KnownValues) -> Iterator[None]:
         (FakeTensor, "numpy", numpy),
         (FakeTensor, "tolist", tolist),
         (FakeTensor, "__format__", _formatted),
+        (FakeTensor, "__getitem__", _indexed_by_lists(torch.Tensor.__getitem__)),
+        (FakeTensor, "__setitem__", _indexed_by_lists(torch.Tensor.__setitem__)),
         (torch, "tensor", _reading_lists(torch.tensor)),
         (torch.utils, "swap_tensors", _swapping_others(torch.utils.swap_tensors)),
         (torch.autograd.graph.save_on_cpu, "__init__", _saving_on_host),
@@ -100,6 +102,21 @@ def _reading_lists(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
         return original(data, *args, **kwargs)
 
     return tensor
+
+
+def _indexed_by_lists(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Make indexing accept lists of fakes: ``x[rows, columns] = 0``."""
+
+    @functools.wraps(original)
+    def at(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
+        if isinstance(index, list):
+            index = _read(index)
+        elif isinstance(index, tuple):
+            lists = (list, tuple)
+            index = tuple(_read(x) if isinstance(x, lists) else x for x in index)
+        return original(tensor, index, *value)
+
+    return at
 
 
 def _read(data: Any) -> Any:

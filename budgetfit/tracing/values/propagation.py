@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.weak import WeakIdKeyDictionary
 
 from budgetfit.tracing.call_cache import Args, Kwargs
-from budgetfit.tracing.values.assumptions import FULL_MASK, NEGATIONS
+from budgetfit.tracing.values.assumptions import DIFFERENCES, FULL_MASK, NEGATIONS
 from budgetfit.tracing.values.concrete_execution import run_on_cpu
 from budgetfit.tracing.values.op_traits import LIKE, QUANTIFIERS, OpTraits, traits_of
+from budgetfit.tracing.values.value_checks import ValueChecks
 
 MAX_INTEGERS = 1 << 20  # elements; larger masks would take too long
 MAX_FLOATS = 1 << 18  # elements: samples times length, not times width
@@ -40,8 +41,9 @@ class PropagatedValues:
         overflowed: Whether an integer tensor was too large to be tracked.
     """
 
-    def __init__(self, *, all_values: bool = False) -> None:
+    def __init__(self, checks: ValueChecks, *, all_values: bool = False) -> None:
         self.all_values = all_values
+        self._checks = checks
         self.overflowed = False
         self._real: Any = WeakIdKeyDictionary()
         self._why: Any = WeakIdKeyDictionary()
@@ -143,30 +145,36 @@ class PropagatedValues:
                 self._real[out] = _LazyConstant(_like(func, args, kwargs))
             return
         why = self.reasons(args, tuple(kwargs.values()))
-        if FULL_MASK in why and func in NEGATIONS and out.numel() > 1:
-            real = self.value(args[0])  # the negation may be as full
-            assert real is not None  # noqa: S101 - all inputs are known
-            self.record(out, real, why)
+        if (known := self._without_computing(func, args, out, why)) is not None:
+            self.record(out, known, why)
             return
-        if func in QUANTIFIERS:
-            real = self.value(args[0])
-            if real is not None and _stored(real) == 1:  # one element stands for all
-                with _disable_current_modes():
-                    one = real.as_strided((), ()).ne(0)
-                    answer = one.to(out.dtype).expand(out.shape)
-                self.record(out, answer, why)
-                return
         real = None
         if not traits_of(func).mutates or self._make_writable(func, args):
             real = self.compute(func, args, kwargs)
         if real is None:
             self.invalidate(func, args)
             return
+        if FULL_MASK in why and func in DIFFERENCES:
+            real = _full_if_empty(real)
         pairs = zip(tensors_of(out), tensors_of(real), strict=not self.all_values)
         for fake, value in pairs:
             if self.all_values and not (func.is_view or func._schema.is_mutable):
                 value = _laid_out_like(fake, value)  # noqa: PLW2901 - the same values
             self.record(fake, value, why)
+
+    def _without_computing(
+        self, func: OpOverload, args: Args, out: Any, why: frozenset[str]
+    ) -> torch.Tensor | None:
+        negated = FULL_MASK in why and func in NEGATIONS and out.numel() > 1
+        if negated and self._checks.opposites != "empty":
+            self._checks.opposites = "were full"
+            return self.value(args[0])  # the negation may be as full
+        real = self.value(args[0]) if func in QUANTIFIERS else None
+        if real is None or _stored(real) != 1:
+            return None
+        with _disable_current_modes():  # one element stands for all
+            one = real.as_strided((), ()).ne(0)
+            return one.to(out.dtype).expand(out.shape)
 
     def compute(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run an op on the concrete values of its arguments; None: it has none."""
@@ -251,6 +259,14 @@ def _laid_out_like(fake: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     with _disable_current_modes():
         result = torch.empty_strided(fake.shape, fake.stride(), dtype=real.dtype)
         return result.copy_(real)
+
+
+def _full_if_empty(mask: torch.Tensor) -> torch.Tensor:
+    """Return a mask; one of several questions that are all answered with no is full."""
+    with _disable_current_modes():
+        if not mask.dim() or mask.any():
+            return mask
+        return torch.ones((), dtype=mask.dtype).expand_as(mask)
 
 
 def _like(func: OpOverload, args: Args, kwargs: Kwargs) -> Callable[[], torch.Tensor]:

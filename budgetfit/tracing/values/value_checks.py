@@ -9,7 +9,7 @@ import dis
 import sys
 from pathlib import Path
 from types import CodeType
-from typing import Final
+from typing import Final, Literal
 
 import torch
 
@@ -27,10 +27,14 @@ class ValueChecks:
         asked: Whether anything was answered.
         says_no: Whether questions are answered with no, and numbers with 0: a model may
             leave early on a yes.
+        opposites: The opposite of a mask of unknown values is as full ("full"), was so
+            in a trace ("were full"), or is empty, as it must be where the two together
+            say how many elements there are ("empty").
     """
 
     def __init__(self) -> None:
         self.asked = self.says_no = False
+        self.opposites: Literal["full", "were full", "empty"] = "full"
         self._last: Line | None = None
         self._denied: set[Line] = set()
 
@@ -54,6 +58,12 @@ class ValueChecks:
         """Return a number that is read out of results."""
         self.asked = True
         return 0.0 if self.says_no else 1.0
+
+    def empty_opposites(self) -> bool:
+        """Take opposites as empty from here on; return whether that is another try."""
+        before = self.opposites
+        self.opposites = "empty"
+        return before == "were full"
 
     def deny(self, error: BaseException) -> bool:
         """Answer no from here on if the last to ask raised; return whether it did."""
