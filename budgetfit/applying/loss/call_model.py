@@ -88,7 +88,7 @@ def find_loss(
             f"The loss must be a scalar tensor, got {taken}{described(value)}. "
             f"For example loss=lambda outputs, batch: {example}."
         )
-    if not value.requires_grad:
+    if torch.is_grad_enabled() and not value.requires_grad:
         raise InputError(
             "The loss does not depend on any trainable parameter: nothing would train. "
             "Is the model frozen, or the output detached?"
