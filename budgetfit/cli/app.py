@@ -363,7 +363,7 @@ def show(
 
 @command(app, PLAN_FILE, EXPORT, example="export plan.json --to torch --save train.py")
 def export(*, plan_file: Path, to: str, save: Path | None, as_json: bool) -> None:
-    """Write a plan as another library's configuration."""
+    """Write a plan as another library's settings, or as a program that trains."""
     if to not in EXPORTS:
         raise InputError(
             f"{to!r} is not an export. Use one of: {', '.join(EXPORTS)}; "

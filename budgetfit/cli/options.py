@@ -327,8 +327,8 @@ ADAPTERS = _panel(
         "lora or qlora: train adapters on the frozen model; full: its weights."
     ),
     lora_r=_option("Rank of the adapters.", int, 16),
-    lora_alpha=_option("Their scale, over the rank.", int, 32),
-    lora_dropout=_option("Share of an adapter's input that is dropped.", float, 0.0),
+    lora_alpha=_option("Adapters are scaled by alpha / r.", int, 32),
+    lora_dropout=_option("Dropout probability of an adapter's input.", float, 0.0),
     target_modules=_option(
         "all-linear, a pattern, or names with commas: q_proj,v_proj.",
         default="all-linear",

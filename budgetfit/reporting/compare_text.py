@@ -13,10 +13,11 @@ from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 
 GIB = 2**30
-_COLUMNS = ("fits", "batch", "precision", "peak, GiB", "redone", "per s", "")
+_COLUMNS = ("fits", "batch", "precision", "peak, GiB", "not kept", "per s", "")
 _LEGEND = (
-    "batch: micro-batch x accumulation. peak: reserved, of what is usable. redone: "
-    "blocks not simply kept. per s: samples, estimated; against the slowest that fits."
+    "batch: micro-batch x accumulation. peak: reserved, of what is usable. not kept: "
+    "blocks whose activations are recomputed or offloaded. per s: samples, estimated; "
+    "against the slowest that fits."
 )
 _SEVERAL_LEGEND = (
     " x2: so many cards, x8x4: on four nodes; batch and peak are those of each card."

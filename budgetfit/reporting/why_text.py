@@ -30,7 +30,7 @@ def choice_text(choice: BlockChoice) -> str:
     if choice.mode == "selective":
         return f"saves {ops_text(choice.saved_ops)}"
     if choice.input_on_host:
-        return "redone, input on host"
+        return "recomputed, input on host"
     names = {"keep": "kept", "recompute": "recomputed", "offload": "offloaded"}
     return names[choice.mode]
 

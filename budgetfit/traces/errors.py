@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import traceback
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
+from budgetfit.applying.loss.call_model import described, find_loss
 from budgetfit.core.step_trace import SizeLimit, StepTrace
 from budgetfit.errors import TraceError
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
@@ -53,8 +55,8 @@ _ADVICE: Final = {
     ): 'This op takes no half precision: pass precision="fp32" or "tf32".',
     (_ONE_DTYPE, "the same dtype", "equal to src.dtype"): (
         "Tensors of two dtypes meet under this precision, which CUDA's kernel refuses: "
-        'cast one of them in the model (x.to(y.dtype)), or pass precision="fp32" or '
-        '"tf32".'
+        'cast one of them in the model (x.to(y.dtype)), or pass precision="fp32", or '
+        '"as-is", which leaves every weight its dtype.'
     ),
     ("scalar parameters",): (
         "fully_shard takes no scalar parameters: make it a tensor of one element, "
@@ -85,6 +87,11 @@ Described = tuple[tuple[int, ...], str]  # shape and dtype of a tensor
 _COMPILED: Final = (
     'torch.compile runs it while it compiles. Use compile="none", or "auto", which '
     "does without where that fails."
+)
+
+_OTHER_BATCH: Final = (
+    "Pass an example batch that the model's forward accepts (batch=...), and a loss= "
+    "if it returns none."
 )
 
 _SPARSE: Final = (
@@ -133,8 +140,13 @@ def trace_error(
     if isinstance(error, UnknownValueError):
         said = f"its own values decide what it does: {text}"
     hint = _SPARSE if is_sparse else _advice(model, error, made, module)
+    what, outputs = name, _outputs_of_loss(error)
+    if outputs:
+        what = f"The loss of {name}"
+        if hint == _OTHER_BATCH:
+            hint = f"loss(outputs, batch) gets what the model returns, here {outputs}."
     return TraceError(
-        f"{name} cannot {runs}{place}: {said}. {hint}", module=module or name, op=op
+        f"{what} cannot {runs}{place}: {said}. {hint}", module=module or name, op=op
     )
 
 
@@ -214,10 +226,7 @@ def _advice_on(error: Exception, made: Mapping[str, Described] | None) -> str:
             "samples with one row each in every tensor; or ask "
             "budgetfit.estimate(model, batch=...), which takes a batch as it is."
         )
-    return (
-        "Pass an example batch that the model's forward accepts (batch=...), and a "
-        "loss= if it returns none."
-    )
+    return _OTHER_BATCH
 
 
 def _is_of_compiling(error: Exception) -> bool:
@@ -226,6 +235,16 @@ def _is_of_compiling(error: Exception) -> bool:
         frame.f_globals.get("__name__") == CompiledBlocks.__module__
         for frame, _ in traceback.walk_tb(error.__traceback__)
     )
+
+
+def _outputs_of_loss(error: Exception) -> str:
+    """Return what a user's loss got, if the error was raised in it."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for finding, called in itertools.pairwise(frames):
+        is_finding = finding.f_code is find_loss.__code__
+        if is_finding and called.f_globals is not finding.f_globals:
+            return described(finding.f_locals["outputs"])
+    return ""
 
 
 def _where(error: Exception) -> tuple[str, str]:

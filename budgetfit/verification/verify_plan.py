@@ -46,6 +46,7 @@ from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.verification.cpu_timeline import cpu_timeline_if_possible
 from budgetfit.verification.loss_in_parts import with_loss_compared
+from budgetfit.verification.loss_of_samples import note_if_no_mean
 from budgetfit.verification.ranks import log_existing, measure_ranks
 from budgetfit.workload.training_setup import TrainingSetup
 
@@ -170,7 +171,11 @@ def _run(  # noqa: PLR0913, PLR0917 - one value each, all needed
             )
         with preserved():
             say("comparing gradients with the unmodified model")
-            return measured, _compare(plan, setup, notes, on_cuda=on_cuda)
+            gradients = _compare(plan, setup, notes, on_cuda=on_cuda)
+        with preserved():
+            note = note_if_no_mean(setup, recipe)
+        notes += [] if note is None else [note]
+        return measured, gradients
 
 
 def _warn_of_little_memory(plan: Plan) -> None:

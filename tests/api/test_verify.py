@@ -2,6 +2,7 @@
 
 import json
 import optparse
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -467,3 +468,35 @@ def test_a_batch_that_is_a_tuple_of_one_mapping_is_one_batch() -> None:
     plan = budgetfit.plan(model, gpu=CARD, batch=batch, loss=mean, batch_size=2)
     assert budgetfit.verify(plan, device="cpu").passed
     assert budgetfit.verify(plan, batch=batch, device="cpu").passed
+
+
+def _over_the_batch(outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    """As Dice, of all samples together."""
+    return outputs.sum() / (outputs.square().sum() + batch.sum())
+
+
+@pytest.mark.parametrize(
+    ("loss", "steps", "said"),
+    [
+        (lambda outputs, _: outputs.square().mean(), 2, False),
+        (lambda outputs, _: outputs.square().sum(), 2, True),
+        (_over_the_batch, 2, True),
+        (_over_the_batch, 1, False),
+    ],
+    ids=["mean", "sum", "over the batch", "not accumulated"],
+)
+def test_accumulating_a_loss_that_is_no_mean_over_samples_is_noted(
+    loss: Callable[..., torch.Tensor], steps: int, said: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+    batch = torch.rand(3, 8)
+    options: dict[str, Any] = {"gpu": CARD, "precision": "fp32", "batch_size": 3}
+    plan = budgetfit.plan(
+        model, batch=batch, loss=loss, effective_batch_size=3 * steps, **options
+    )
+    check = budgetfit.verify(plan, batch=batch, device="cpu")
+    assert check.gradients_match
+    text = f"{steps} micro-batches of 3 do not give the gradient of one batch of 6"
+    assert any(text in note for note in check.notes) == said
+    assert all(module.training for module in model.modules())

@@ -1,5 +1,7 @@
 # ruff: noqa: ANN401 - any output, any batch
 
+import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,6 +135,37 @@ def test_without_a_loss_a_plan_takes_the_mean_and_training_is_refused(
     assert (mean.item(), asked) == (expected, [True])
     with pytest.raises(InputError, match=r"no loss to train on.* Hand in loss="):
         compute_loss(Model(output), batch, None)
+
+
+@pytest.mark.parametrize(
+    ("output", "batch", "loss"),
+    [
+        # nanoGPT's: the first output is no scalar, or nothing says that it is the loss.
+        (lambda y: (y, y.sum()), {"x": X, "labels": Y}, "outputs[1]"),
+        (lambda y: (y, y.sum()), {"x": X}, "outputs[1]"),
+        # torchvision's: losses by name, and what has no gradient.
+        (
+            lambda y: {"class": y.sum(), "box": y.mean(), "n": torch.ones(())},
+            X,
+            "outputs['class'] + outputs['box']",
+        ),
+    ],
+)
+def test_scalars_among_the_outputs_are_named_in_the_example(
+    output: Any, batch: Any, loss: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(f"batch: {loss}.") + "$"):
+        compute_loss(Model(output), batch, None)
+
+
+def test_a_tuple_of_several_losses_is_warned_of_once() -> None:
+    model, batch = Model(lambda y: (y.sum(), y, y, y.mean())), {"x": X, "labels": Y}
+    with pytest.warns(match=r"not contain outputs\[3\]: .*outputs\[0\] \+ "):
+        assert compute_loss(model, batch, None).item() == 12.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compute_loss(model, batch, None)
+        compute_loss(Model(lambda y: (y.sum(), y)), batch, None)
 
 
 def test_outputs_with_a_loss_attribute_are_asked_for_it() -> None:

@@ -203,6 +203,19 @@ def test_U8_parameters_without_a_gradient_are_named_after_the_first_step() -> No
     run.step(batches(1)[0])
 
 
+def test_parameters_that_hooks_update_are_not_said_to_be_without_a_gradient() -> None:
+    model = make("stack")
+
+    def update(weight: torch.Tensor) -> None:
+        weight.grad = None
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(update)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Run(model, recipe(), plan=stack_plan()).step(batches(1)[0])
+
+
 # Out of memory
 
 

@@ -110,6 +110,23 @@ def test_a_batch_that_is_longer_than_planned_is_warned_of(tmp_path: Path) -> Non
     assert not model._forward_pre_hooks  # noqa: SLF001
 
 
+def test_what_is_generated_while_training_is_no_larger_batch(tmp_path: Path) -> None:
+    model = tiny_model(KINDS[0])
+    plan = plan_for(model)
+
+    class Generating(transformers.TrainerCallback):
+        """As TRL's GRPOTrainer: more prompts than planned, in training mode."""
+
+        def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+            ids = torch.ones(2 * BATCH_SIZE, LENGTH, dtype=torch.long)
+            with torch.no_grad():
+                model.train()(input_ids=ids)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*larger than the plan's")
+        trained(model, arguments(plan, tmp_path), plan.trainer_callback(), Generating())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_segments_of_every_mode_train_as_the_plain_trainer(

@@ -124,3 +124,15 @@ def values_replaced(run: Run, _: object) -> None:
     """parameter.data replaced by a copy, as by an EMA that swaps weights."""
     for weight in run.model.parameters():
         weight.data = weight.data.clone()
+
+
+@refused("a parameter that it writes to .make it a buffer", InputError)
+def written_by_the_forward() -> None:
+    """A weight that its layer scales in each forward."""
+    run = applied()
+    run.model.layers[1].up.register_forward_pre_hook(_decay)
+    run.step(batches(1)[0])
+
+
+def _decay(layer: nn.Linear, _: object) -> None:
+    layer.weight.data.mul_(0.9)

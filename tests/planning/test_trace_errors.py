@@ -82,6 +82,17 @@ def test_an_error_says_what_to_pass_or_change(kind: str) -> None:
         raise told
 
 
+def test_an_error_in_a_loss_says_what_the_loss_got() -> None:
+    text = r"The loss of Linear cannot .* returns, here a tensor of shape \(2, 3\)"
+    with pytest.raises(TraceError, match=text):
+        budgetfit.plan(
+            nn.Linear(4, 3),
+            gpu="t4",
+            batch=torch.zeros(2, 4),
+            loss=lambda outputs, _: outputs.view(7).sum(),
+        )
+
+
 def test_a_model_too_large_for_real_values_is_told_how_large_it_may_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

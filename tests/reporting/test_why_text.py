@@ -66,7 +66,7 @@ def test_treatments_are_named_with_what_belongs_to_them() -> None:
     chosen = replace(ROW, choices=(KEEP, SELECTIVE))
     assert "recomputed but for aten.mm.default:0" in why(chosen)
     host = replace(ROW, choices=(KEEP, replace(RECOMPUTE, input_on_host=True)))
-    assert "redone, input on host" in why(host)
+    assert "recomputed, input on host" in why(host)
     nested = replace(ROW, segment=("a", "model.layers.3", "c"), nested=True)
     assert "recomputed together with 2 more, in two levels" in why(nested)
     assert "offloaded" in why(ROW)

@@ -181,9 +181,10 @@ class SavedTensorCheck:
             f"its forward changes {names}, which holds tensors of the graph or objects "
             "that cannot be copied."
             if names
-            else "look for a counter, a cache, a hook, a hidden generator, other "
-            "parameters than the model's (torch.func.functional_call), or "
-            "requires_grad switched between forward and backward."
+            else "look for a counter, a cache, a hook, a hidden generator, a "
+            "parameter that it writes to (make it a buffer), other parameters than the "
+            "model's (torch.func.functional_call), or requires_grad switched between "
+            "forward and backward."
         )
         raise RecomputationError(
             f"Block {self._block!r} did something else when it ran again in backward: "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,16 +78,17 @@ def find_loss(
         else _own_loss(outputs, batch, on_missing_loss=on_missing_loss)
     )
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        got = (
-            f"a tensor of shape {tuple(value.shape)}"
-            if isinstance(value, torch.Tensor)
-            else type(value).__name__
+        example = " + ".join(_scalars(outputs)) or "outputs.logits.float().mean()"
+        taken = (
+            "outputs[0], which is taken as the loss where the batch has labels, "
+            if isinstance(outputs, tuple) and value is outputs[0]
+            else ""
         )
         raise InputError(
-            f"The loss must be a scalar tensor, got {got}. For example "
-            "loss=lambda outputs, batch: outputs.logits.float().mean()."
+            f"The loss must be a scalar tensor, got {taken}{described(value)}. "
+            f"For example loss=lambda outputs, batch: {example}."
         )
-    if not value.requires_grad:
+    if torch.is_grad_enabled() and not value.requires_grad:
         raise InputError(
             "The loss does not depend on any trainable parameter: nothing would train. "
             "Is the model frozen, or the output detached?"
@@ -153,6 +156,7 @@ def _own_loss(
     )
     if own is None and isinstance(outputs, tuple) and "labels" in kwargs:
         own = outputs[0]
+        _warn_of_other_losses(_scalars(outputs))
     if own is not None:
         return own
     floats = _float_tensors(outputs)
@@ -166,13 +170,48 @@ def _own_loss(
         )
     if on_missing_loss is None:
         labels = ", or labels in the batch" if kwargs.keys().isdisjoint(LABELS) else ""
+        example = " + ".join(_scalars(outputs)) or "cross_entropy(outputs, batch[1])"
         raise InputError(
             f"There is no loss to train on: the model returned {type(outputs).__name__}"
             f" without one. Hand in loss={labels}; for example "
-            "loss=lambda outputs, batch: cross_entropy(outputs, batch[1])."
+            f"loss=lambda outputs, batch: {example}."
         )
     on_missing_loss()
     return mean_of_outputs(outputs)
+
+
+def described(value: object) -> str:
+    """Say what was returned: a tensor and its shape, or another type."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return type(value).__name__
+
+
+def _scalars(outputs: Any) -> tuple[str, ...]:
+    """Return the outputs that a loss may be the sum of, as code."""
+    pairs: Iterable[tuple[Any, Any]] = ()
+    if isinstance(outputs, Mapping):
+        pairs = outputs.items()
+    elif isinstance(outputs, (tuple, list)):
+        pairs = enumerate(outputs)
+    return tuple(
+        f"outputs[{key!r}]"
+        for key, value in pairs
+        if isinstance(value, torch.Tensor) and value.dim() == 0 and value.requires_grad
+    )
+
+
+@functools.cache
+def _warn_of_other_losses(scalars: tuple[str, ...]) -> None:
+    """Warn, once, where a tuple that begins with the loss has more scalars."""
+    loss, *others = scalars or ("",)
+    if loss == "outputs[0]" and others:
+        warnings.warn(
+            f"The model returned several scalars, and only {loss} is taken as its "
+            f"loss. If that does not contain {', '.join(others)}: "
+            f"loss=lambda outputs, batch: {' + '.join(scalars)}.",
+            stacklevel=6,
+        )
 
 
 def mean_of_outputs(outputs: Any) -> torch.Tensor:

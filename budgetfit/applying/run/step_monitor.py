@@ -218,6 +218,8 @@ def _warn_untrained(model: nn.Module, skipped: Iterable[str]) -> None:
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
         and parameter.grad is None
+        # Hooks may have updated the weight, and dropped its gradient.
+        and not parameter._post_accumulate_grad_hooks
         and not name.startswith(prefixes)
     ]
     if names:

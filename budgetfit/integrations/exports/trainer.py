@@ -158,7 +158,8 @@ def _watch_batches(plan: Plan, model: nn.Module) -> RemovableHandle | None:
     expected = ExpectedBatch.of(plan.model.batch, plan.recipe.batch_size, dims)
 
     def before(module: nn.Module, _: object, batch: dict[str, Any]) -> None:
-        if module.training:
+        # TRL generates in training mode.
+        if module.training and torch.is_grad_enabled():
             expected.warn_if_larger(batch)
 
     return model.register_forward_pre_hook(before, with_kwargs=True)
