@@ -140,7 +140,9 @@ class DoesNotFitError(BudgetfitError):
 
     Attributes:
         needed_bytes: The lowest peak found over all settings that a plan may choose; of
-            a large model the lowest by formula, where ``floor_bytes`` is too much.
+            a large model the lowest by formula, where ``floor_bytes`` is too much. An
+            upper bound: far above ``usable_bytes`` it is looked for more briefly, and
+            with more memory a lower one may be found.
         usable_bytes: Limit on reserved memory by the budget.
         largest: Name and bytes of the largest category at that peak.
         suggestions: Changes that were evaluated and fit, best first. Further changes of

@@ -39,6 +39,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     context_bytes: int,
     notes: tuple[str, ...] = (),
     replayed: StepTrace | None = None,
+    most_retries: int = 0,
 ) -> Estimate:
     """Replay ``trace`` at the recipe's batch size: memory, time and whether it fits.
 
@@ -46,7 +47,8 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     cache nor runs out of memory: when the replay without a limit reserves no more. The
     numbers are those of the replay without a limit, unless loading alone reserves more:
     then the cache is emptied once, before the first step. ``replayed``: instead of
-    ``trace``, which has the times, with what happens between its steps.
+    ``trace``, which has the times, with what happens between its steps; for that the
+    cache may be emptied ``most_retries`` times.
     """
     run = partial(
         replay,
@@ -57,10 +59,14 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         micro_steps=recipe.gradient_accumulation_steps,
     )
     timeline = run(limit_bytes=UNLIMITED_BYTES)
-    if timeline.loading_reserved_bytes > budget.usable_bytes:
+    unlimited_bytes = timeline.reserved_bytes
+    emptied_bytes = unlimited_bytes if most_retries else timeline.loading_reserved_bytes
+    if emptied_bytes > budget.usable_bytes:
         limited = run(limit_bytes=budget.usable_bytes)
-        if limited.failed_bytes is None and limited.retries == 0:
+        if limited.failed_bytes is None and limited.retries <= most_retries:
             timeline = limited
+    if timeline.retries:
+        notes = (*notes, _emptied_note(timeline.retries, unlimited_bytes))
     reserved_bytes = timeline.reserved_bytes
     host_bytes = step_host_bytes(trace, recipe.batch_size)
     # A limit changes nothing before the first request that goes beyond it.
@@ -108,6 +114,14 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         nccl_bytes=(nccl.low_bytes, nccl.high_bytes) if nccl else None,
         network_ms=network.expected_ns / 1e6 if network is not None else 0.0,
         network=network.link if network is not None else "",
+    )
+
+
+def _emptied_note(retries: int, unlimited_bytes: int) -> str:
+    return (
+        "the allocator empties its cache where training and evaluation take turns "
+        f"(num_alloc_retries {retries}): else {format_bytes(unlimited_bytes)} would be "
+        "reserved"
     )
 
 

@@ -40,7 +40,7 @@ from budgetfit.planning.search.accumulation import recommend_one_micro_batch
 from budgetfit.planning.search.compiled_model import search_compiled_model
 from budgetfit.planning.search.curves import lazy_curves
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
-from budgetfit.planning.search.evaluations_between import with_evaluations
+from budgetfit.planning.search.evaluations_between import TURNS, with_evaluations
 from budgetfit.planning.search.kept_weights import holding_more_can_gain
 from budgetfit.planning.search.last_batch import (
     warnings_after_last_batch,
@@ -382,6 +382,7 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
         context_bytes=context_bytes,
         notes=(*workload.notes, *traces.cache_notes),
         replayed=with_evaluations(traces, trace, recipe, loop),
+        most_retries=TURNS if loop.evaluation_batch_size else 0,
     )
     notes = (*made.notes, *_too_much_host_memory(made, budget))
     return estimate_all_lengths(

@@ -28,9 +28,10 @@ from budgetfit.planning.profiling.block_chain import (
     TrainingSettings,
     checkpoint_every_block,
 )
-from budgetfit.planning.search import baselines
+from budgetfit.planning.search import baselines, loss_chunking
 from budgetfit.planning.search.baselines import BaselineProfile, best_with_policy
 from budgetfit.planning.search.loss_chunking import (
+    best_for_objective,
     better_without_host,
     search_with_loss_chunks,
 )
@@ -39,7 +40,7 @@ from budgetfit.planning.session import PlanningSession, Request, rank
 from budgetfit.solvers.problem import Problem
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
-from tests.models import MIB, Mebi
+from tests.models import MIB, Mebi, gpt2, text
 
 ADA = find_gpu("rtx-4090")
 SETTING = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")
@@ -162,6 +163,29 @@ def test_the_objectives_win_what_they_are_named_after() -> None:
             assert row.estimate.recipe.batch_size <= largest.recipe.batch_size
             assert row.estimate.reserved_bytes >= lowest.reserved_bytes
     assert "fastest" in table(Request(objective="memory"))
+
+
+def test_the_largest_batch_has_the_loss_in_parts_where_that_makes_it_larger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a plan with that objective, whatever the plan beside it has."""
+    monkeypatch.setattr(loss_chunking, "LOSS_CHUNKS", (8,))
+    workload = Workload(model=gpt2(vocab_size=50_000), batch=text(), gpu=ADA)
+    chain = BlockChain(TraceSession(workload.with_found_blocks()), SETTING)
+    asked = PlanningSession(chain, Request(objective="batch_size"), BUDGET)
+    whole, found = search(asked).estimate, best_for_objective(asked)
+    assert whole is not None
+    assert found is not None
+    assert found.recipe.loss_chunks == 8
+    assert found.recipe.batch_size > whole.recipe.batch_size
+
+
+def test_chens_segments_are_searched_as_where_they_are_asked_for() -> None:
+    # The first proposal leaves room, which later ones use.
+    tight = replace(BUDGET, total_bytes=109 * MIB)
+    asked = replace(session(Request(checkpointing="sqrt")), budget=tight)
+    found = best_with_policy(replace(session(), budget=tight), "sqrt")
+    assert found == search(asked).estimate
 
 
 def test_a_batch_that_is_given_stays_in_every_row() -> None:

@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 from budgetfit.core.budget import Budget
+from budgetfit.core.loop import Loop
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.memory.replay_schedule import append_next_step
+from budgetfit.planning.planner import make_estimate
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
 from budgetfit.solvers.batch_size_grid import largest_fitting
 from budgetfit.traces.session import TraceSession
@@ -51,6 +53,25 @@ def test_the_batch_is_what_weights_inputs_and_two_outputs_leave_room_for() -> No
         assert size is not None
         live_mib = 3 + 9 + 5 * size
         assert 0.85 * limit <= live_mib <= limit
+
+
+@pytest.mark.parametrize("limit_mib", [128, 256])
+def test_an_estimate_says_of_a_batch_what_the_plan_says(limit_mib: int) -> None:
+    """Both let the allocator empty its cache where training and evaluation meet."""
+    mebi = traces(Mebi(), EXAMPLES["mebi"].batch)
+    recipe = Recipe(batch_size=8, optimizer=SGD)
+    most = size_in(limit_mib, mebi, recipe)
+    assert most is not None
+    for size, fits in ((most, True), (most + 2, False)):
+        found = make_estimate(
+            mebi.workload,
+            recipe,
+            within(limit_mib),
+            context_bytes=0,
+            loop=Loop(kind="run", evaluation_batch_size=size),
+        )
+        assert found.fits == fits
+        assert any("num_alloc_retries" in note for note in found.notes) == fits
 
 
 def test_no_gradients_and_no_graph_means_more_samples_than_training() -> None:

@@ -133,7 +133,7 @@ def test_where_a_large_batch_reserves_too_much_a_small_ones_room_is_left(
             return SimpleNamespace(best=large if fits else None)
 
     proposals: Any = Proposals()
-    made = search._Limits.of(fake, proposals, ())  # noqa: SLF001
+    made = search._Limits.of(fake, proposals)  # noqa: SLF001
     assert made.now == USABLE - left * MIB
 
 

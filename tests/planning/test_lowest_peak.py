@@ -381,7 +381,8 @@ def test_what_is_far_above_the_limit_is_looked_at_briefly(
     assert len(tried) == lowest_peak.MAX_JUDGED
     tried.clear()
     above_mib = round(least.reserved_bytes / lowest_peak.FAR_ABOVE / MIB) + 1
-    lowest_judged(session(workload, budget(above_mib)))
+    longer = lowest_judged(session(workload, budget(above_mib)))
+    assert longer.reserved_bytes <= least.reserved_bytes
     assert len(tried) > lowest_peak.MAX_JUDGED
 
 

@@ -436,6 +436,8 @@ def test_alternatives_that_change_training_stand_apart_with_their_notes() -> Non
     heading = text.index("changes what is trained:")
     assert text.index("everything kept") < heading < text.index("with LoRA r=16")
     assert "  with LoRA r=16: an estimate only" in text
+    assert "asked for by itself" in text
+    assert "asked for by itself" not in sample_plan().details()
     # The same recipe under another training is not "this plan".
     assert line_with(text, "with LoRA r=16  ").endswith("fits")
 

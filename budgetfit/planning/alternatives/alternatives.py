@@ -19,12 +19,14 @@ from budgetfit.planning.alternatives.training_changes import training_change_row
 from budgetfit.planning.search.baselines import (
     BASELINES,
     EVERY_NTH,
-    best_for_objective,
     best_with_policy,
     policy_can_gain,
 )
 from budgetfit.planning.search.last_batch import with_last_batch_notes
-from budgetfit.planning.search.loss_chunking import search_without_host
+from budgetfit.planning.search.loss_chunking import (
+    best_for_objective,
+    search_without_host,
+)
 from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.policies import (
     EVERY_N_POLICY,
@@ -121,7 +123,7 @@ def remaining_alternatives(
     rows = (
         *rest,
         *_without_host(session, plan),
-        *_other_objectives(session, [*first, *rest]),
+        *_other_objectives(session, plan, [*first, *rest]),
     )
     if plan.recipe.parallelism is not None:  # the others are for one GPU
         return rows
@@ -163,17 +165,18 @@ def _baselines(
 
 
 def _other_objectives(
-    session: PlanningSession, baselines: Sequence[Alternative]
+    session: PlanningSession, plan: Estimate, baselines: Sequence[Alternative]
 ) -> list[Alternative]:
     """Return the best recipes for the other objectives."""
     rows = []
+    judged = [plan, *(row.estimate for row in baselines)]
     request = session.request
     for label, objective in OBJECTIVES:
         given = objective == "batch_size" and request.batch_size is not None
         if objective == request.objective or given:
             continue
         asked = session.asking(objective=objective)
-        found = best_for_objective(asked, [row.estimate for row in baselines])
+        found = best_for_objective(asked, judged)
         if found is not None:
             rows.append(Alternative(label=label, estimate=found, fits=True))
     return rows

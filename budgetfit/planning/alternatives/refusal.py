@@ -23,7 +23,7 @@ from budgetfit.planning.alternatives.training_changes import (
     can_use_pure_bf16,
     training_changes,
 )
-from budgetfit.planning.search.baselines import best_for_objective
+from budgetfit.planning.search.loss_chunking import best_for_objective
 from budgetfit.planning.search.lowest_peak import fitting_or_lowest
 from budgetfit.planning.session import PlanningSession
 

@@ -53,7 +53,8 @@ def training_change_rows(
     session: PlanningSession, plan: Estimate
 ) -> tuple[Alternative, ...]:
     """Return each training change at its own best batch size and checkpointing."""
-    # A change that is no faster there is shown at the plan's batch size, for the memory
+    # Searched for more briefly than a plan with the change, which may be a few per cent
+    # faster. One that is no faster is shown at the plan's batch size, for the memory
     # that it saves. Left out: changes that make the plan neither faster nor smaller by
     # 1 %, with which nothing fits, or with which the model cannot run.
     rows = []

@@ -6,7 +6,6 @@ can be replayed instead.
 """
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -36,7 +35,6 @@ BASELINES: Final = (
 )
 EVERY_NTH: Final = ("every n-th block recomputed", EVERY_N_POLICY)  # shown only
 MAX_REFUSALS: Final = 3  # batch sizes that the judge may refuse
-OBJECTIVE_ROUNDS: Final = 2  # recipes that are judged for another objective
 _NOTHING: Final = BlockOption(
     mode="keep", saved_bytes=0, forward_bytes=0, backward_bytes=0
 )
@@ -60,28 +58,14 @@ def best_with_policy(
     """
     session = _without_chunks_and_options(session)
     is_searched = policy in ("sqrt", EVERY_N_POLICY)
-    for rounds in (1, MAX_REFUSALS) if is_searched else ():
-        found = search(session.asking(checkpointing=policy), max_rounds=rounds)
+    if is_searched:
+        found = search(session.asking(checkpointing=policy))
         if found.estimate is not None:
             return found.estimate
     segments = policy_segments(session.block_chain, policy, session.smallest_searched)
     if is_searched and not (least := _at_smallest(session, segments)).fits:
         return least  # no larger batch fits: none is traced
     return best_with_segments(session, segments) or _at_smallest(session, segments)
-
-
-def best_for_objective(
-    session: PlanningSession, judged: Sequence[Estimate] = ()
-) -> Estimate | None:
-    """Return the best recipe found for the session's objective; None if none fits."""
-    # Recipes judged before come first, and every block recomputed: they cost little,
-    # and the solver's proposals are only traced where they can be better.
-    tried = []
-    if session.request.checkpointing == "auto" and session.workload.blocks:
-        every_block = best_with_policy(session, "full")
-        tried = [each for each in (every_block, *judged) if each.fits]
-    solved = search(session, max_rounds=OBJECTIVE_ROUNDS, known=tried).estimate
-    return session.best_fitting([*tried, *([solved] if solved is not None else [])])
 
 
 def _at_smallest(session: PlanningSession, segments: tuple[Segment, ...]) -> Estimate:

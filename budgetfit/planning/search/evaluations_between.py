@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from budgetfit.traces.session import TraceSession
 
 EVALUATIONS: Final = 2  # the second one meets what training did after the first
+# Each may begin with an emptied cache, as ``evaluation_batch_size`` has it, and so may
+# the training after it.
+TURNS: Final = 2 * EVALUATIONS
 
 
 def with_evaluations(

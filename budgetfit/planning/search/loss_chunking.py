@@ -9,6 +9,7 @@ from budgetfit.applying.loss.chunked_loss import can_chunk_loss
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.plan import Estimate
 from budgetfit.errors import InputError, TraceError
+from budgetfit.planning.search.baselines import best_with_policy
 from budgetfit.planning.search.everything_kept import everything_kept
 from budgetfit.planning.search.search import (
     MAX_ROUNDS,
@@ -233,6 +234,23 @@ def better_without_host(
     if plain.session.settings.loss_chunks != session.settings.loss_chunks:
         return plain
     return replace(plain, session=session)  # what is compared later may offload
+
+
+def best_for_objective(
+    session: PlanningSession, judged: Sequence[Estimate] = ()
+) -> Estimate | None:
+    """Return the best recipe found for the session's objective; None if none fits.
+
+    Searched as for a plan with that objective, but for ``better_without_host``, which
+    takes as long again and is worth 1 % at most. ``judged`` may be better.
+    """
+    tried = list(judged)
+    if session.request.checkpointing == "auto" and session.workload.blocks:
+        tried.append(best_with_policy(session, "full"))
+    if _chunks(session) > 1:
+        session = session.changed(loss_chunks=1)
+    found = search_with_loss_chunks(session).estimate
+    return session.best_fitting([*tried, *([found] if found is not None else [])])
 
 
 def _may_be_as_fast(session: PlanningSession, known: Estimate, loss: float) -> bool:

@@ -12,7 +12,7 @@ the best one found, and whose live bytes fit, are judged: as many as are cheap t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
@@ -70,23 +70,14 @@ class SearchResult:
     others: tuple[SearchResult, ...] = ()
 
 
-def search(
-    session: PlanningSession,
-    *,
-    max_rounds: int = MAX_ROUNDS,
-    known: Sequence[Estimate] = (),
-) -> SearchResult:
+def search(session: PlanningSession, *, max_rounds: int = MAX_ROUNDS) -> SearchResult:
     """Return the best recipe under the request that the judge accepts.
 
     First within limits for the solver, then among candidates above such a limit. At
     most ``max_rounds`` recipes are judged for the first, and where that is fewer than
-    usual, for both. ``known`` are recipes known to fit: candidates that cannot be
-    better are not traced. ``estimate`` is None when nothing fits, not even batch 1, or
-    nothing that could be better than the known ones.
+    usual, for both. ``estimate`` is None when nothing fits, not even batch 1.
     """
-    return with_near_misses(
-        search_within_limits(session, max_rounds, known), max_rounds
-    )
+    return with_near_misses(search_within_limits(session, max_rounds), max_rounds)
 
 
 def with_near_misses(
@@ -160,7 +151,6 @@ def fastest_by_formula(
 def search_within_limits(
     session: PlanningSession,
     max_rounds: int,
-    known: Sequence[Estimate] = (),
     solved: BatchChoice | None = None,
 ) -> SearchResult:
     """Return the best proposal of the solver under a changing limit of live bytes.
@@ -172,15 +162,15 @@ def search_within_limits(
     ``fastest_by_formula`` returns, where that is known.
     """
     proposals = _Proposals(session, solved)
-    limits = _Limits.of(session, proposals, known)
+    limits = _Limits.of(session, proposals)
     rounds: list[str] = []
     seen: set[Recipe] = set()
     best, explanation = None, ""
     for _ in range(max_rounds):
         chosen = proposals.within(limits.now)
-        if chosen is None and best is None and not known:
+        if chosen is None and best is None:
             chosen, limits.is_last = proposals.lowest(), True
-        if chosen is None or any(_loses(chosen, each, session) for each in known):
+        if chosen is None:
             break
         recipe = session.settings.recipe(
             chosen.batch_size, chosen.solution.segments or ()
@@ -342,24 +332,19 @@ class _Limits:
     is_last: bool = False
 
     @classmethod
-    def of(
-        cls, session: PlanningSession, proposals: _Proposals, known: Sequence[Estimate]
-    ) -> _Limits:
+    def of(cls, session: PlanningSession, proposals: _Proposals) -> _Limits:
         """Leave room for what the allocator is likely to reserve beyond live bytes."""
         # Estimated from the programs that are traced already; it only saves rounds.
         limit_bytes = session.budget.usable_bytes
         first = proposals.roughly(limit_bytes).best
-        # The next proposals are likely to reserve as much as the known ones.
-        reserves = (each.reserved_bytes - each.allocated_bytes for each in known)
-        least = max((0, *reserves))
-        now = limit_bytes - least
+        now = limit_bytes
         sizes = (first.batch_size, session.smallest_searched) if first else ()
         for size in dict.fromkeys(sizes):
             try:
                 reserve = session.block_chain.reserve_bytes(size)
             except TraceError:  # the model does not take it: the first round says so
                 continue
-            now = limit_bytes - max(reserve, least)
+            now = limit_bytes - reserve
             if proposals.roughly(now).best:  # else a smaller batch may reserve less
                 break
         return cls(limit_bytes=limit_bytes, now=now, refused=limit_bytes + 1)
@@ -390,15 +375,6 @@ class _Limits:
         gain = 1 - float(chosen.ns_per_sample or 0) / solver_ns(best)
         much = unused > self.limit_bytes * LARGE_SLACK and room > 2 * STEP_BYTES
         return much and gain > MIN_ROUND_GAIN
-
-
-def _loses(chosen: BatchCandidate, known: Estimate, session: PlanningSession) -> bool:
-    """Whether a proposal cannot be better than a recipe judged already."""
-    if session.request.objective == "batch_size":
-        return chosen.batch_size < known.recipe.batch_size
-    if session.request.objective == "memory":
-        return (chosen.peak_bytes or 0) >= known.reserved_bytes
-    return False
 
 
 def _verdict(estimate: Estimate) -> str:
