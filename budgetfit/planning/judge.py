@@ -48,21 +48,25 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     numbers are those of the replay without a limit, unless loading alone reserves more:
     then the cache is emptied once, before the first step. ``replayed``: instead of
     ``trace``, which has the times, with what happens between its steps; for that the
-    cache may be emptied ``most_retries`` times.
+    cache may be emptied ``most_retries`` times, if training alone fits.
     """
     run = partial(
         replay,
-        trace if replayed is None else replayed,
-        recipe.batch_size,
-        gpu,
+        batch_size=recipe.batch_size,
+        gpu=gpu,
         settings=budget.allocator,
         micro_steps=recipe.gradient_accumulation_steps,
     )
-    timeline = run(limit_bytes=UNLIMITED_BYTES)
+    program = trace if replayed is None else replayed
+    timeline = run(program, limit_bytes=UNLIMITED_BYTES)
     unlimited_bytes = timeline.reserved_bytes
+    if most_retries:
+        alone = run(trace, limit_bytes=UNLIMITED_BYTES)
+        if alone.reserved_bytes > budget.usable_bytes:
+            most_retries = 0
     emptied_bytes = unlimited_bytes if most_retries else timeline.loading_reserved_bytes
     if emptied_bytes > budget.usable_bytes:
-        limited = run(limit_bytes=budget.usable_bytes)
+        limited = run(program, limit_bytes=budget.usable_bytes)
         if limited.failed_bytes is None and limited.retries <= most_retries:
             timeline = limited
     if timeline.retries:

@@ -1,6 +1,7 @@
 # ruff: noqa: ANN401 - any batch; the tests look inside
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.memory.replay_schedule import append_next_step
+from budgetfit.planning.judge import judge
 from budgetfit.planning.planner import make_estimate
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
 from budgetfit.solvers.batch_size_grid import largest_fitting
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.recording.evaluation import append_evaluation, batch_tensor_bytes
 from budgetfit.workload.workload import Workload
+from tests.memory.made_traces import TraceMaker
 from tests.models import EXAMPLES, MIB, Mebi, gpt2
 from tests.traced import ADA, session
 
@@ -72,6 +75,23 @@ def test_an_estimate_says_of_a_batch_what_the_plan_says(limit_mib: int) -> None:
         )
         assert found.fits == fits
         assert any("num_alloc_retries" in note for note in found.notes) == fits
+
+
+def test_evaluations_do_not_let_training_itself_empty_the_cache() -> None:
+    made = TraceMaker()
+    for step in (0, 1):
+        with made.phase("forward", step):
+            made.malloc("x", 60 * MIB)
+            made.free("x")
+            made.malloc("y", 100 * MIB)
+            made.free("y")
+    trace, recipe = made.trace(), Recipe(batch_size=2)
+    judged = partial(judge, trace, recipe, find_gpu(ADA), context_bytes=0)
+    limited = replay(trace, 2, find_gpu(ADA), limit_bytes=150 * MIB)
+    assert (limited.retries, limited.failed_bytes) == (1, None)
+    for limit_mib, fits in ((160, True), (150, False)):
+        found = judged(within(limit_mib), replayed=trace, most_retries=4)
+        assert found.fits == fits
 
 
 def test_no_gradients_and_no_graph_means_more_samples_than_training() -> None:
