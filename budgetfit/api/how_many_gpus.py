@@ -9,7 +9,7 @@ from budgetfit.applying.quantized_layers.stored_weights import has_quantized_wei
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Plan
 from budgetfit.core.validation import python_number
-from budgetfit.errors import DoesNotFitError, InputError
+from budgetfit.errors import DoesNotFitError, InputError, TraceError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.inputs.several_gpus import AUTO, parse_gpus
@@ -122,7 +122,7 @@ class _Search:
         except DoesNotFitError as error:
             self.say(self._gpus, str(error).splitlines()[0])
             return None
-        except InputError as error:  # of what several GPUs, or so many, cannot do
+        except (InputError, TraceError) as error:  # what several, or so many, cannot do
             if self._gpus == COUNTS[0]:
                 raise
             self._stopped = "more GPUs were not tried"

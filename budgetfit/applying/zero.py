@@ -56,14 +56,9 @@ def initialize(
     already, and there is a process group.
 
     Raises:
-        InputError: If DeepSpeed is not installed, or cannot shard the optimizer.
+        InputError: If DeepSpeed is not installed.
     """
     check_deepspeed(recipe)
-    if hasattr(optimizer, "trained"):
-        raise InputError(
-            f"DeepSpeed shards the states of an optimizer, and {recipe.optimizer!r} "
-            "keeps them elsewhere. Use another optimizer, or another engine."
-        )
     trained = [each for group in optimizer.param_groups for each in group["params"]]
     engine: nn.Module = lazy_import("deepspeed").initialize(
         model=model, optimizer=optimizer, config=deepspeed_config(recipe)

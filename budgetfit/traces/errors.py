@@ -66,6 +66,11 @@ _ADVICE: Final = {
         "DeepSpeed takes no scalar parameters: make it a tensor of one element, "
         'nn.Parameter(torch.tensor([value])), or use engine="ddp".'
     ),
+    ("that fully_shard has freed",): (
+        "The model or its loss takes gradients of its own, as for a gradient penalty "
+        "(create_graph=True): FSDP2 frees a block's weights after that backward "
+        'pass, and another needs them. Use engine="ddp" or engine="zero2".'
+    ),
     ("backward an extra time",): (
         "A block under selective checkpointing runs backward once, and here it runs "
         "twice, as where a model or its loss takes gradients of its own "

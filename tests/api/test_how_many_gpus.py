@@ -13,6 +13,7 @@ from budgetfit.api.how_many_gpus import COUNTS, _Search, plan_auto
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Plan
 from budgetfit.core.plan_json import from_json, to_json
+from budgetfit.errors import TraceError
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.inputs.several_gpus import parse_gpus
 from tests.models import alone
@@ -114,6 +115,8 @@ def chosen(
     def plan(here: Arguments) -> Plan:
         per_node, nodes = parse_gpus(here.gpus)
         count = per_node * nodes
+        if count not in rates:
+            raise TraceError("The engine cannot train it.", module="m", op="")
         made = sample_plan()
         several = None if count == 1 else Parallelism(engine="ddp", gpus=count)
         recipe = replace(made.recipe, segments=(), parallelism=several)
@@ -140,6 +143,8 @@ def test_with_a_price_numbers_are_doubled_while_samples_get_cheaper(
     assert chosen({1: 1.0, 2: 2.0}, price=1)[1].startswith("1: ")
     tried, taken = chosen({1: 1.0, 2: 3.0}, price=1, effective_batch_size=6)
     assert (tried, taken[0]) == (["1", "2", "4"], "2")
+    # What no engine trains on several, one trains.
+    assert chosen({1: 1.0}, price=1)[0] == ["1", "2"]
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@ from typing import Any
 import pytest
 import torch
 
+import budgetfit
 from budgetfit.applying.optimizers.cpu_offload import NAME, _ResyncsGradients
 from budgetfit.applying.optimizers.factory import make_optimizer, optimizer_notes
 from budgetfit.applying.run.run import Run
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
@@ -62,6 +64,13 @@ def test_what_it_does_not_go_with_is_refused() -> None:
         Run(
             torch.nn.Linear(2, 2),
             Recipe(batch_size=1, optimizer=NAME, optimizer_in_backward=True),
+        )
+    # It would step with gradients that DDP is still reducing.
+    several = Parallelism(engine="ddp", gpus=2)
+    recipe = Recipe(batch_size=1, optimizer=NAME, parallelism=several)
+    with pytest.raises(InputError, match=r"for one GPU: .* before .* reduced them"):
+        budgetfit.estimate(
+            torch.nn.Linear(2, 2), recipe, vram="9GB", batch=torch.zeros(1, 2)
         )
 
 

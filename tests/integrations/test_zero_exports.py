@@ -54,6 +54,8 @@ def _scripts(folder: str) -> dict[int, list[float]]:
             script["batches"] = lambda _, data=data: iter(data)
             with deepspeed_of_its_own():
                 losses += script["main"]([*words, "--steps", "1", then, place])
+    with deepspeed_of_its_own(), pytest.raises(SystemExit, match="no checkpoint of D"):
+        script["main"]([*words, "--resume", folder])
     return found
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import budgetfit
-from budgetfit import Recipe
+from budgetfit import Parallelism, Recipe
 from budgetfit.errors import InputError, TraceError
 from budgetfit.traces import errors
 from budgetfit.traces.errors import trace_error
@@ -155,6 +155,36 @@ class _OneUnused(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         used: torch.Tensor = self.used(x)
         return used
+
+
+class _SlopeOfInput(nn.Module):
+    """Its loss is the gradient of a gradient, as a gradient penalty is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = out = x.detach().requires_grad_()
+        for block in self.blocks:
+            out = block(out)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        return (out + slope).square().mean()
+
+
+def test_a_gradient_of_a_gradient_is_refused_where_weights_are_freed() -> None:
+    recipe = Recipe(batch_size=2, parallelism=Parallelism(engine="fsdp2", gpus=2))
+    said = r"fully_shard has freed\. .*\(create_graph=True\): .* Use engine=\"ddp\""
+    with pytest.raises(TraceError, match=said):
+        budgetfit.estimate(
+            _SlopeOfInput(),
+            recipe,
+            batch=torch.zeros(2, 4),
+            loss=lambda out, _: out,
+            vram="4GB",
+        )
 
 
 @pytest.mark.parametrize("effective_batch_size", [4, 8])

@@ -32,6 +32,12 @@ OFFLOAD_IN_BACKWARD_REFUSED = (
     f"Optimizer {cpu_offload.NAME!r} has hooks of its own in the backward pass "
     "and cannot step there. Use optimizer_in_backward=False."
 )
+OFFLOAD_ON_SEVERAL_REFUSED = (
+    f"Optimizer {cpu_offload.NAME!r} is torchao's for one GPU: it copies gradients to "
+    "host memory before the ranks have reduced them. Use "
+    'optimizer="adamw_torch_fused" with engine="fsdp2" or engine="zero2", where each '
+    "rank holds a part of the states."
+)
 
 
 def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is undone
@@ -62,6 +68,8 @@ def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is 
         )
     if offloads and recipe.optimizer_in_backward:
         raise InputError(OFFLOAD_IN_BACKWARD_REFUSED)
+    if offloads and recipe.parallelism is not None:
+        raise InputError(OFFLOAD_ON_SEVERAL_REFUSED)
 
     if recipe.zero_stage is not None:
         refuse_if_by_shape(

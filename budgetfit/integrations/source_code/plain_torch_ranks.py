@@ -228,7 +228,10 @@ _START = """\
     model = start_engine(model, optimizer, options.max_grad_norm)
     torch.manual_seed(options.seed + 1 + dist.get_rank())  # other data, other dropout
 """
-_LOAD_ENGINE = "        model.load_checkpoint(options.resume)\n"
+_LOAD_ENGINE = """\
+        if model.load_checkpoint(options.resume)[0] is None:
+            raise SystemExit(f"no checkpoint of DeepSpeed in {options.resume}")
+"""
 _SAVE_ENGINE = "    if options.save:\n        model.save_checkpoint(options.save)\n"
 _FIRST_RANK = _ONE["save"].replace(
     "if options.save:", "if options.save and dist.get_rank() == 0:"

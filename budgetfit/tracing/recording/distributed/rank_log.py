@@ -40,6 +40,7 @@ class RankLog(StorageLog):
         self._known: list[Any] = []  # streams, so that no id is used again
         self._host_layers: dict[int, int] = {}  # of tensors assigned while paused
         self._sharded_layer = -1
+        self._freed: set[int] = set()  # storages that are there, without memory
 
     def __torch_dispatch__(
         self,
@@ -62,6 +63,8 @@ class RankLog(StorageLog):
         kwargs = kwargs or {}
         if self.paused or self._is_foreign(args) or self._is_foreign(kwargs.values()):
             return func(*args, **kwargs)
+        if not func.is_view and self._reads_freed(args):
+            raise RuntimeError("a weight is read that fully_shard has freed")
         return self.run_and_log(func, args, kwargs)
 
     @contextlib.contextmanager
@@ -120,7 +123,10 @@ class RankLog(StorageLog):
         known = self._alive.get(key)
         if size_bytes == 0:
             self._log_free(key, None)
-        elif known is None and not self.paused:
+            self._freed.add(key)
+            return
+        self._freed.discard(key)
+        if known is None and not self.paused:
             index = self._allocate(size_bytes, self._category_now())
             self._watch(storage, index, size_bytes)
 
@@ -156,6 +162,16 @@ class RankLog(StorageLog):
             self._numbers[id(stream)] = len(self._numbers)
             self._known.append(stream)
         return self._numbers[id(stream)]
+
+    def _reads_freed(self, values: Iterable[Any]) -> bool:
+        """Whether there is a weight that ``fully_shard`` has freed again."""
+        for value in values:
+            if isinstance(value, FakeTensor):
+                if value.untyped_storage()._cdata in self._freed:
+                    return True
+            elif isinstance(value, (list, tuple)) and self._reads_freed(value):
+                return True
+        return False
 
     def _is_foreign(self, values: Iterable[Any]) -> bool:
         """Whether there is a fake of another mode: DTensor asks for global shapes."""
