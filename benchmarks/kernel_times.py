@@ -516,15 +516,19 @@ def ratios(recorded: dict[str, float]) -> dict[str, float]:
         )
         / H100.memory_gb_per_s
     )
-    # PyTorch's own batch norm, by its channels: three passes forward, five backward.
-    first, last = (
+    # Batch norm, by its channels: three passes forward, five backward.
+    first, last, vectors = (
         [
-            (shape[1], passes * math.prod(shape) * 2 / recorded[op] / 1e3)
+            (shape[1], passes * math.prod(shape) * size / recorded[op] / 1e3)
             for shape in BATCH_NORMS
             for name, passes in (("batch_norm", 3), ("batch_norm backward", 5))
-            if (op := f"{name}{layout} bf16 {'x'.join(map(str, shape))}")
+            if (op := f"{name}{layout} {dtype} {'x'.join(map(str, shape))}")
         ]
-        for layout in LAYOUTS
+        for layout, dtype, size in (
+            ("", "bf16", 2),
+            (" channels_last", "bf16", 2),
+            ("", "fp32", 4),
+        )
     )
     reached = H100.memory_gb_per_s * find_shares(H100).bandwidth
     found["batch norm in bf16, channels last, of the bandwidth reached"] = (
@@ -532,6 +536,13 @@ def ratios(recorded: dict[str, float]) -> dict[str, float]:
     )
     found["the same, channels first, bytes per nanosecond and channel"] = (
         statistics.median(rate / blocks for blocks, rate in first if blocks <= FEW)
+    )
+    found["in fp32 (cuDNN's), bytes per nanosecond and multiprocessor with one"] = (
+        statistics.median(
+            rate / min(blocks, H100.sm_count)
+            for blocks, rate in vectors
+            if blocks <= FEW
+        )
     )
     # Casts to fp32 and transposed copies: elementwise kernels without vector loads.
     found["elements without vector loads, per nanosecond and multiprocessor"] = (

@@ -18,7 +18,12 @@ from benchmarks.shared import ROOT, config, table
 from budgetfit.gpus.kernel_shares import find_shares
 from budgetfit.gpus.table import find_gpu
 from budgetfit.integrations.model_sources.model_source import resolve_model
-from budgetfit.timing.kernel_times import ELEMENTS_PER_SM, ON_HOPPER, PLAIN_BLOCK
+from budgetfit.timing.kernel_times import (
+    ELEMENTS_PER_SM,
+    ON_HOPPER,
+    PLAIN_BLOCK,
+    VECTOR_BLOCK,
+)
 from budgetfit.timing.kind_shares import KIND_SHARES
 
 # Published counts; tied embeddings are counted once.
@@ -104,6 +109,10 @@ def test_the_h100s_shares_are_what_its_recorded_ops_ask_for() -> None:
     assert plain == pytest.approx(KIND_SHARES["plain_batch_norm"].bandwidth, abs=0.02)
     of_block = found["the same, channels first, bytes per nanosecond and channel"]
     assert of_block == pytest.approx(PLAIN_BLOCK, abs=0.1)
+    of_block = found[
+        "in fp32 (cuDNN's), bytes per nanosecond and multiprocessor with one"
+    ]
+    assert of_block == pytest.approx(VECTOR_BLOCK, abs=0.5)
     of_sm = found["elements without vector loads, per nanosecond and multiprocessor"]
     assert of_sm == pytest.approx(ELEMENTS_PER_SM, abs=0.1)
     for library, ratio in ON_HOPPER.items():

@@ -87,10 +87,13 @@ FP32_ATTENTION_BACKWARD: Final = (
     KIND_SHARES["efficient_attention"].rate
     / KIND_SHARES["efficient_attention_backward"].rate
 )
-# Of PyTorch's own batch norm each thread waits for one value at a time, 512 of them in
-# a block: 2 KiB in flight at half a microsecond. So many bytes per nanosecond and block
-# are moved on an H100 (the same); cuDNN's vector loads fill a multiprocessor.
+# A batch norm with channels first has a thread block per channel, with 512 threads. In
+# PyTorch's own kernels each waits for one value at a time, 2 KiB in flight at half a
+# microsecond: so many bytes per nanosecond and block are moved on an H100 (the same).
+# In cuDNN's, one block to a multiprocessor, each waits for a vector of 16 bytes: four
+# times as many, which fills a multiprocessor of all GPUs but those with most bandwidth.
 PLAIN_BLOCK: Final = 4.5
+VECTOR_BLOCK: Final = 18.0
 # Elements that a multiprocessor takes per nanosecond in PyTorch's elementwise kernels
 # without vector loads: each is found by divisions, or cast by a look at its dtype, so
 # that bytes do not count. Casts from bf16 to fp32 and copies of transposed tensors on
@@ -321,13 +324,18 @@ def _of_blocks(
     work: OpWork, gpu: Gpu, bytes_per_ns: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the bytes per nanosecond that the thread blocks of kernels can move."""
+    limits = np.full(len(work.blocks), np.inf)
+    few = np.flatnonzero(work.blocks)
     # Of a kernel with fewer of them than the GPU has multiprocessors, each moves bytes
-    # at the rate of one multiprocessor; those of PyTorch's batch norm at their own.
-    blocks = np.where(work.blocks, work.blocks, np.inf)
-    of_one = np.where(
-        work.kind == _PLAIN_BATCH_NORM, PLAIN_BLOCK, bytes_per_ns / gpu.sm_count
+    # at the rate of one multiprocessor, or its own.
+    blocks = work.blocks[few]
+    full = np.minimum(bytes_per_ns[few] / gpu.sm_count, VECTOR_BLOCK)
+    limits[few] = np.where(
+        work.kind[few] == _PLAIN_BATCH_NORM,
+        blocks * PLAIN_BLOCK,
+        np.minimum(blocks, gpu.sm_count) * full,
     )
-    return blocks * of_one
+    return limits
 
 
 def phases_waiting(

@@ -52,7 +52,6 @@ DROPOUT: Final = 0.8  # and attention with dropout
 FULL_CHANNELS: Final = 64
 NARROWEST: Final = 0.35  # least share of the rate that narrow convolutions keep
 GROUP_CHANNELS: Final = 32
-MANY_BLOCKS: Final = 256  # more than any GPU has multiprocessors
 # Longer rows of softmax do not fit into a thread block's shared memory, and are read
 # again in each pass (PyTorch's SoftMax.cu).
 SHARED_MEMORY: Final = 48 * 1024
@@ -152,7 +151,7 @@ def _batch_norm(call: Kwargs) -> tuple[OpKind, int]:
     channels = int(inputs.shape[1])
     sums_up = call.get("training", call.get("train", True))
     is_last = inputs.stride()[1] == 1
-    if not sums_up or is_last or not (plain or channels < MANY_BLOCKS):
+    if not sums_up or is_last:
         channels = 0
     return "plain_batch_norm" if plain else "batch_norm", min(channels, MOST_BLOCKS)
 

@@ -27,6 +27,7 @@ from budgetfit.timing.kernel_times import (
     PRODUCT_NS,
     RECOMPUTED_NS,
     SELECTIVE_NS,
+    VECTOR_BLOCK,
     OpWork,
     StepTime,
     interval_ns,
@@ -174,6 +175,26 @@ def test_each_thread_block_of_pytorchs_batch_norm_moves_as_much() -> None:
     assert time("rtx-4090", 32) / time("rtx-4090", 64) == pytest.approx(2, rel=1e-3)
     assert time("rtx-4090", 64) == pytest.approx(time("h100-80gb", 64), rel=1e-3)
     assert time("rtx-4090", 4096) == time("rtx-4090", 0)  # enough of them
+
+
+@pytest.mark.parametrize(
+    ("card", "thread_blocks", "moving"),
+    [("h100-80gb", 64, 64), ("h100-80gb", 1024, 132), ("a100-80gb", 1024, None)],
+)
+def test_each_multiprocessor_runs_one_thread_block_of_cudnns_batch_norm(
+    card: str, thread_blocks: int, moving: int | None
+) -> None:
+    gpu = find_gpu(card)
+    few, free = (
+        time_of(card, "none", moved=1e12, kind="batch_norm", thread_blocks=count)
+        for count in (thread_blocks, 0)
+    )
+    if moving is None:  # its bandwidth is less than all multiprocessors' blocks ask for
+        assert few == pytest.approx(free)
+    else:
+        assert moving <= gpu.sm_count
+        assert few == pytest.approx(1e12 / (moving * VECTOR_BLOCK), rel=1e-3)
+        assert few > free
 
 
 def test_elements_one_by_one_take_as_long_whatever_their_bytes() -> None:

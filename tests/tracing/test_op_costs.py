@@ -326,8 +326,8 @@ def test_one_thread_block_sums_up_a_channel_of_a_batch_norm() -> None:
     assert blocks(x, training=False) == 0  # statistics are given: nothing to sum up
     assert blocks(x.contiguous(memory_format=torch.channels_last)) == 0
     assert blocks(empty(64, 24)) == 0  # channels are last
-    assert blocks(empty(2, 256, 8, 8)) == 0  # more than any GPU's multiprocessors
-    # PyTorch's own kernels have more channels than fill a GPU.
+    # Where there are more than multiprocessors, too: what one block moves counts.
+    assert blocks(empty(2, 256, 8, 8)) == 256
     assert blocks(empty(2, 256, 8, 8, dtype=torch.bfloat16)) == 256
 
 
