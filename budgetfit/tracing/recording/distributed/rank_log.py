@@ -1,6 +1,7 @@
 """RankLog: the storage log of one rank, with CUDA streams and DTensors."""
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -40,7 +41,8 @@ class RankLog(StorageLog):
         self._known: list[Any] = []  # streams, so that no id is used again
         self._host_layers: dict[int, int] = {}  # of tensors assigned while paused
         self._sharded_layer = -1
-        self._freed: set[int] = set()  # storages that are there, without memory
+        # Storages that are there, without memory; others may get their keys.
+        self._freed: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
         self,
@@ -123,9 +125,9 @@ class RankLog(StorageLog):
         known = self._alive.get(key)
         if size_bytes == 0:
             self._log_free(key, None)
-            self._freed.add(key)
+            self._freed[key] = weakref.ref(storage)
             return
-        self._freed.discard(key)
+        self._freed.pop(key, None)
         if known is None and not self.paused:
             index = self._allocate(size_bytes, self._category_now())
             self._watch(storage, index, size_bytes)
@@ -167,7 +169,8 @@ class RankLog(StorageLog):
         """Whether there is a weight that ``fully_shard`` has freed again."""
         for value in values:
             if isinstance(value, FakeTensor):
-                if value.untyped_storage()._cdata in self._freed:
+                freed = self._freed.get(value.untyped_storage()._cdata)
+                if freed is not None and freed() is not None:
                     return True
             elif isinstance(value, (list, tuple)) and self._reads_freed(value):
                 return True
