@@ -92,7 +92,8 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         Exception: What the model raises on fake tensors.
     """
     if recipe.compile != "none" and compiled is None:
-        compiled = CompiledBlocks(options["target"])
+        whole = recipe.compile == "model"
+        compiled = CompiledBlocks(options["target"], whole_model=whole)
     check_deepspeed(recipe)
     program = _Training(trained, recipe, loop, own_checkpointing, compiled, options)
     with silence_fake_tensor_log():

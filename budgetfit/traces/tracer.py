@@ -142,7 +142,7 @@ class Tracer:
         self.redirect_cuda = torch.cuda.is_available()
         self.real_values = False
         self._checks = ValueChecks()
-        self._compiled: dict[tuple[CudaTarget, bool], CompiledBlocks] = {}
+        self._compiled: dict[tuple[CudaTarget, bool, bool], CompiledBlocks] = {}
         self._first_steps: dict[_FirstStep, RawTrace] = {}
         self._pace = ""  # what the last trace took, if it was long
 
@@ -313,9 +313,11 @@ class Tracer:
         """Return the code that earlier traces for this GPU have generated."""
         if program.compile == "none":
             return None
-        key = self._target(program), uniform
+        key = self._target(program), uniform, program.compile == "model"
         if key not in self._compiled:
-            self._compiled[key] = CompiledBlocks(key[0], uniform=uniform)
+            self._compiled[key] = CompiledBlocks(
+                key[0], uniform=uniform, whole_model=key[2]
+            )
         return self._compiled[key]
 
     def _failure(self, error: Exception, batch_size: int) -> BudgetfitError | None:

@@ -42,6 +42,7 @@ class CompiledBlocks:
 
     Args:
         target: The GPU, with ``sm_count`` and ``threads_per_sm``.
+        whole_model: Whether the model is compiled as a whole, not its blocks.
         uniform: Generate the same code for almost all batch sizes, for a search among
             them: some small buffers of training are then missing or larger.
 
@@ -53,7 +54,13 @@ class CompiledBlocks:
             this installation is not known to be that of training.
     """
 
-    def __init__(self, target: CudaTarget | None, *, uniform: bool = False) -> None:
+    def __init__(
+        self,
+        target: CudaTarget | None,
+        *,
+        uniform: bool = False,
+        whole_model: bool = False,
+    ) -> None:
         if target is None:
             raise InputError(
                 "Compiled blocks are planned and verified for CUDA: on the CPU, "
@@ -61,6 +68,7 @@ class CompiledBlocks:
             )
         check_supported(target)
         self._backend = CudaBackend(target, uniform=uniform)
+        self._whole_model = whole_model
         self._copies: dict[types.FunctionType, types.FunctionType] = {}
         self.notes: dict[str, None] = {}  # as a set in order
 
@@ -79,11 +87,12 @@ class CompiledBlocks:
 
         def compile_for(*args: Any, **kwargs: Any) -> int:
             """Compile until a call finds all of it compiled; return its runs."""
-            # What a call sets is set by one that compiles nothing, where that runs.
-            # Without a graph, which would hold its inputs until garbage is collected.
-            quietly = contextlib.suppress(Exception)
-            with _compiling(block), _casts_not_kept(), torch.no_grad(), quietly:
-                plain(*_copied(args), **_copied(kwargs))
+            if self._whole_model:  # which takes long, and blocks seldom set anything
+                # What a call sets is set by one that compiles nothing, where that runs;
+                # without a graph, which would hold its inputs until they are collected.
+                quietly = contextlib.suppress(Exception)
+                with _compiling(block), _casts_not_kept(), torch.no_grad(), quietly:
+                    plain(*_copied(args), **_copied(kwargs))
             for _ in range(_CALLS_THAT_COMPILE):
                 graphs, before = backend.graphs, backend.runs
                 with (
