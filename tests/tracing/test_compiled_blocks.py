@@ -518,6 +518,7 @@ def call(args):
     assert module.ran == [1]
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's, of its own deprecated functions
 def test_what_is_imported_while_code_is_generated_stays_imported() -> None:
     """A second class of one name fails inductor's checks of its schedulers."""
     sys.modules.pop("colorsys", None)
