@@ -313,10 +313,11 @@ class Tracer:
         """Return the code that earlier traces for this GPU have generated."""
         if program.compile == "none":
             return None
-        key = self._target(program), uniform, program.compile == "model"
+        target, whole_model = self._target(program), program.compile == "model"
+        key = target, uniform, whole_model
         if key not in self._compiled:
             self._compiled[key] = CompiledBlocks(
-                key[0], uniform=uniform, whole_model=key[2]
+                target, uniform=uniform, whole_model=whole_model
             )
         return self._compiled[key]
 

@@ -5,13 +5,10 @@ of the whole batch only where its loss is a mean over the samples.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
 import torch
-from torch import nn
 
 from budgetfit.applying.loss.call_model import compute_loss
 from budgetfit.applying.precision import cast_batch, computes_in
@@ -49,9 +46,10 @@ def note_if_no_mean(setup: TrainingSetup, recipe: Recipe) -> str | None:
                 device=setup.device,
                 dims=setup.batch_dims,
             ) as run,
-            _evaluating(run.model),
+            torch.no_grad(),
             run.autocast(),
         ):
+            run.model.eval()  # the run restores the modes that it found
             whole, *own = (
                 compute_loss(
                     run.model, cast_batch(batch, precision, run.device), setup.loss
@@ -72,16 +70,3 @@ def note_if_no_mean(setup: TrainingSetup, recipe: Recipe) -> str | None:
         "batch (contrastive, Dice, covariances), and run.step(batch, weight=) or "
         "num_items_in_batch= for a sum, or a mean over tokens or weights of classes."
     )
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, without gradients, and back."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
