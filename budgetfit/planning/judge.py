@@ -1,5 +1,6 @@
 """The judge: an ``Estimate`` from a trace by allocator replay and kernel times."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -8,6 +9,7 @@ import numpy as np
 from budgetfit.applying.optimizers.factory import optimizer_notes
 from budgetfit.calibration.known_measurements import time_factor
 from budgetfit.core.budget import Budget
+from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.plan import Estimate
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, selective_blocks
@@ -57,18 +59,9 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         settings=budget.allocator,
         micro_steps=recipe.gradient_accumulation_steps,
     )
-    program = trace if replayed is None else replayed
-    timeline = run(program, limit_bytes=UNLIMITED_BYTES)
-    unlimited_bytes = timeline.reserved_bytes
-    if most_retries:
-        alone = run(trace, limit_bytes=UNLIMITED_BYTES)
-        if alone.reserved_bytes > budget.usable_bytes:
-            most_retries = 0
-    emptied_bytes = unlimited_bytes if most_retries else timeline.loading_reserved_bytes
-    if emptied_bytes > budget.usable_bytes:
-        limited = run(program, limit_bytes=budget.usable_bytes)
-        if limited.failed_bytes is None and limited.retries <= most_retries:
-            timeline = limited
+    timeline, unlimited_bytes = _replayed_within(
+        budget, run, trace, replayed, most_retries
+    )
     if timeline.retries:
         notes = (*notes, _emptied_note(timeline.retries, unlimited_bytes))
     reserved_bytes = timeline.reserved_bytes
@@ -119,6 +112,29 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         network_ms=network.expected_ns / 1e6 if network is not None else 0.0,
         network=network.link if network is not None else "",
     )
+
+
+def _replayed_within(
+    budget: Budget,
+    run: Callable[..., MemoryTimeline],
+    training: StepTrace,
+    replayed: StepTrace | None,
+    most_retries: int,
+) -> tuple[MemoryTimeline, int]:
+    """Return the replay to judge by, and what one without a limit reserves."""
+    program = training if replayed is None else replayed
+    timeline = run(program, limit_bytes=UNLIMITED_BYTES)
+    unlimited_bytes, usable_bytes = timeline.reserved_bytes, budget.usable_bytes
+    if most_retries:
+        alone = run(training, limit_bytes=UNLIMITED_BYTES)
+        if alone.reserved_bytes > usable_bytes:
+            most_retries = 0
+    emptied_bytes = unlimited_bytes if most_retries else timeline.loading_reserved_bytes
+    if emptied_bytes > usable_bytes:
+        limited = run(program, limit_bytes=usable_bytes)
+        if limited.failed_bytes is None and limited.retries <= most_retries:
+            timeline = limited
+    return timeline, unlimited_bytes
 
 
 def _emptied_note(retries: int, unlimited_bytes: int) -> str:
