@@ -23,19 +23,30 @@ from tests.accuracy.well_formed import GPU, NULL_DRIVER
 
 # What was recorded on another release is compared where that release is installed.
 PATHS = sorted(RECORDINGS.glob(f"*/{release(torch.__version__)}/*.json"))
+# Their blocks compile for half a minute; `make accuracy` does it.
+SLOW = tuple(
+    f"{name}-compiled-rtx-4090"
+    for name in (
+        "resnet-50-bf16-mixed-keep-b64",
+        "t5-base-bf16-mixed-keep-b8",
+        "torch-transformer-bf16-mixed-keep-b32",
+    )
+)
+# Optimizers see weights and cards see kernels; neither sees the model.
+APART = [{"model", "optimizer"}, {"model", "card"}]
 
 
 def shown(case: Case) -> set[tuple[object, ...]]:
-    """What a case is an example of: every pair of its settings.
+    """What a case is an example of: pairs of its settings, its model of any size.
 
     Of compiled code, whose traces take ten times as long, each setting for itself.
     """
-    if not case.compile:
-        return pairs([settings(case)])
-    family, _, _ = case.family.partition("-")
-    return {
-        (case.compile, *item) for item in {**settings(case), "model": family}.items()
-    }
+    family, *words = case.family.split("-")
+    named = {**settings(case), "model": family, "compile": case.compile}
+    if case.compile:
+        return {("compiled", *item) for item in named.items()}
+    named["inputs"] = tuple({"eager", "padded", "cache"}.intersection(words))
+    return {pair for pair in pairs([named]) if {name for name, _ in pair} not in APART}
 
 
 def chosen() -> Iterator[Path]:
@@ -43,6 +54,7 @@ def chosen() -> Iterator[Path]:
     by_path = {
         path: {(path.parts[-3], each) for each in shown(case_named(name))}
         for path in PATHS
+        if not path.stem.startswith(SLOW)
         for name in [path.stem.removesuffix("-cudnn")]
     }
     missing = set().union(*by_path.values())
