@@ -44,25 +44,19 @@ def test_bytes_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
     assert run(path).exit_code == 0
 
 
+@pytest.mark.parametrize("encoding", [None, "utf-8", "utf-16"])
 def test_of_a_huge_log_the_end_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str | None
 ) -> None:
     monkeypatch.setattr("budgetfit.cli.explain._LONGEST_BYTES", 2000)
     path = tmp_path / "train.log"
     steps = "step\n" * 5000
     path.write_text(f"{messages.TORCH_1_0}\n{steps}{messages.FULL}")
-    result = json.loads(run(path, "--json").stdout)
-    assert result["messages"] == 1
-    assert result["message"]["total_bytes"] == round(31.37 * 2**30)
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_of_a_huge_standard_input_the_end_is_read(
-    monkeypatch: pytest.MonkeyPatch, encoding: str
-) -> None:
-    monkeypatch.setattr("budgetfit.cli.explain._LONGEST_BYTES", 2000)
-    text = f"{messages.TORCH_1_0}\n{'step' * 5000}\n{messages.FULL}"
-    result = json.loads(run("-", "--json", given=text.encode(encoding)).stdout)
+    if encoding is None:
+        found = run(path, "--json")
+    else:  # on standard input
+        found = run("-", "--json", given=path.read_text().encode(encoding))
+    result = json.loads(found.stdout)
     assert result["messages"] == 1
     assert result["message"]["total_bytes"] == round(31.37 * 2**30)
 

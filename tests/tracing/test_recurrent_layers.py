@@ -1,6 +1,7 @@
 """Recurrent layers as CUDA runs them: torch's own results, step by step."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -23,41 +24,20 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_plain_layer_computes_what_torch_does(layout: dict[str, int]) -> None:
-    layer = nn.RNN(6, 4, **layout)  # type: ignore[arg-type]
-    x = torch.randn(3, 5, 6)
-    batch = x.shape[0 if layer.batch_first else 1]
-    directions = 2 if layer.bidirectional else 1
-    state = torch.zeros(layer.num_layers * directions, batch, 4)
-    expected, last = layer(x)
-    out, own = RECURRENT_OPS["rnn_tanh.input"](
-        x,
-        state,
-        list(layer.parameters()),
-        layer.bias,
-        layer.num_layers,
-        0.0,
-        False,
-        layer.bidirectional,
-        layer.batch_first,
-    )
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(own, last)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_a_plain_layer_over_a_packed_sequence_computes_what_torch_does(
-    layout: dict[str, int],
+def test_a_plain_layer_computes_what_torch_does(
+    layout: dict[str, int], packed: bool
 ) -> None:
     layer = nn.RNN(6, 4, **layout)  # type: ignore[arg-type]
-    packed = pack_padded_sequence(torch.randn(5, 3, 6), [5, 3, 3])
-    directions = 2 if layer.bidirectional else 1
-    state = torch.zeros(layer.num_layers * directions, 3, 4)
-    expected, last = layer(packed)
-    out, own = RECURRENT_OPS["rnn_tanh.data"](
-        packed.data,
-        packed.batch_sizes,
+    x: Any = torch.randn(3, 5, 6)
+    batch = x.shape[0 if layer.batch_first else 1]
+    if packed:
+        x, batch = pack_padded_sequence(torch.randn(5, 3, 6), [5, 3, 3]), 3
+    state = torch.zeros(layer.num_layers * (1 + layer.bidirectional), batch, 4)
+    expected, last = layer(x)
+    out, own = RECURRENT_OPS["rnn_tanh.data" if packed else "rnn_tanh.input"](
+        *((x.data, x.batch_sizes) if packed else (x,)),
         state,
         list(layer.parameters()),
         layer.bias,
@@ -65,6 +45,7 @@ def test_a_plain_layer_over_a_packed_sequence_computes_what_torch_does(
         0.0,
         False,
         layer.bidirectional,
+        *(() if packed else (layer.batch_first,)),
     )
     torch.testing.assert_close(out, expected.data)
     torch.testing.assert_close(own, last)
