@@ -57,7 +57,7 @@ def sharded(**changes: Any) -> Parallelism:
 # Model, what blocks do, micro-batches, optimizer, precision, engine.
 CASES: dict[str, tuple[str, Any, int, str, str, Parallelism]] = {
     "freed": ("llama", keep, 1, "adamw_torch_fused", "bf16-mixed", POLICY),
-    "recomputed": ("vit", every, 1, "adamw_torch_fused", "bf16-mixed", POLICY),
+    "recomputed": ("mebi", every, 1, "adamw_torch_fused", "bf16-mixed", POLICY),
     "kept after forward": (
         *("mebi", keep, 3, "adamw_torch_fused", "bf16-mixed"),
         sharded(reshard_after_forward=False),
@@ -92,7 +92,7 @@ CASES: dict[str, tuple[str, Any, int, str, str, Parallelism]] = {
         replace(DDP, bucket_cap_mb=3),
     ),
     "DDP, gradients as views": (
-        *("vit", eight, 2, "sgd", "bf16-mixed"),
+        *("mebi", eight, 2, "sgd", "bf16-mixed"),
         replace(DDP, gradient_as_bucket_view=True),
     ),
     "DDP, each micro-batch reduced": (
@@ -102,9 +102,8 @@ CASES: dict[str, tuple[str, Any, int, str, str, Parallelism]] = {
     "a pattern": ("mebi thirds", every, 2, "sgd", "bf16-mixed", POLICY),
     "a pattern offloaded": ("mebi thirds", offloaded, 1, "sgd", "bf16-mixed", AUTOCAST),
     "DDP, a pattern": ("mebi thirds", keep, 2, "adamw_torch_fused", "bf16-mixed", DDP),
-    "compiled": ("short gpt2", keep, 2, "sgd", "bf16-mixed", POLICY),
+    "DDP, compiled": ("short gpt2", keep, 2, "sgd", "bf16-mixed", DDP),
     "a pattern compiled": ("mebi thirds", every, 1, "sgd", "bf16-mixed", POLICY),
-    "DDP, compiled": ("short gpt2", every, 1, "sgd", "bf16-mixed", DDP),
     "DDP, segments": ("mebi", pairs, 1, "adamw_torch_fused", "fp16-mixed", DDP),
 }
 

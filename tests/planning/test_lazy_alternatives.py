@@ -16,6 +16,7 @@ from budgetfit.planning.session import Request
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
 ADA = find_gpu("rtx-4090")
 LABELS = [
     "accumulating",
