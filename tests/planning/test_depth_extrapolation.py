@@ -263,8 +263,10 @@ def test_compiled_blocks_are_extrapolated_too() -> None:
     workload = Workload(model=model, batch=TEXT, gpu=ADA).with_found_blocks()
     recipe = Recipe(batch_size=2, precision="bf16-mixed", compile="blocks")
     traces, whole = TraceSession(workload), TraceSession(workload, full_depth=True)
-    made = traces.affine(recipe)
+    made = traces.exact(recipe)
     assert traces.log[-1].endswith("in a shortened model with 5")
+    assert_same(made, whole.exact(recipe))
+    made = traces.affine(recipe)
     assert len(made.batch_sizes) == 2
     assert_same(made, whole.affine(recipe))
 

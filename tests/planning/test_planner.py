@@ -30,11 +30,13 @@ from budgetfit.planning.profiling.block_chain import (
 from budgetfit.planning.search.policies import fixed_segments
 from budgetfit.planning.search.search import search
 from budgetfit.planning.session import PlanningSession, Request, rank
+from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, MIB, Mebi
 from tests.traced import ROOMY
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
 ADA = find_gpu("rtx-4090")
 BLOCKS = tuple(f"blocks.{index}" for index in range(6))
 FP32 = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")
@@ -114,7 +116,10 @@ def test_host_memory_that_is_missing_is_said_and_suggested(workload: Workload) -
     assert str(again).splitlines()[0] == str(error).splitlines()[0]
 
 
-def test_progress_is_told_step_by_step(workload: Workload) -> None:
+def test_progress_is_told_step_by_step(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "off")
     said: list[str] = []
     plan(workload, 400, Request(batch_size=4), progress=said.append)
     assert said[0].startswith("tracing batch 2")
