@@ -22,6 +22,8 @@ from tests.api.planned import plan_of_config, write_config
 from tests.models import LLAMA, alone, llama
 from tests.reporting.sample_plans import sample_plan
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
+
 # What is checked is its memory, however it was chosen.
 ONE_RECIPE: dict[str, Any] = {"batch_size": 4, "checkpointing": "full"}
 

@@ -10,6 +10,7 @@ from budgetfit.api.compare import compare
 from budgetfit.errors import InputError
 from tests.integrations.adapters import QUIET
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
 CARDS = ["t4", "rtx-4090"]
 # One recipe: what is compared are the rows.
 QUICK: dict[str, Any] = {"batch_size": 2, "checkpointing": "none"}

@@ -19,6 +19,7 @@ from budgetfit.inputs.several_gpus import parse_gpus
 from tests.models import alone
 from tests.reporting.sample_plans import sample_plan
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
 WIDTH, LAYERS = 6144, 6
 WHOLE_BYTES = 4 * LAYERS * 4 * WIDTH**2  # weights, gradients and Adam's two states
 

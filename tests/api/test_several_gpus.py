@@ -32,6 +32,8 @@ from tests.models import EXAMPLES, Mebi, alone
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
+
 
 @pytest.mark.parametrize(
     ("value", "found"),
