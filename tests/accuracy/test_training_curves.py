@@ -16,8 +16,8 @@ def test_losses_are_the_plain_loops_to_the_bit_or_to_the_order_of_sums() -> None
         assert curve.largest_difference <= limit, curve.name
 
 
-def test_every_loss_after_two_kills_is_the_uninterrupted_runs(tmp_path: Path) -> None:
-    outcome = kill_and_resume(kills=2, steps=12, folder=tmp_path, seed=3)
-    assert outcome.kills == 2
-    assert outcome.compared >= 12
+def test_every_loss_after_a_kill_is_the_uninterrupted_runs(tmp_path: Path) -> None:
+    outcome = kill_and_resume(kills=1, steps=6, folder=tmp_path, seed=3)
+    assert outcome.kills == 1
+    assert outcome.compared >= 6
     assert outcome.different == []
