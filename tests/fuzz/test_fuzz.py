@@ -26,7 +26,7 @@ from tests.fuzz.plan_files import make_cases, quiet, run_case
 from tests.fuzz.surroundings import VARIABLES
 
 SEED = 20
-LINES, PLANS = 30, 60
+LINES, PLANS = 15, 30
 
 
 @pytest.fixture(scope="module")
