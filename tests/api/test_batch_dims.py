@@ -17,6 +17,7 @@ from budgetfit.core.sample_dims import SampleDims
 from tests.core.test_sample_dims import MISVOTING
 from tests.models import alone
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
 DIMS = {"x": 0}
 
 

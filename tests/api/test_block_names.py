@@ -11,6 +11,8 @@ from budgetfit.api.estimate import estimate_settings
 from tests.api.planned import CARD
 from tests.models import LENGTH, LLAMA
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
+
 # As many blocks as are traced with fewer of them.
 CONFIG = LlamaConfig(**{**LLAMA, "num_hidden_layers": 8})
 SETTINGS: dict[str, Any] = {"gpu": CARD, "max_length": LENGTH, "method": "lora"}

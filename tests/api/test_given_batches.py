@@ -18,6 +18,7 @@ from budgetfit.api.estimate import estimate_settings, layers
 from tests.core.test_sample_count import bags, boxes, graphs, without
 from tests.models import alone
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
 FILE = """
 import torch
 from torch import nn

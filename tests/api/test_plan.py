@@ -24,6 +24,8 @@ from tests.api.planned import (
 )
 from tests.models import EXAMPLES, MIB, Mebi
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
+
 # Kept, one sample of the six blocks takes 54 MiB; recomputed, 50.
 BUDGETS = (52, 90, 120, 240)
 mebi = functools.cache(plan_mebi)
