@@ -9,6 +9,7 @@ from torch import Tensor, nn
 import budgetfit
 from tests.tracing.tiny_transformers import tiny_model
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
 WIDTH = 16
 
 

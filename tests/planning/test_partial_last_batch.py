@@ -30,6 +30,7 @@ from budgetfit.planning.search.varying_lengths import JudgedLengths
 from budgetfit.planning.session import PlanningSession, Request
 from tests.memory.made_traces import MIB, TraceMaker
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
 ADA = find_gpu("rtx-4090")
 LENGTHS = VaryingLengths(
     span="samples of 32 to 64 tokens",

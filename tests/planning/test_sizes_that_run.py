@@ -12,6 +12,7 @@ from budgetfit.api.compare import compare
 from budgetfit.traces import tracer
 from tests.models import Chain
 
+pytestmark = pytest.mark.usefixtures("kept_traces")
 LENGTH, WIDTH = 2048, 256  # a sample has 2 MiB
 
 
