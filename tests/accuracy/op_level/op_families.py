@@ -90,6 +90,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "sorts": index_cases.sorts,
     "softmaxes": reduction_cases.softmaxes,
     "sums": reduction_cases.sums,
+    "uncommon": large_cases.uncommon,
     "wide_attention": layer_cases.wide_attention,
     "unary": plain_cases.unary,
 }
