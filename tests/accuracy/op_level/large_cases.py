@@ -146,6 +146,20 @@ def uncommon() -> Iterator[Case]:
         for dim in range(len(shape)):
             yield "count_nonzero", [x, dim], {}
         yield "count_nonzero", [x], {}
+    gaps = tensor([300, 100], HALF, [200, 2])
+    row = tensor([300, 100], SINGLE, [0, 1])
+    for x in (gaps, row):
+        yield "dist", [x, x, 2], {}
+        yield "normal.Tensor_float", [x, 1.5], {}
+        for dim in (0, 1):
+            yield "count_nonzero", [x, dim], {}
+        for samples, replacement in ((1, False), (5, False), (5, True)):
+            yield "multinomial", [x, samples, replacement], {}
+    theta = tensor([4, 2, 3], SINGLE, [1, 12, 4])
+    yield "affine_grid_generator", [theta, [4, 3, 100, 70], False], {}
+    strided = tensor([9000], LONG, [2])
+    yield "repeat_interleave.Tensor", [strided], {"output_size": 20_000}
+    yield "dist", [turned, turned, 2], {}
     yield "dist", [turned, tensor([3000, 1000])], {}
     yield "normal.Tensor_float", [turned, 1.5], {}
     yield "count_nonzero", [turned], {}

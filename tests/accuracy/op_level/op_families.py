@@ -38,6 +38,7 @@ ODD = (
     "odd_reductions",
     "rare_ops",
     "selections",
+    "uncommon",
     "wide_attention",
 )
 FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {

@@ -342,9 +342,11 @@ def _scan(count: int, dtype: torch.dtype) -> Steps:
 def repeat_interleave(call: Call) -> Steps:
     """Running sums of the repetitions, as int64; ``native/Repeat.cpp``."""
     repeats = call.args[0]
+    yield from contiguous_copies(repeats)
     yield copy_of(repeats, INDEX_BYTES)
-    cast = [] if repeats.dtype == torch.int64 else [copy_of(repeats, INDEX_BYTES)]
-    yield from freed_at_once(*cast, *scratch("scan", repeats.numel(), INDEX_BYTES, 0))
+    read = repeats.dtype == torch.int64 and repeats.is_contiguous()
+    copies = [] if read else [copy_of(repeats, INDEX_BYTES)]
+    yield from freed_at_once(*copies, *scratch("scan", repeats.numel(), INDEX_BYTES, 0))
     yield OUTPUTS
 
 
