@@ -8,7 +8,7 @@ from tests.accuracy.op_level.op_layouts import Case, tensor
 
 IMAGE = [64, 64, 512, 1024]  # of 2**31 elements
 LAST = [64 * 512 * 1024, 1, 64 * 1024, 64]  # its strides with channels last
-SINGLE, HALF = torch.float32, torch.bfloat16
+SINGLE, HALF, LONG = torch.float32, torch.bfloat16, torch.int64
 
 
 def large_tensors() -> Iterator[Case]:
@@ -117,3 +117,67 @@ def rare_ops() -> Iterator[Case]:
     yield "embedding_renorm_", [tensor([3000, 1000]), indices, 1.0, 2.0], {}
     for sizes in ([], [1000], [3, 1000, 1000]):
         yield "_efficientzerotensor", [sizes], {"device": torch.device("cuda")}
+
+
+def uncommon() -> Iterator[Case]:
+    """Affine grids, distances, draws, counts and repetitions."""
+    for shape, dtype, size in (
+        ([4, 2, 3], SINGLE, [4, 3, 100, 70]),
+        ([4, 2, 3], HALF, [4, 3, 70, 30]),
+        ([1, 2, 3], SINGLE, [1, 1, 1, 1]),
+        ([2, 3, 4], SINGLE, [2, 1, 45, 53, 49]),
+        ([3, 3, 4], HALF, [3, 1, 9, 11, 30]),
+    ):
+        for align_corners in (False, True):
+            theta = tensor(shape, dtype)
+            yield "affine_grid_generator", [theta, size, align_corners], {}
+    turned = tensor([3000, 1000], SINGLE, [1, 3000])
+    for shape, dtype in (
+        ([1000, 1000], SINGLE),
+        ([300, 100], HALF),
+        ([5, 100, 100], torch.float64),
+        ([64], SINGLE),
+    ):
+        x = tensor(shape, dtype)
+        for other in (x, tensor(shape[-1:], dtype)):
+            for norm in (2, 1, 3.5):
+                yield "dist", [x, other, norm], {}
+        yield "normal.Tensor_float", [x, 1.5], {}
+        for dim in range(len(shape)):
+            yield "count_nonzero", [x, dim], {}
+        yield "count_nonzero", [x], {}
+    gaps = tensor([300, 100], HALF, [200, 2])
+    row = tensor([300, 100], SINGLE, [0, 1])
+    for x in (gaps, row):
+        yield "dist", [x, x, 2], {}
+        yield "normal.Tensor_float", [x, 1.5], {}
+        for dim in (0, 1):
+            yield "count_nonzero", [x, dim], {}
+        for samples, replacement in ((1, False), (5, False), (5, True)):
+            yield "multinomial", [x, samples, replacement], {}
+    theta = tensor([4, 2, 3], SINGLE, [1, 12, 4])
+    yield "affine_grid_generator", [theta, [4, 3, 100, 70], False], {}
+    strided = tensor([9000], LONG, [2])
+    yield "repeat_interleave.Tensor", [strided], {"output_size": 20_000}
+    yield "dist", [turned, turned, 2], {}
+    yield "dist", [turned, tensor([3000, 1000])], {}
+    yield "normal.Tensor_float", [turned, 1.5], {}
+    yield "count_nonzero", [turned], {}
+    yield "count_nonzero", [tensor([1000, 1000], torch.bool), 1], {}
+    yield "count_nonzero", [tensor([1000, 1000], torch.int64)], {}
+    yield from _draws()
+
+
+def _draws() -> Iterator[Case]:
+    for weights in ([300], [5000], [32, 1000], [2000, 300]):
+        for dtype in (SINGLE, HALF):
+            for samples, replacement in ((1, True), (1, False), (5, False), (5, True)):
+                args = [tensor(weights, dtype), samples, replacement]
+                yield "multinomial", args, {}
+    for count, dtype in (
+        (64, torch.int64),
+        (100_000, torch.int64),
+        (9000, torch.int32),
+    ):
+        repeats = tensor([count], dtype)
+        yield "repeat_interleave.Tensor", [repeats], {"output_size": 2 * count}

@@ -38,6 +38,7 @@ ODD = (
     "odd_reductions",
     "rare_ops",
     "selections",
+    "uncommon",
     "wide_attention",
 )
 FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
@@ -90,6 +91,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
     "sorts": index_cases.sorts,
     "softmaxes": reduction_cases.softmaxes,
     "sums": reduction_cases.sums,
+    "uncommon": large_cases.uncommon,
     "wide_attention": layer_cases.wide_attention,
     "unary": plain_cases.unary,
 }

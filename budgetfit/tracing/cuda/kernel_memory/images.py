@@ -4,6 +4,8 @@ Sources: ``UpSample*.cu``, ``*Pool*.cu``, ``ReflectionPad.cu`` and
 ``TensorTransformations.cu`` in ``aten/src/ATen/native/cuda``.
 """
 
+from math import prod
+
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
@@ -11,9 +13,13 @@ from torch._prims_common import suggest_memory_format
 from budgetfit.tracing.cuda.kernel_memory.registry import (
     OUTPUTS,
     Call,
+    Gemm,
     Steps,
+    Unverified,
+    buffer,
     contiguous_copies,
     copy_of,
+    freed_at_once,
     kernel_memory,
     resized,
 )
@@ -110,6 +116,21 @@ def roll(call: Call) -> Steps:
     if len(call.args[1]) > 1 or not call.args[0].is_contiguous():
         yield copy_of(call.args[0])
     yield OUTPUTS
+
+
+@kernel_memory("affine_grid_generator")
+def affine_grid(call: Call) -> Steps:
+    """Positions in every direction, and the grid of them that theta multiplies."""
+    # Source: ``native/AffineGridGenerator.cpp``.
+    theta, (samples, _, *sides), align_corners = call.args
+    yield buffer(samples * prod(sides) * theta.shape[-1] * theta.element_size())
+    for side in reversed(sides):
+        count = 1 if align_corners or side == 1 else 3  # then scaled and divided
+        yield from freed_at_once(*[buffer(side * theta.element_size())] * count)
+    yield OUTPUTS
+    if not theta.is_contiguous():
+        yield Unverified()
+    yield Gemm()
 
 
 @kernel_memory("col2im", "im2col")

@@ -326,12 +326,48 @@ def cumulative(call: Call) -> Steps:
     if not check_contiguous_sizes_strides(tensor.shape, strides):
         yield copy_of(tensor, call.out.element_size())
     if tensor.shape[dim] == tensor.numel() > 0:
-        dtype = call.out.dtype
-        if dtype in SCANNED_ALONE or dtype in SCANNED_IN_ARRAYS:
-            in_arrays = int(dtype in SCANNED_IN_ARRAYS)
-            yield from scratch("scan", tensor.numel(), dtype.itemsize, in_arrays)
-        else:
-            yield Unverified()
+        yield from _scan(tensor.numel(), call.out.dtype)
+
+
+def _scan(count: int, dtype: torch.dtype) -> Steps:
+    """CUB's scan of a single row."""
+    if dtype in SCANNED_ALONE or dtype in SCANNED_IN_ARRAYS:
+        in_arrays = int(dtype in SCANNED_IN_ARRAYS)
+        yield from scratch("scan", count, dtype.itemsize, in_arrays)
+    else:
+        yield Unverified()
+
+
+@kernel_memory("repeat_interleave.Tensor")
+def repeat_interleave(call: Call) -> Steps:
+    """Running sums of the repetitions, as int64; ``native/Repeat.cpp``."""
+    repeats = call.args[0]
+    yield from contiguous_copies(repeats)
+    yield copy_of(repeats, INDEX_BYTES)
+    read = repeats.dtype == torch.int64 and repeats.is_contiguous()
+    copies = [] if read else [copy_of(repeats, INDEX_BYTES)]
+    yield from freed_at_once(*copies, *scratch("scan", repeats.numel(), INDEX_BYTES, 0))
+    yield OUTPUTS
+
+
+@kernel_memory("multinomial")
+def multinomial(call: Call) -> Steps:
+    """Draws with replacement are found in running sums of the weights."""
+    # Without replacement, or of one sample: extrema and two answers about them, weights
+    # over draws and, of several samples, the largest. Source: ``multinomial`` in
+    # ``native/Distributions.cpp``, and ``MultinomialKernel.cu``.
+    weights, samples = call.args[:2]
+    yield OUTPUTS
+    if call.get(2, False) and samples > 1:
+        yield from [copy_of(weights)] * 3
+        if weights.shape[-1] == weights.numel():
+            yield from _scan(weights.numel(), weights.dtype)
+        return
+    yield from [buffer(weights.element_size())] * 2
+    yield from [buffer(1)] * 2
+    yield copy_of(weights)
+    if samples > 1:
+        yield copy_of(call.out, weights.element_size())
 
 
 @kernel_memory("sort.default", "sort.stable")

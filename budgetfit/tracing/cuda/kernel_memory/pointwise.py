@@ -44,6 +44,13 @@ def clamp(call: Call) -> Steps:
     yield OUTPUTS
 
 
+@kernel_memory("normal.Tensor_float")
+def draw_around_means(call: Call) -> Steps:
+    """Standard deviations, of which only the shape is used."""
+    yield OUTPUTS
+    yield copy_of(call.out)
+
+
 @kernel_memory("pow.Tensor_Scalar")
 def pow_tensor(call: Call) -> Steps:
     """A cast of booleans, and of integers where the exponent is a fraction."""

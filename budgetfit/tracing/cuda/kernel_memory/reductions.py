@@ -8,6 +8,7 @@ The size depends on the accumulation dtype and the vectorisation: sources are th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -121,15 +122,15 @@ def nansum(call: Call) -> Steps:
     yield from _in_dtype_of_output(call, call.get(1))
 
 
-@kernel_memory("count_nonzero.dim_IntList")
+@kernel_memory("count_nonzero")
 def count_nonzero(call: Call) -> Steps:
     """Which are not zero, and their sum as int64."""
-    tensor = call.args[0]
+    tensor, dims = call.args[0], call.get(1)
     if tensor.dtype != torch.bool:
         yield copy_of(tensor, 1)
     yield OUTPUTS
     yield copy_of(tensor, INDEX_BYTES)
-    yield from reduction(Layout.cast(tensor, torch.int64), call.args[1], torch.int64)
+    yield from reduction(Layout.cast(tensor, torch.int64), dims, torch.int64)
 
 
 @kernel_memory("aminmax")
@@ -219,6 +220,16 @@ def vector_norm(call: Call) -> Steps:
             yield copy_of(tensor, dtype.itemsize)
         return
     yield from _in_dtype_of_output(call, dims)
+
+
+@kernel_memory("dist")
+def dist(call: Call) -> Steps:
+    """The norm of the difference, a tensor as large as both together."""
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in call.args[:2]))
+    difference = Layout.contiguous(call.out.dtype, shape)
+    yield buffer(prod(shape) * call.out.element_size())
+    yield OUTPUTS
+    yield from reduction(difference, None, call.out.dtype)
 
 
 @kernel_memory("renorm", "renorm_")
