@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from budgetfit.applying.loss.chunked_loss import can_chunk_loss
@@ -52,9 +53,6 @@ def everything_kept(
     smallest = plain.block_chain.profile_at(size, exact_blocks=False)
     if chain_peak_bytes(smallest, ()) > limit_bytes:
         return None
-    estimate = best_with_segments(session, ())
-    if estimate is None or plain.block_chain.waiting_phases(estimate.recipe.batch_size):
-        return None
     ns_per_byte = plain.block_chain.least_ns_per_freed_byte()
     may_be_faster: list[tuple[float, ChainChange, float]] = [
         (ns_per_byte, _unchanged, SHOWN_AS_OPTIMAL),
@@ -64,10 +62,18 @@ def everything_kept(
         session.workload.model, session.workload.loss
     ):
         may_be_faster.append((ns_per_byte, chunked, chunks_gain))
-    least_ns = solver_ns(estimate)
-    for each_byte_ns, change, gain in may_be_faster:
-        if _shortest_ns(plain, each_byte_ns, change) < least_ns * (1 - gain):
-            return None
+    bounds_ns = [
+        _shortest_ns(plain, each_byte_ns, change) / (1 - gain)
+        for each_byte_ns, change, gain in may_be_faster
+    ]
+    # The judge finds no larger batch to fit than the formula does.
+    if min(bounds_ns) < _kept_ns(plain):
+        return None
+    estimate = best_with_segments(session, ())
+    if estimate is None or plain.block_chain.waiting_phases(estimate.recipe.batch_size):
+        return None
+    if min(bounds_ns) < solver_ns(estimate):
+        return None
     count = len(session.workload.blocks)
     return SearchResult(
         session=session,
@@ -78,6 +84,14 @@ def everything_kept(
 
 def _unchanged(chain: ChainProfile) -> ChainProfile:
     return chain
+
+
+def _kept_ns(session: PlanningSession) -> float:
+    """Return the least time per sample with everything kept, by the formula."""
+    limit_bytes = session.budget.usable_bytes
+    profile_at = partial(session.block_chain.profile_at, exact_blocks=False)
+    found = best_batch(session, profile_at, _keep_all, limit_bytes).best
+    return 0.0 if found is None else float(found.ns_per_sample or 0)
 
 
 def _shortest_ns(
