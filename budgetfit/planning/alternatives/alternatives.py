@@ -64,9 +64,10 @@ def deciding_baselines(
     # to be shown beside the plan.
     if session.request.objective != "throughput":
         return _baselines(session, BASELINES)
-    certain, others = [*BASELINES[:-1]], [BASELINES[-1]]
+    count = len(BASELINES) - 1
     if session.settings.compile != "none":
-        certain, others = [], [*BASELINES]
+        count = 0 if proposed.recipe.segments else 1  # judged already
+    certain, others = BASELINES[:count], [*BASELINES[count:]]
     if proposed.recipe.segments:
         others.append(EVERY_NTH)
     faster = [row for row in others if policy_can_gain(session, row[1], proposed)]
