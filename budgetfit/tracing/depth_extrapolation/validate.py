@@ -126,11 +126,11 @@ def _size_limits(
     rows, others = one.size_limits, other.size_limits
     if [row[:2] for row in rows] != [row[:2] for row in others]:
         raise NotAffineError("kernels count other sizes at another batch size")
-    values = (
+    here, there = (
         np.array([row.number.fixed for row in each], np.int64)
         for each in (rows, others)
     )
-    numbers = zip(*fit_affine(*values, sizes), strict=True)
+    numbers = zip(*fit_affine(here, there, sizes), strict=True)
     return tuple(
         row._replace(number=Affine(int(fixed), int(slope)))
         for row, (fixed, slope) in zip(rows, numbers, strict=True)
