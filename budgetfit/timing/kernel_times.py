@@ -299,7 +299,7 @@ class _Rates(NamedTuple):
             * shares.bandwidth
             * np.array([kinds[kind].bandwidth for kind in OP_KINDS])
         )
-        bytes_per_ns[_COPY] = (gpu.link_gb_per_s or SLOWEST_LINK) * LINK_SHARE
+        bytes_per_ns[_COPY] = host_bytes_per_ns(gpu)
         launch_ns = np.array(
             [PRODUCT_NS if kinds[kind].rate else KERNEL_NS for kind in OP_KINDS]
         )
@@ -444,6 +444,11 @@ def phase_ops(trace: StepTrace, phase: Phase) -> NDArray[np.int64]:
     else:
         inside = ~in_optimizer & (event > phase.start) & (event <= phase.end)
     return np.flatnonzero(inside)
+
+
+def host_bytes_per_ns(gpu: Gpu) -> float:
+    """Return the rate of copies between a GPU and pinned host memory."""
+    return (gpu.link_gb_per_s or SLOWEST_LINK) * LINK_SHARE
 
 
 def interval_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,6 +42,7 @@ from budgetfit.planning.search.policies import fixed_segments
 from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.solvers.batch_size_grid import LARGEST_TRACED_SIZE, batch_size_grid
 from budgetfit.traces.session import TraceSession
+from budgetfit.traces.tracer import COMPILED_BATCH_SIZES
 from budgetfit.tracing.compiled.cuda_backend import CHECKED_TORCH
 from budgetfit.tracing.cuda.target import installed_torch_version
 from budgetfit.workload.workload import Workload
@@ -151,6 +153,25 @@ def test_what_cannot_be_planned_is_not_taken() -> None:
     assert eager.warnings[0].endswith("blocks: needs Triton")
     with pytest.raises(InputError, match="the first"):
         chosen(InputError("the first"), InputError("the second"))
+
+
+@supported
+def test_only_what_may_be_the_plan_is_compiled_for_its_batch_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BUDGETFIT_CACHE", "off")
+    asked: Any = {"vram": "1000MiB", "gpu": "rtx-4090", "precision": "fp32"}
+    model, given = Mebi(3), torch.zeros(2, 512, 512)
+    plan = budgetfit.plan(model, compile="blocks", batch=given, **asked)
+    recipe, searched = plan.recipe, COMPILED_BATCH_SIZES[0]
+    assert not recipe.segments  # found at two sizes, and judged at its own
+    text = "\n".join(map(str, plan.provenance["traces"]))
+    sizes = {int(size) for size in re.findall(r"traced fp32 at batch (\d+)", text)}
+    assert sizes == {*searched, recipe.batch_size}
+    labels = {row.label for row in plan.judged_alternatives}
+    assert "everything kept" in labels
+    assert "every block recomputed" not in labels  # compiled when it is looked at
+    assert "every block recomputed" in {row.label for row in plan.alternatives}
 
 
 @supported

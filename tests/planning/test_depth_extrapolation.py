@@ -244,11 +244,15 @@ def plain(blocks: tuple[str, ...]) -> tuple[Recipe, None]:
     return Recipe(batch_size=2, precision="bf16-mixed"), None
 
 
-def test_a_trace_for_all_batch_sizes_is_the_same_too() -> None:
-    workload = Workload(model=Mebi(16), batch=MIB_BATCH, gpu=ADA).with_found_blocks()
+@pytest.mark.parametrize("limited", [False, True], ids=["plain", "size limits"])
+def test_a_trace_for_all_batch_sizes_is_the_same_too(limited: bool) -> None:
+    model = models.gpt2(n_layer=8) if limited else Mebi(16)
+    batch = TEXT if limited else MIB_BATCH
+    workload = Workload(model=model, batch=batch, gpu=ADA).with_found_blocks()
     recipe = Recipe(batch_size=8, segments=checkpoint_every_block(workload.blocks))
     traces = TraceSession(workload)
     made = traces.affine(recipe)
+    assert bool(made.size_limits) == limited
     assert [line.split(", ")[-1] for line in traces.log] == [
         "in a shortened model with 4",
         # A sample larger and a block longer: line and proof.

@@ -1,5 +1,6 @@
 """Where everything kept cannot be beaten, no other option is traced."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 
 import budgetfit
 from budgetfit.core.plan import Plan
+from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.memory.chain.profile import with_options_of
 from budgetfit.planning.search import everything_kept, loss_chunking
+from budgetfit.timing.kernel_times import host_bytes_per_ns
 from tests import models
 from tests.models import MIB
 from tests.solvers.chains import block, chain_of, equal_blocks, option
@@ -43,14 +46,27 @@ def test_more_bytes_than_blocks_hold_cannot_be_freed() -> None:
 def test_no_option_frees_a_byte_faster_than_the_bound(
     name: str, batch_size: int
 ) -> None:
-    chain = chains(name, *PAIRS[name])
+    gpu, precision = PAIRS[name]
+    chain = chains(name, gpu, precision)
+    profile, rate = chain.profile_at(batch_size), host_bytes_per_ns(find_gpu(gpu))
     least = chain.least_ns_per_freed_byte()
-    for each in chain.profile_at(batch_size).blocks:
+    on_host = min(least, everything_kept.least_ns_per_offloaded_byte(profile, rate))
+    for each in profile.blocks:
         for other in each.options[1:]:
             freed = each.keep.saved_bytes + each.keep.cached_bytes - other.saved_bytes
-            on_host = other.mode == "offload" or other.input_on_host
-            if freed > 0 and not on_host:
-                assert other.extra_ns / freed >= least * (1 - 1e-6)
+            uses_host = other.mode == "offload" or other.input_on_host
+            if freed > 0:
+                bound = on_host if uses_host else least
+                assert other.extra_ns / freed >= bound * (1 - 1e-6)
+
+
+def test_offloading_is_free_only_behind_kernels_as_long_as_the_copies() -> None:
+    # Half of 20 saved bytes are copied.
+    bound = everything_kept.least_ns_per_offloaded_byte
+    one = replace(CHAIN.blocks[0], forward_ns=4, backward_ns=12)
+    chain = replace(CHAIN, blocks=(one, *CHAIN.blocks[-1:]))
+    assert bound(chain, 1.0) == pytest.approx(0.5 - 4 / 20)
+    assert bound(chain, 10.0) == 0
 
 
 def test_an_option_changes_a_block_alike_with_and_without_accumulation() -> None:

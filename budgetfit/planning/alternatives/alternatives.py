@@ -59,10 +59,15 @@ def deciding_baselines(
     """Return the baselines that may be better than the solver's proposal."""
     # Each is at its own best batch size, judged like the plan. By live bytes none of
     # them is faster than the solver's; Chen's segments and every n-th block can only
-    # win time where they are faster than what the solver found to fit.
+    # win time where they are faster than what the solver found to fit. So can the usual
+    # ones where each is compiled for itself, which takes seconds: else they are judged
+    # to be shown beside the plan.
     if session.request.objective != "throughput":
         return _baselines(session, BASELINES)
-    certain, *others = BASELINES[:-1], BASELINES[-1]
+    count = len(BASELINES) - 1
+    if session.settings.compile != "none":
+        count = 0 if proposed.recipe.segments else 1  # judged already
+    certain, others = BASELINES[:count], [*BASELINES[count:]]
     if proposed.recipe.segments:
         others.append(EVERY_NTH)
     faster = [row for row in others if policy_can_gain(session, row[1], proposed)]

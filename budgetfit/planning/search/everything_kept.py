@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from budgetfit.applying.loss.chunked_loss import can_chunk_loss
 from budgetfit.core.block_profile import ChainProfile
@@ -24,9 +25,14 @@ from budgetfit.planning.search.solver_choice import (
 )
 from budgetfit.planning.session import PlanningSession
 from budgetfit.solvers.problem import Problem, Solution
+from budgetfit.timing.kernel_times import host_bytes_per_ns
 
 if TYPE_CHECKING:
     ChainChange = Callable[[ChainProfile], ChainProfile]
+    Rate = Callable[[ChainProfile], float]  # nanoseconds to free a byte
+
+# A saved tensor may be half of a storage, which is freed as a whole.
+COPIED_SHARE: Final = 0.5
 
 
 def everything_kept(
@@ -52,22 +58,37 @@ def everything_kept(
     smallest = plain.block_chain.profile_at(size, exact_blocks=False)
     if chain_peak_bytes(smallest, ()) > limit_bytes:
         return None
-    estimate = best_with_segments(session, ())
-    if estimate is None or plain.block_chain.waiting_phases(estimate.recipe.batch_size):
-        return None
     ns_per_byte = plain.block_chain.least_ns_per_freed_byte()
-    may_be_faster: list[tuple[float, ChainChange, float]] = [
-        (ns_per_byte, _unchanged, SHOWN_AS_OPTIMAL),
-        (0.0, _unchanged, MIN_HOST_GAIN),  # copies may overlap with kernels
+
+    def recomputing(_: ChainProfile) -> float:
+        return ns_per_byte
+
+    def with_host(chain: ChainProfile) -> float:
+        copied_bytes = host_bytes_per_ns(session.workload.gpu)
+        return min(ns_per_byte, least_ns_per_offloaded_byte(chain, copied_bytes))
+
+    may_be_faster: list[tuple[Rate, ChainChange, float]] = [
+        (recomputing, _unchanged, SHOWN_AS_OPTIMAL),
+        (with_host, _unchanged, MIN_HOST_GAIN),
     ]
     if session.settings.loss_chunks == 1 and can_chunk_loss(
         session.workload.model, session.workload.loss
     ):
-        may_be_faster.append((ns_per_byte, chunked, chunks_gain))
-    least_ns = solver_ns(estimate)
-    for each_byte_ns, change, gain in may_be_faster:
-        if _shortest_ns(plain, each_byte_ns, change) < least_ns * (1 - gain):
-            return None
+        may_be_faster.append((recomputing, chunked, chunks_gain))
+    bounds_ns = [
+        _shortest_ns(plain, rate, change) / (1 - gain)
+        for rate, change, gain in may_be_faster
+    ]
+    # The judge finds no larger batch to fit than the formula does.
+    if min(bounds_ns) < _kept_ns(plain):
+        return None
+    estimate = best_with_segments(session, ())
+    if (
+        estimate is None
+        or plain.block_chain.waiting_phases(estimate.recipe.batch_size)
+        or min(bounds_ns) < solver_ns(estimate)
+    ):
+        return None
     count = len(session.workload.blocks)
     return SearchResult(
         session=session,
@@ -76,13 +97,40 @@ def everything_kept(
     )
 
 
+def least_ns_per_offloaded_byte(chain: ChainProfile, bytes_per_ns: float) -> float:
+    """Return a lower bound on the time that offloading a byte of activations takes.
+
+    ``bytes_per_ns``: of copies to the host and back, which overlap with the forward and
+    the backward of their block.
+    """
+    # With recomputation a block's input alone is copied, and overlaps with nothing.
+    copy_ns = COPIED_SHARE / bytes_per_ns
+    return min(
+        (
+            sum(
+                max(0.0, copy_ns - kernels_ns / block.keep.saved_bytes)
+                for kernels_ns in (block.forward_ns, block.backward_ns)
+            )
+            for block in chain.blocks
+            if len(block.options) > 1 and block.keep.saved_bytes
+        ),
+        default=0.0,
+    )
+
+
 def _unchanged(chain: ChainProfile) -> ChainProfile:
     return chain
 
 
-def _shortest_ns(
-    session: PlanningSession, ns_per_byte: float, change: ChainChange
-) -> float:
+def _kept_ns(session: PlanningSession) -> float:
+    """Return the least time per sample with everything kept, by the formula."""
+    limit_bytes = session.budget.usable_bytes
+    profile_at = partial(session.block_chain.profile_at, exact_blocks=False)
+    found = best_batch(session, profile_at, _keep_all, limit_bytes).best
+    return 0.0 if found is None else float(found.ns_per_sample or 0)
+
+
+def _shortest_ns(session: PlanningSession, rate: Rate, change: ChainChange) -> float:
     """Return a lower bound on the time per sample over all batch sizes."""
     # Gradients that do not outlive a step are less than those that do: the profile with
     # these serves both, and another program is not traced.
@@ -98,6 +146,7 @@ def _shortest_ns(
             accumulating = chain.accumulating()
             profile = accumulating.profile_at(batch_size, exact_blocks=False)
             limit = limit_bytes + chain.gradient_bytes()
+        ns_per_byte = rate(profile)
         return _with_missing_bytes(change(profile), limit, limit_bytes, ns_per_byte)
 
     found = best_batch(session, profile_at, _keep_all, limit_bytes).best

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Final
 
 from budgetfit.applying.loss.chunked_loss import can_chunk_loss
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.plan import Estimate
 from budgetfit.errors import InputError, TraceError
-from budgetfit.planning.search.baselines import best_with_policy
+from budgetfit.planning.search.baselines import best_with_policy, best_with_segments
 from budgetfit.planning.search.everything_kept import everything_kept
 from budgetfit.planning.search.search import (
     MAX_ROUNDS,
@@ -55,7 +56,9 @@ def search_with_loss_chunks(
     ahead = _search_ahead(session, solved.best, max_rounds)
     if ahead is not None and _beats_fewer_chunks(ahead, session):
         return _with_more_chunks(session, ahead, max_rounds)
-    best = search_within_limits(session, max_rounds, solved=solved)
+    best = search_within_limits(
+        session, max_rounds, solved, partial(best_with_segments, session, ())
+    )
     if best.estimate and not can_gain(session, best.estimate, MIN_GAIN, _chunked_best):
         return with_near_misses(best, max_rounds)
     return _with_more_chunks(session, best, max_rounds, ahead)

@@ -152,14 +152,21 @@ def search_within_limits(
     session: PlanningSession,
     max_rounds: int,
     solved: BatchChoice | None = None,
+    kept: Callable[[], Estimate | None] | None = None,
 ) -> SearchResult:
     """Return the best proposal of the solver under a changing limit of live bytes.
 
     The limit starts where the traced programs suggest; it shrinks by the excess while
     recipes do not fit, and grows by the unused bytes once one fits, until these are two
     per cent or less. Where nothing is within the first limit, the plan of lowest peak
-    shows how much the allocator reserves beyond the formula. ``solved`` is what
-    ``fastest_by_formula`` returns, where that is known.
+    shows how much the allocator reserves beyond the formula.
+
+    Args:
+        session: What is planned.
+        max_rounds: Most recipes to judge.
+        solved: What ``fastest_by_formula`` returns, where that is known.
+        kept: Finds the best that keeps everything, as judged; taken in place of such a
+            proposal at another batch size.
     """
     proposals = _Proposals(session, solved)
     limits = _Limits.of(session, proposals)
@@ -175,6 +182,8 @@ def search_within_limits(
         recipe = session.settings.recipe(
             chosen.batch_size, chosen.solution.segments or ()
         )
+        if kept and not recipe.segments and (known := kept()):
+            recipe = known.recipe
         if recipe in seen:
             break
         seen.add(recipe)

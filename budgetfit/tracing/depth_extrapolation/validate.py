@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetfit.core.step_trace import Affine, KernelScratch, StepTrace
+from budgetfit.core.step_trace import Affine, KernelScratch, SizeLimit, StepTrace
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.depth_extrapolation.extrapolate import extrapolate
 from budgetfit.tracing.depth_extrapolation.growth import Growth, find_growth, grown
@@ -24,7 +24,7 @@ from budgetfit.tracing.depth_extrapolation.owned_trace import (
     first_difference,
 )
 from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout
-from budgetfit.tracing.recording.batch_scaling import fit_affine
+from budgetfit.tracing.recording.batch_scaling import NotAffineError, fit_affine
 
 
 def validate(
@@ -106,6 +106,7 @@ def fit_and_validate(
             bytes_per_sample=_fold(longer.origin, slope),
             scratch_index=_fold(longer.origin, index),
             scratch=scratch,
+            size_limits=_size_limits(trace, deeper, sizes),
             ops=replace(
                 one.trace.ops,
                 flops_fixed=flops[0],
@@ -114,6 +115,25 @@ def fit_and_validate(
                 bytes_per_sample=bytes_moved[1],
             ),
         )
+    )
+
+
+def _size_limits(
+    one: StepTrace, other: StepTrace, sizes: tuple[int, int]
+) -> tuple[SizeLimit[Affine], ...]:
+    """Return the size limits with numbers affine in the batch size."""
+    # Each has equal ones once: a further period adds none.
+    rows, others = one.size_limits, other.size_limits
+    if [row[:2] for row in rows] != [row[:2] for row in others]:
+        raise NotAffineError("kernels count other sizes at another batch size")
+    here, there = (
+        np.array([row.number.fixed for row in each], np.int64)
+        for each in (rows, others)
+    )
+    numbers = zip(*fit_affine(here, there, sizes), strict=True)
+    return tuple(
+        row._replace(number=Affine(int(fixed), int(slope)))
+        for row, (fixed, slope) in zip(rows, numbers, strict=True)
     )
 
 
