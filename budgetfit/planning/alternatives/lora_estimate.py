@@ -20,6 +20,7 @@ from budgetfit.applying.loss.call_model import is_transformers_model
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.pytree import map_tensors
 from budgetfit.core.adapter import trained_heads
+from budgetfit.workload.diffusers_targets import attention_projections
 
 if TYPE_CHECKING:
     from budgetfit.workload.workload import Workload
@@ -91,6 +92,9 @@ def lora_workload(
     output = None
     if is_transformers_model(adapted_model):  # else peft does not know the output's
         output = adapted_model.get_output_embeddings()
+    # Of models of diffusers only these, as where method="lora" is asked for.
+    targets = attention_projections(adapted_model)
+    ends = tuple(f".{target}" for target in targets) or ("",)
     made: dict[str, nn.Module] = {}
     for name, module in adapted_model.named_modules():
         parents = tuple(f"{replaced}." for replaced in made)
@@ -99,7 +103,7 @@ def lora_workload(
             continue
         if heads and name.endswith(heads):
             made[name] = TrainedHead(module)
-        elif widths is not None:
+        elif widths is not None and f".{name}".endswith(ends):
             made[name] = LoraLinear(module, *widths)
     inside = tuple(f"{block}." for block in workload.blocks)
     if not any(f"{name}.".startswith(inside) for name in made):
