@@ -343,6 +343,16 @@ def test_an_estimate_of_a_recipe_is_over_its_lengths() -> None:
     assert not any("some orders" in note for note in first.notes)
 
 
+def test_the_rate_of_a_plan_is_that_of_its_recipe() -> None:
+    """Although the plan holds for accumulation, of which the recipe has none."""
+    asked: dict[str, Any] = {"gpu": "rtx-4090", "lengths": {64: 3, 128: 1}}
+    plan = budgetfit.plan(_config(), precision="fp32", batch_size=2, **asked)
+    assert plan.recipe.gradient_accumulation_steps == 1
+    own = budgetfit.estimate(_config(), plan.recipe, **asked)
+    rate = plan.estimate.samples_per_s_of_data
+    assert own.samples_per_s_of_data == pytest.approx(rate)
+
+
 def test_what_lengths_add_comes_on_top_of_what_evaluations_take() -> None:
     """An upper bound: their replay has no evaluations between its steps."""
 
