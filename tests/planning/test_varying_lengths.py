@@ -247,6 +247,24 @@ def test_a_plan_holds_over_its_lengths_and_says_what_it_does_for_that() -> None:
     assert loaded.varying_lengths == tight.varying_lengths
 
 
+def test_where_only_the_longest_fits_all_are_padded_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not slower settings, and no plan that may run out of memory."""
+    # That is without expandable segments, with which the others fit, too.
+    monkeypatch.setattr(LengthsJudge, "_measures", ("longest first",))
+    alone = replay(_trace(LENGTHS.planned), BATCH, GPU).reserved_bytes
+    vram = _plan().budget.context_bytes + alone
+    settings: dict[str, Any] = {"batch_size": BATCH, "checkpointing": "none"}
+    tight = _plan(vram=vram, headroom=0, **settings)
+    over = tight.varying_lengths
+    assert over is not None
+    assert (over.pad_to_multiple_of, over.fits) == (LENGTHS.planned, True)
+    assert tight.estimate.reserved_bytes == alone
+    assert over.samples_per_s == pytest.approx(tight.estimate.samples_per_s)
+    assert not any("may run out of memory" in each for each in tight.warnings)
+
+
 def test_another_batch_is_chosen_where_it_is_faster_over_the_lengths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
