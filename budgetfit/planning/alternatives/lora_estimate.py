@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -91,7 +91,8 @@ def lora_workload(
     heads = tuple(trained_heads(type(workload.model).__name__))
     output = None
     if is_transformers_model(adapted_model):  # else peft does not know the output's
-        output = adapted_model.get_output_embeddings()
+        known: Any = adapted_model
+        output = known.get_output_embeddings()
     # Of models of diffusers only these, as where method="lora" is asked for.
     targets = attention_projections(adapted_model)
     ends = tuple(f".{target}" for target in targets) or ("",)
