@@ -68,10 +68,10 @@ class LengthSummary:
 
     @property
     def multiples(self) -> tuple[int, ...]:
-        """Numbers of tokens to pad to multiples of."""
+        """Numbers of tokens to pad to multiples of; with the last all are as long."""
         # Collators know no longest length, and would pad it beyond what was planned.
         fitting = (n for n in (64, 128, 256, 512) if self.planned % n == 0)
-        return tuple(n for n in fitting if n < self.planned)
+        return (*(n for n in fitting if n < self.planned), self.planned)
 
     @property
     def kept(self) -> list[tuple[int, int]]:

@@ -15,7 +15,6 @@ from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.precision import BF16_CAPABILITY, find_precision
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import Gpu
-from budgetfit.integrations.diffusers_targets import attention_projections
 from budgetfit.integrations.model_sources.resolved_model import ResolvedModel
 from budgetfit.integrations.peft import (
     adapted_meta_copy,
@@ -33,6 +32,7 @@ from budgetfit.traces.quantized_loading import (
     has_quantized_layers,
 )
 from budgetfit.utils.format_bytes import format_bytes
+from budgetfit.workload.diffusers_targets import attention_projections
 
 
 def find_adapter(

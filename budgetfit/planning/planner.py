@@ -18,10 +18,8 @@ from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.plan import Alternative, Estimate, Layer, LazyAlternatives, Plan
 from budgetfit.core.recipe import Recipe
 from budgetfit.errors import InputError
-from budgetfit.planning.alternatives.alternatives import (
-    deciding_baselines,
-    lazy_alternatives,
-)
+from budgetfit.planning.alternatives.alternatives import lazy_alternatives
+from budgetfit.planning.alternatives.best_settings import best_settings
 from budgetfit.planning.alternatives.refusal import (
     MoreChanges,
     Refusal,
@@ -41,27 +39,13 @@ from budgetfit.planning.search.compiled_model import search_compiled_model
 from budgetfit.planning.search.curves import lazy_curves
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
 from budgetfit.planning.search.evaluations_between import TURNS, with_evaluations
-from budgetfit.planning.search.kept_weights import holding_more_can_gain
-from budgetfit.planning.search.last_batch import (
-    warnings_after_last_batch,
-    with_last_batch_notes,
-    with_room_for_last_batch,
-)
-from budgetfit.planning.search.loss_chunking import (
-    better_without_host,
-    faster_than_lowest,
-    search_with_loss_chunks,
-)
-from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.policies import policy_segments
-from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.search.solver_choice import optimality_text
 from budgetfit.planning.search.traced_sessions import traced_sessions
 from budgetfit.planning.search.varying_lengths import (
     JudgedLengths,
     budget_for_lengths,
     estimate_all_lengths,
-    judge_all_lengths,
     with_lengths,
 )
 from budgetfit.planning.session import (
@@ -99,29 +83,15 @@ def make_plan(
         return _plan_compiled_model(workload, budget, request, **settings)
     started = time.perf_counter()
     sessions = traced_sessions(workload, budget, request, **settings)
-    found = _best_found(sessions)
+    found = best_settings(sessions)
     if isinstance(found, Refusal):
         raise does_not_fit_error(found, more_changes)
-    session = found.session
-    session.traces.tracer.progress("judging the usual practices")
-    baselines = deciding_baselines(session, _judged(found))
-    best, explanation = _best_judged(found, baselines)
-    best, warnings = with_room_for_last_batch(
-        session, best, [row.estimate for row in baselines]
-    )
-    baselines = with_last_batch_notes(session, best, baselines)
-    judged = judge_all_lengths(session, best)
-    budget = budget_for_lengths(session.budget, judged.lengths)
-    size = judged.estimate.recipe.batch_size
-    if budget != session.budget or size != best.recipe.batch_size:
-        # The last batch meets the same allocator.
-        own = replace(session, budget=budget)
-        warnings = warnings_after_last_batch(own, judged.estimate)
-    judged = replace(judged, warnings=(*warnings, *judged.warnings))
-    plan = _report(session, judged, (*baselines, *_other_engines(found)))
+    session, judged = found.session, found.judged
+    warnings = (*found.warnings, *judged.warnings)
+    plan = _report(session, replace(judged, warnings=warnings), found.rows)
     provenance = {
         **plan.provenance,
-        "solver": explanation,
+        "solver": found.explanation,
         "certificate": optimality_text(session, judged.estimate)
         if session.request.checkpointing == "auto"
         else "",
@@ -150,8 +120,10 @@ def _plan_compiled_model(
     plain: SessionSettings = {**settings, "compile": "none"}
     sessions = traced_sessions(workload, budget, request, **plain)
     found = [search_compiled_model(each.changed(compile="model")) for each in sessions]
-    best = min(found, key=lambda row: (not _judged(row).fits, _rank(row)))
-    session, judged = best.session, _judged(best)
+    best = min(
+        found, key=lambda row: (not row.judged.fits, row.session.rank(row.judged))
+    )
+    session, judged = best.session, best.judged
     if not judged.fits:
         eager = session.changed(compile="none")  # whose blocks are measured
         refused = Refusal(eager, judged, judged.timeline.floor_bytes)
@@ -165,86 +137,6 @@ def _plan_compiled_model(
         "seconds": round(time.perf_counter() - started, 2),
     }
     return plan.changed(provenance=provenance)
-
-
-def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
-    """Return the best search result over all precisions, or why nothing fits."""
-    hopeful: list[PlanningSession] = []
-    found: list[SearchResult] = []
-    for session in sessions:
-        may_be_better = all(holding_more_can_gain(session, each) for each in found)
-        if may_be_better and session.may_fit:
-            hopeful.append(session)
-            found.append(search_with_loss_chunks(session))
-    rated = [
-        (row.session.rank(row.estimate), number)
-        for number, row in enumerate(found)
-        if row.estimate is not None
-    ]
-    if rated:
-        best = found[min(rated)[1]]
-        if best.session.settings.parallelism is not None:
-            others = tuple(each for each in found if each is not best)
-            return replace(better_without_host(best), others=others)
-        return better_without_host(best)
-    # The search leaves room for what the allocator might reserve; only the judge can
-    # say that nothing fits.
-    accumulates = sessions[0].settings.accumulation is not None
-    if hopeful or not accumulates:
-        tried = [(each, lowest_judged(each)) for each in hopeful or sessions]
-        session, least = min(
-            tried, key=lambda row: (not row[1].fits, row[1].reserved_bytes)
-        )
-        if least.fits:
-            return better_without_host(faster_than_lowest(session, least))
-        if not accumulates:
-            floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
-            return Refusal(session, least, floor_bytes)
-    return _best_found([each.changed(accumulation=None) for each in sessions])
-
-
-def _other_engines(found: SearchResult) -> tuple[Alternative, ...]:
-    """Return the best recipes of the other ways to use several GPUs."""
-    rows = []
-    for each in found.others:
-        parallelism, estimate = each.session.settings.parallelism, each.estimate
-        if parallelism is not None and estimate is not None:
-            label = parallelism.describe()
-            rows.append(Alternative(label=label, estimate=estimate, fits=True))
-    return tuple(rows)
-
-
-def _rank(found: SearchResult) -> tuple[float, ...]:
-    return found.session.rank(_judged(found))
-
-
-def _judged(found: SearchResult) -> Estimate:
-    assert found.estimate is not None  # noqa: S101 - asked for only then
-    return found.estimate
-
-
-def _best_judged(
-    proposed: SearchResult, baselines: Sequence[Alternative]
-) -> tuple[Estimate, str]:
-    """Return the better of the search result and the baselines, as judged."""
-    # The solver's formula ignores what the allocator reserves and compares only some
-    # batch sizes, so that a baseline may beat its proposal; no plan may be worse than a
-    # baseline.
-    session, estimate = proposed.session, proposed.estimate
-    assert estimate is not None  # noqa: S101 - _best_found returns nothing else
-    fitting = [row for row in baselines if row.fits]
-    best = min(fitting, key=lambda row: session.rank(row.estimate), default=None)
-    if (
-        session.request.checkpointing != "auto"
-        or best is None
-        or session.rank(best.estimate) >= session.rank(estimate)
-    ):
-        return estimate, proposed.explanation
-    explanation = (
-        f"{best.label!r} came out ahead of the solver's own proposal once both were "
-        f"judged; that one was: {proposed.explanation}"
-    )
-    return best.estimate, explanation
 
 
 def _report(

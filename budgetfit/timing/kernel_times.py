@@ -427,9 +427,18 @@ def last_ops(trace: StepTrace) -> dict[PhaseName, NDArray[np.int64]]:
     }
 
 
-def _last_phases(trace: StepTrace, name: PhaseName) -> list[Phase]:
-    """Return the phases of this name in the last micro-batch that has some."""
-    phases = [phase for phase in trace.phases if phase.name == name]
+def _last_phases(
+    trace: StepTrace, name: PhaseName, micro_step: int | None = None
+) -> list[Phase]:
+    """Return the phases of this name in the last micro-batch that has some.
+
+    ``micro_step``: in that of the last step.
+    """
+    phases = [
+        phase
+        for phase in trace.phases
+        if phase.name == name and micro_step in {None, phase.micro_step}
+    ]
     last = max(((phase.step, phase.micro_step) for phase in phases), default=None)
     return [phase for phase in phases if (phase.step, phase.micro_step) == last]
 
@@ -463,11 +472,21 @@ def interval_ns(trace: StepTrace, times_ns: Nanoseconds, start: int, end: int) -
     return _intervals(trace)[start, end].ns(times_ns)
 
 
-def step_time_ns(trace: StepTrace, times_ns: Nanoseconds) -> StepTime:
-    """Return the times of the last micro-batch and of the last optimizer step."""
+def step_time_ns(
+    trace: StepTrace, times_ns: Nanoseconds, micro_steps: int = 2
+) -> StepTime:
+    """Return the times of the last micro-batch and of the last optimizer step.
+
+    With ``micro_steps=1`` those of the first micro-batch, which adds to no gradients.
+    """
+
+    def phases(name: PhaseName) -> list[Phase]:
+        first = 0 if micro_steps == 1 and name != "optimizer" else None
+        return _last_phases(trace, name, first)
+
     return StepTime(
         *(
-            sum(_phase_ns(trace, times_ns, each) for each in _last_phases(trace, name))
+            sum(_phase_ns(trace, times_ns, each) for each in phases(name))
             for name in PHASES
         )
     )

@@ -1,6 +1,7 @@
 """Models of diffusers: named by folder, given a batch, planned, exported."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch.nn import functional
 import budgetfit
 from budgetfit.applying.loss.prediction_loss import prediction_loss
 from budgetfit.errors import InputError
+from budgetfit.inputs.arguments import Arguments
 from budgetfit.integrations.exports.diffusers_options import script_lines
 from budgetfit.integrations.model_sources import diffusers as source
 from budgetfit.integrations.model_sources.model_name import config_file, denoiser_of
+from budgetfit.planning.alternatives.lora_estimate import lora_workload
 from tests.models import alone
 from tests.reporting.sample_plans import (
     sample_estimate,
@@ -201,6 +204,24 @@ class TestWithDiffusers:
         assert f'MODEL = "{folder}"' in text
         assert "--train_batch_size=2 --gradient_accumulation_steps=1" in text
         assert "--rank=4" in text
+
+    def test_the_row_with_lora_trains_what_method_lora_trains(
+        self, tmp_path: Path
+    ) -> None:
+        folder = str(folder_of(tmp_path / "dit", SMALL_DIT))
+        full, asked = (
+            Arguments(model=folder, gpu="rtx-4090", method=method)
+            .parsed(["bf16-mixed"])
+            .workload
+            for method in (None, "lora")
+        )
+        row = lora_workload(full, torch.bfloat16)
+        assert row is not None
+        own, theirs = (
+            Counter((p.shape, p.dtype, p.requires_grad) for p in each.parameters())
+            for each in (row.model, asked.model)
+        )
+        assert own == theirs
 
     def test_a_class_that_diffusers_lacks_says_so(self, tmp_path: Path) -> None:
         folder = folder_of(tmp_path / "new", {"_class_name": "NoSuchTransformer"})

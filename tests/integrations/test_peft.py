@@ -1,10 +1,11 @@
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BertForTokenClassification, LlamaConfig, LlamaForCausalLM
 
 import budgetfit
 from budgetfit.applying.run.run import Run
@@ -18,7 +19,7 @@ from budgetfit.integrations.peft import (
     loading_code,
     traceable_model,
 )
-from budgetfit.planning.alternatives.lora_estimate import LoraLinear, lora_workload
+from budgetfit.planning.alternatives.lora_estimate import lora_workload
 from budgetfit.planning.alternatives.training_changes import training_changes
 from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
 from budgetfit.planning.session import PlanningSession, Request
@@ -33,7 +34,7 @@ from tests.integrations.adapters import (
     stored,
     trained,
 )
-from tests.models import alone
+from tests.models import EXAMPLES, alone
 from tests.traced import ROOMY
 
 peft = pytest.importorskip("peft")
@@ -176,28 +177,32 @@ def test_under_autocast_adapters_do_not_copy_their_inputs_to_fp32() -> None:
     assert torch.is_autocast_enabled() is False
 
 
-def test_the_stand_in_of_the_alternatives_row_adapts_what_peft_adapts() -> None:
-    model = base("meta")
+@pytest.mark.parametrize(
+    "model",
+    [
+        base("meta"),
+        EXAMPLES["bert"].model(),  # linear layers behind its blocks
+        EXAMPLES["vit"].model(),
+        BertForTokenClassification(EXAMPLES["bert"].model().config),
+        nn.Sequential(  # no model of transformers: its head has an adapter, too
+            *(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)),
+            nn.Linear(8, 4),
+        ),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_the_stand_in_of_the_alternatives_row_trains_what_peft_trains(
+    model: nn.Module,
+) -> None:
     workload = Workload(model=model, batch=batch(), gpu=find_gpu("rtx-4090"))
-    twin = lora_workload(workload.with_found_blocks(), torch.bfloat16)
+    twin = lora_workload(workload.with_found_blocks(), None)
     assert twin is not None
-    own = {
-        name: (module.lora_A.weight.shape, module.lora_B.weight.shape)
-        for name, module in twin.model.named_modules()
-        if isinstance(module, LoraLinear)
-    }
-    theirs = {
-        name.removeprefix("base_model.model."): (
-            module.lora_A["default"].weight.shape,
-            module.lora_B["default"].weight.shape,
-        )
-        for name, module in real().named_modules()
-        if hasattr(module, "lora_A")
-    }
-    assert own == theirs
-    assert sum(p.nbytes for p in twin.model.parameters()) == sum(
-        p.nbytes for p in real().parameters()
-    )
+    theirs, _ = adapted_meta_copy(model, adapter(lora_r=16))
+    shapes = [
+        Counter((p.shape, p.dtype, p.requires_grad) for p in each.parameters())
+        for each in (twin.model, theirs)
+    ]
+    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

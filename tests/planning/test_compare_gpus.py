@@ -9,7 +9,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.plan import GpuComparison
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
-from budgetfit.planning.alternatives import compare_gpus as compare_cards
+from budgetfit.planning.alternatives import best_settings
 from budgetfit.planning.alternatives.compare_gpus import Card, compare_gpus
 from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.workload.workload import Workload
@@ -76,7 +76,7 @@ def test_a_card_that_cannot_hold_the_optimizer_step_is_not_searched(
     # Weights of 4 MiB, as much in gradients, and twice as much in states.
     (before,) = compared([card("rtx-4090", 15)])
     searched: list[PlanningSession] = []
-    monkeypatch.setattr(compare_cards, "search_with_loss_chunks", searched.append)
+    monkeypatch.setattr(best_settings, "search_with_loss_chunks", searched.append)
     assert compared([card("rtx-4090", 15)]) == (before,)
     assert searched == []
     assert not before.fits

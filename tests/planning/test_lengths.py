@@ -98,5 +98,5 @@ def test_no_lengths_are_refused() -> None:
 
 def test_only_lengths_that_occur_and_what_they_are_padded_to_are_traced() -> None:
     found = summarize_lengths({100: 9, 1024: 1})
-    assert found.multiples == (64, 128, 256, 512)
+    assert found.multiples == (64, 128, 256, 512, 1024)
     assert found.alike() == [[128, 256, 512, 1024], [100]]

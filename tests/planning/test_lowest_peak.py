@@ -16,9 +16,8 @@ from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
-from budgetfit.planning import planner
 from budgetfit.planning import session as planning_session
-from budgetfit.planning.alternatives import compare_gpus
+from budgetfit.planning.alternatives import best_settings
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
     TrainingSettings,
@@ -458,13 +457,9 @@ def test_what_fits_with_more_chunks_alone_is_searched_with_as_many(
     assert faster.recipe == replace(lowest.recipe, segments=())  # all is kept
     nothing_else = replace(roomy, budget=budget(1))
     assert faster_than_lowest(nothing_else, lowest).estimate == lowest
-    too_large = replace(lowest, fits=False)
-    for module in (planner, compare_gpus):
-        monkeypatch.setattr(module, "lowest_judged", lambda _: lowest)
-        monkeypatch.setattr(module, "search_with_loss_chunks", _nothing_found)
-    monkeypatch.setattr(compare_gpus, "best_with_policy", lambda *_: too_large)
-    planned = planner._best_found([roomy])  # noqa: SLF001
+    monkeypatch.setattr(best_settings, "lowest_judged", lambda _: lowest)
+    monkeypatch.setattr(best_settings, "search_with_loss_chunks", _nothing_found)
+    planned = best_settings.best_found([roomy])
     assert isinstance(planned, SearchResult)
     assert planned.estimate == faster
     assert planned.explanation
-    assert compare_gpus._best_or_lowest(roomy)[1] == faster  # noqa: SLF001

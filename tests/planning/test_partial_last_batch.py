@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 import budgetfit
+from budgetfit.api.compare import compare
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe
@@ -17,7 +18,7 @@ from budgetfit.core.step_trace import StepTrace
 from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
-from budgetfit.planning import planner
+from budgetfit.planning.alternatives import best_settings
 from budgetfit.planning.search import last_batch
 from budgetfit.planning.search.last_batch import (
     LEFT_ROOM,
@@ -101,8 +102,8 @@ def test_a_batch_of_one_has_no_smaller_one() -> None:
     assert after(splitting(), 1, 1) == AfterLastBatch(0, runs_out=False)
 
 
-def _plan(**settings: Any) -> budgetfit.Plan:
-    config = transformers.GPT2Config(
+def _config() -> transformers.GPT2Config:
+    return transformers.GPT2Config(
         n_layer=3,
         n_embd=128,
         n_head=2,
@@ -112,14 +113,17 @@ def _plan(**settings: Any) -> budgetfit.Plan:
         eos_token_id=1,
         architectures=["GPT2LMHeadModel"],
     )
-    return budgetfit.plan(
-        config,
-        gpu="rtx-4090",
-        max_length=64,
-        precision="bf16-mixed",
-        batch_size=8,
-        **settings,
-    )
+
+
+SETTINGS: dict[str, Any] = {
+    "max_length": 64,
+    "precision": "bf16-mixed",
+    "batch_size": 8,
+}
+
+
+def _plan(**settings: Any) -> budgetfit.Plan:
+    return budgetfit.plan(_config(), gpu="rtx-4090", **SETTINGS, **settings)
 
 
 def _runs_out_above(most_bytes: int, *arguments: Any) -> AfterLastBatch:
@@ -223,6 +227,24 @@ def test_a_practice_with_room_is_preferred_to_a_slower_search_result(
     assert warnings == (LEFT_ROOM,)
 
 
+def test_a_compared_card_has_the_settings_of_its_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the room for the last batch, that is: the fastest settings have none."""
+    plain = _plan()
+    most = plain.estimate.reserved_bytes * 3 // 4
+    monkeypatch.setattr(last_batch, "after_last_batch", partial(_runs_out_above, most))
+    monkeypatch.setattr(last_batch, "MOST_GROWTH", math.inf)
+    headroom = ADA.total_bytes - plain.estimate.process_bytes
+    tight = _plan(headroom=headroom)
+    ((row,), _) = compare(_config(), ["rtx-4090"], headroom=headroom, **SETTINGS)
+    assert row.estimate is not None
+    assert row.estimate.recipe == tight.recipe
+    assert tight.recipe != plain.recipe
+    for name in ("reserved_bytes", "step_ms", "host_bytes", "fits"):
+        assert getattr(row.estimate, name) == getattr(tight.estimate, name)
+
+
 def test_a_faster_row_without_room_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -270,7 +292,7 @@ def test_under_expandable_segments_the_last_batch_is_judged_with_them(
     monkeypatch.setattr(last_batch, "MOST_GROWTH", math.inf)
     without = _plan()
     assert any("after a smaller last batch" in each for each in without.warnings)
-    monkeypatch.setattr(planner, "judge_all_lengths", needing_them)
+    monkeypatch.setattr(best_settings, "judge_all_lengths", needing_them)
     expanding = _plan()
     assert expanding.needs_expandable_segments
     assert not any("last batch" in each for each in expanding.warnings)

@@ -40,7 +40,7 @@ def _rates(
     monkeypatch.setattr(
         rate_over_lengths,
         "step_time_ns",
-        lambda length, _: StepTime(length // 4, length - length // 4, OPTIMIZER_NS),
+        lambda length, *_: StepTime(length // 4, length - length // 4, OPTIMIZER_NS),
     )
     of = sample_recipe(
         batch_size=2,

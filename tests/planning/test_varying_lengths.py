@@ -247,6 +247,24 @@ def test_a_plan_holds_over_its_lengths_and_says_what_it_does_for_that() -> None:
     assert loaded.varying_lengths == tight.varying_lengths
 
 
+def test_where_only_the_longest_fits_all_are_padded_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not slower settings, and no plan that may run out of memory."""
+    # That is without expandable segments, with which the others fit, too.
+    monkeypatch.setattr(LengthsJudge, "_measures", ("longest first",))
+    alone = replay(_trace(LENGTHS.planned), BATCH, GPU).reserved_bytes
+    vram = _plan().budget.context_bytes + alone
+    settings: dict[str, Any] = {"batch_size": BATCH, "checkpointing": "none"}
+    tight = _plan(vram=vram, headroom=0, **settings)
+    over = tight.varying_lengths
+    assert over is not None
+    assert (over.pad_to_multiple_of, over.fits) == (LENGTHS.planned, True)
+    assert tight.estimate.reserved_bytes == alone
+    assert over.samples_per_s == pytest.approx(tight.estimate.samples_per_s)
+    assert not any("may run out of memory" in each for each in tight.warnings)
+
+
 def test_another_batch_is_chosen_where_it_is_faster_over_the_lengths(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -343,6 +361,16 @@ def test_an_estimate_of_a_recipe_is_over_its_lengths() -> None:
     assert not any("some orders" in note for note in first.notes)
 
 
+def test_the_rate_of_a_plan_is_that_of_its_recipe() -> None:
+    """Although the plan holds for accumulation, of which the recipe has none."""
+    asked: dict[str, Any] = {"gpu": "rtx-4090", "lengths": {64: 3, 128: 1}}
+    plan = budgetfit.plan(_config(), precision="fp32", batch_size=2, **asked)
+    assert plan.recipe.gradient_accumulation_steps == 1
+    own = budgetfit.estimate(_config(), plan.recipe, **asked)
+    rate = plan.estimate.samples_per_s_of_data
+    assert own.samples_per_s_of_data == pytest.approx(rate)
+
+
 def test_what_lengths_add_comes_on_top_of_what_evaluations_take() -> None:
     """An upper bound: their replay has no evaluations between its steps."""
 
@@ -436,7 +464,8 @@ def test_a_summary_of_lengths_is_hashable_and_plain() -> None:
 def test_padding_to_a_multiple_pads_nothing_beyond_the_longest(longest: int) -> None:
     """A collator pads 1001 tokens to 1024, which was not planned."""
     tried = LengthSummary(((1, 1), (longest, 1))).multiples
-    assert tried == {1024: (64, 128, 256, 512), 1152: (64, 128)}.get(longest, ())
+    smaller = {1024: (64, 128, 256, 512), 1152: (64, 128)}.get(longest, ())
+    assert tried == (*smaller, longest)
 
 
 def test_pinned_buffers_of_other_lengths_are_said_where_they_may_not_fit() -> None:

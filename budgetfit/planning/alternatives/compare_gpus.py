@@ -11,18 +11,13 @@ from budgetfit.core.precision import requested_precisions
 from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import Gpu
+from budgetfit.planning.alternatives.best_settings import best_settings
+from budgetfit.planning.alternatives.refusal import Refusal
 from budgetfit.planning.profiling.first_trace import fallback_for
 from budgetfit.planning.search.accumulation import recommend_one_micro_batch
-from budgetfit.planning.search.baselines import best_with_policy
-from budgetfit.planning.search.loss_chunking import (
-    faster_than_lowest,
-    search_with_loss_chunks,
-)
-from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.traced_sessions import traced_sessions
 from budgetfit.planning.search.varying_lengths import (
     budget_for_lengths,
-    judge_all_lengths,
     with_lengths,
 )
 from budgetfit.planning.session import PlanningSession, Request
@@ -145,25 +140,19 @@ def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison
 def _best_on_gpu(
     sessions: Sequence[PlanningSession],
 ) -> tuple[PlanningSession, Estimate, tuple[str, ...]]:
-    """Return the best of the search and the baselines, or the lowest peak."""
+    """Return the settings that a plan would have, or the lowest peak."""
     # With what is reserved over all lengths of the samples, and warnings about these.
-    rated = [_best_or_lowest(each) for each in _hopeful(sessions)]
-    found = sessions[0].best_fitting(each for _, each in rated)
-    if found is not None:
-        session = next(session for session, each in rated if each is found)
-        judged = judge_all_lengths(session, found)
-        estimate = recommend_one_micro_batch(session, judged.estimate)[0]
-        if judged.lengths is None:
-            return session, estimate, judged.warnings
-        budget = budget_for_lengths(session.budget, judged.lengths)
-        estimate = with_lengths(estimate, judged.lengths)
-        warnings = (*judged.warnings, lengths_warning(judged.lengths))
-        return replace(session, budget=budget), estimate, warnings
-    of_least, least = min(rated, key=lambda row: row[1].reserved_bytes)
-    accumulates = sessions[0].settings.accumulation is not None
-    if accumulates and least.timeline.floor_bytes <= sessions[0].budget.usable_bytes:
-        return _best_on_gpu([each.changed(accumulation=None) for each in sessions])
-    return of_least, least, ()
+    found = best_settings(sessions)
+    if isinstance(found, Refusal):
+        return found.session, found.least, ()
+    session, judged = found.session, found.judged
+    estimate = recommend_one_micro_batch(session, judged.estimate)[0]
+    if judged.lengths is None:
+        return session, estimate, judged.warnings
+    budget = budget_for_lengths(session.budget, judged.lengths)
+    estimate = with_lengths(estimate, judged.lengths)
+    warnings = (*judged.warnings, lengths_warning(judged.lengths))
+    return replace(session, budget=budget), estimate, warnings
 
 
 def lengths_warning(lengths: VaryingLengths) -> str:
@@ -174,27 +163,3 @@ def lengths_warning(lengths: VaryingLengths) -> str:
     return _OVER_ALL_SIZES.format(
         f", which fit with {' and '.join(needs)}" if needs else ""
     )
-
-
-def _hopeful(sessions: Sequence[PlanningSession]) -> Sequence[PlanningSession]:
-    """Return the ways whose optimizer step alone would fit; all where none does."""
-    if sessions[0].settings.parallelism is None:
-        return sessions
-    return [each for each in sessions if each.optimizer_step_fits] or sessions
-
-
-def _best_or_lowest(session: PlanningSession) -> tuple[PlanningSession, Estimate]:
-    """Return the best in one precision, with its session."""
-    if not session.may_fit:
-        return session, lowest_judged(session)
-    found = search_with_loss_chunks(session)
-    tried = [] if found.estimate is None else [found.estimate]
-    if session.request.checkpointing == "auto":
-        policies = ("none", "full") if session.workload.blocks else ("none",)
-        tried += [best_with_policy(session, name) for name in policies]
-    best = session.best_fitting(tried)
-    if best is None:
-        best = lowest_judged(session)
-        if best.fits:
-            best = faster_than_lowest(session, best).estimate or best
-    return found.session, best

@@ -1,21 +1,26 @@
 """LoRA estimate: a meta copy of the model with LoRA layers, made without peft.
 
 As peft 0.21 makes it with ``target_modules="all-linear"``, rank 16, no dropout: the
-base is frozen, every linear layer inside the blocks gets two small fp32 matrices, and
+base is frozen, every linear layer but the output's gets two small fp32 matrices, and
 their input is converted to fp32 on the way in and the sum back on the way out
-(``peft/tuners/lora/layer.py``, ``Linear.forward``).
+(``peft/tuners/lora/layer.py``, ``Linear.forward``). Heads of classes and spans are
+trained as a whole: their copies, beside the frozen originals.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 
+from budgetfit.applying.loss.call_model import is_transformers_model
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.pytree import map_tensors
+from budgetfit.core.adapter import trained_heads
+from budgetfit.workload.diffusers_targets import attention_projections
 
 if TYPE_CHECKING:
     from budgetfit.workload.workload import Workload
@@ -52,6 +57,20 @@ class LoraLinear(nn.Module):
         return (out + self.lora_B(self.lora_A(x)) * self.scaling).to(out.dtype)
 
 
+class TrainedHead(nn.Module):
+    """A copy of a head that is trained, beside the frozen original."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.original_module = head
+        self.copy = copy.deepcopy(head).requires_grad_(True)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return what the copy returns."""
+        out: torch.Tensor = self.copy(*inputs)
+        return out
+
+
 def lora_workload(
     workload: Workload, base_dtype: torch.dtype | None
 ) -> Workload | None:
@@ -69,22 +88,30 @@ def lora_workload(
         TraceError: If the model cannot be copied.
     """
     adapted_model = copy_to_meta(workload.model, dtype=base_dtype, frozen=True)
-    adapted = 0
-    for block in workload.blocks:
-        for name, module in list(adapted_model.get_submodule(block).named_modules()):
-            widths = _widths(module)
-            if widths is None:
-                continue
-            path = f"{block}.{name}" if name else block
-            parent, _, child = path.rpartition(".")
-            setattr(
-                adapted_model.get_submodule(parent) if parent else adapted_model,
-                child,
-                LoraLinear(module, *widths),
-            )
-            adapted += 1
-    if not adapted:
+    heads = tuple(trained_heads(type(workload.model).__name__))
+    output = None
+    if is_transformers_model(adapted_model):  # else peft does not know the output's
+        known: Any = adapted_model
+        output = known.get_output_embeddings()
+    # Of models of diffusers only these, as where method="lora" is asked for.
+    targets = attention_projections(adapted_model)
+    ends = tuple(f".{target}" for target in targets) or ("",)
+    made: dict[str, nn.Module] = {}
+    for name, module in adapted_model.named_modules():
+        parents = tuple(f"{replaced}." for replaced in made)
+        widths = _widths(module)
+        if not name or name.startswith(parents) or module is output:
+            continue
+        if heads and name.endswith(heads):
+            made[name] = TrainedHead(module)
+        elif widths is not None and f".{name}".endswith(ends):
+            made[name] = LoraLinear(module, *widths)
+    inside = tuple(f"{block}." for block in workload.blocks)
+    if not any(f"{name}.".startswith(inside) for name in made):
         return None
+    for name, module in made.items():
+        parent, _, child = name.rpartition(".")
+        setattr(adapted_model.get_submodule(parent), child, module)
     return replace(
         workload, model=adapted_model, batch=_converted(workload.batch, base_dtype)
     )

@@ -109,7 +109,7 @@ def training_changes(session: PlanningSession) -> Iterator[TrainingChange]:
             {"method": "lora"},
             partial(_with_lora, session),
             'method="lora" (needs peft): frozen base, adapters on every linear layer '
-            "of the blocks",
+            "but the output's",
         )
 
 

@@ -8,6 +8,7 @@ update.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -59,14 +60,16 @@ class RateOverLengths:
         self._extents = sorted(by_extent)
         self._micro_batch_ns: list[float] = []
         self._network_ns: list[float] = []  # of an update
-        self._optimizer_ns = 0.0
+        # Where the host decides about some lengths, the optimizer takes longer there.
+        self._optimizer_ns: list[float] = []
+        rated = replace(self._recipe, gradient_accumulation_steps=rated_steps)
         for trace in map(by_extent.__getitem__, self._extents):
-            times = times_of_ops(trace, self._recipe, gpu)
-            own = step_time_ns(trace, times.times_ns)
-            waits = network_of(trace, times, self._recipe, gpu, rated_steps)
+            times = times_of_ops(trace, rated, gpu)
+            own = step_time_ns(trace, times.times_ns, rated_steps)
+            waits = network_of(trace, times, rated, gpu, rated_steps)
             self._micro_batch_ns.append(own.forward_ns + own.backward_ns)
             self._network_ns.append(waits.expected_ns if waits else 0.0)
-            self._optimizer_ns = max(self._optimizer_ns, own.optimizer_ns)
+            self._optimizer_ns.append(own.optimizer_ns)
 
     def drawn(
         self, seeds: range, updates: int, padded: Callable[[Size], Size]
@@ -106,7 +109,8 @@ class RateOverLengths:
         """
         micro_ns = np.average(self._at(extents, self._micro_batch_ns), weights=weights)
         waits_ns = np.average(self._at(extents, self._network_ns), weights=weights)
-        update_ns = (micro_ns * self._steps + self._optimizer_ns) * self._factor
+        own_ns = np.average(self._at(extents, self._optimizer_ns), weights=weights)
+        update_ns = (micro_ns * self._steps + own_ns) * self._factor
         samples = self._recipe.batch_size * self._steps * self._recipe.ranks
         return float(samples / (update_ns + waits_ns) * 1e9)
 

@@ -69,6 +69,12 @@ class SearchResult:
     rounds: tuple[str, ...] = ()
     others: tuple[SearchResult, ...] = ()
 
+    @property
+    def judged(self) -> Estimate:
+        """The estimate, where there is one."""
+        assert self.estimate is not None  # noqa: S101 - asked for only then
+        return self.estimate
+
 
 def search(session: PlanningSession, *, max_rounds: int = MAX_ROUNDS) -> SearchResult:
     """Return the best recipe under the request that the judge accepts.

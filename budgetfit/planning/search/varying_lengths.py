@@ -332,7 +332,8 @@ class LengthsJudge:
 
     def first_that_fits(self, padded_to: int = 1) -> JudgedLengths:
         """Return the estimate with the first measure that suffices, else the last."""
-        for measure in self._measures:
+        alike = padded_to == self._lengths.planned
+        for measure in ("none",) if alike else self._measures:
             found = self.judged(measure, padded_to)
             if _of(found).fits:
                 break
@@ -347,9 +348,13 @@ class LengthsJudge:
             for measure in self._measures
         )
 
-    def _with_others(self, measure: LengthsMeasure, reserved_bytes: int) -> int:
+    def _with_others(
+        self, measure: LengthsMeasure, reserved_bytes: int, padded_to: int = 1
+    ) -> int:
         """Return what is reserved in these orders, with room for other ones."""
         growth = max(reserved_bytes - self._alone_bytes, 0)
+        if padded_to == self._lengths.planned:  # there are no other ones
+            return self._estimate.reserved_bytes + growth
         others = round(growth * OTHER_ORDERS)
         replays, expandable = self._replay(measure)
         if not expandable:
@@ -367,7 +372,7 @@ class LengthsJudge:
         estimate, budget = self._estimate, self._budget
         most = budget.usable_bytes if most is None else most
         reserved, updates = self._reserved(measure, most, padded_to, self._draws)
-        reserved = self._with_others(measure, reserved)
+        reserved = self._with_others(measure, reserved, padded_to)
         lengths = VaryingLengths(
             span=self._lengths.span(),
             shortest=self._extent(self._lengths.shortest),

@@ -1,0 +1,148 @@
+"""The best settings of a model on a GPU: what a plan and a row of a comparison say."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from budgetfit.core.plan import Alternative, Estimate
+from budgetfit.planning.alternatives.alternatives import deciding_baselines
+from budgetfit.planning.alternatives.refusal import Refusal
+from budgetfit.planning.search.kept_weights import holding_more_can_gain
+from budgetfit.planning.search.last_batch import (
+    warnings_after_last_batch,
+    with_last_batch_notes,
+    with_room_for_last_batch,
+)
+from budgetfit.planning.search.loss_chunking import (
+    better_without_host,
+    faster_than_lowest,
+    search_with_loss_chunks,
+)
+from budgetfit.planning.search.lowest_peak import lowest_judged
+from budgetfit.planning.search.search import SearchResult
+from budgetfit.planning.search.varying_lengths import (
+    JudgedLengths,
+    budget_for_lengths,
+    judge_all_lengths,
+)
+from budgetfit.planning.session import PlanningSession
+
+
+class BestSettings(NamedTuple):
+    """The best settings that the judge accepts.
+
+    Attributes:
+        session: That of their precision, and of their way to use several GPUs.
+        judged: They, over all lengths of the samples.
+        rows: What decided: usual practices, and other ways to use several GPUs.
+        warnings: About the smaller last batch of an epoch.
+        explanation: How they were found.
+        rounds: Of the search.
+    """
+
+    session: PlanningSession
+    judged: JudgedLengths
+    rows: tuple[Alternative, ...]
+    warnings: tuple[str, ...]
+    explanation: str
+    rounds: tuple[str, ...]
+
+
+def best_settings(sessions: Sequence[PlanningSession]) -> BestSettings | Refusal:
+    """Return the best settings over all precisions, or why nothing fits."""
+    found = best_found(sessions)
+    if isinstance(found, Refusal):
+        return found
+    session = found.session
+    session.traces.tracer.progress("judging the usual practices")
+    baselines = deciding_baselines(session, found.judged)
+    best, explanation = _best_judged(found, baselines)
+    best, warnings = with_room_for_last_batch(
+        session, best, [row.estimate for row in baselines]
+    )
+    baselines = with_last_batch_notes(session, best, baselines)
+    judged = judge_all_lengths(session, best)
+    budget = budget_for_lengths(session.budget, judged.lengths)
+    size = judged.estimate.recipe.batch_size
+    if budget != session.budget or size != best.recipe.batch_size:
+        # The last batch meets the same allocator.
+        own = replace(session, budget=budget)
+        warnings = warnings_after_last_batch(own, judged.estimate)
+    return BestSettings(
+        session,
+        judged,
+        (*baselines, *_other_engines(found)),
+        warnings,
+        explanation,
+        found.rounds,
+    )
+
+
+def best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
+    """Return the best search result over all precisions, or why nothing fits."""
+    hopeful: list[PlanningSession] = []
+    found: list[SearchResult] = []
+    for session in sessions:
+        may_be_better = all(holding_more_can_gain(session, each) for each in found)
+        if may_be_better and session.may_fit:
+            hopeful.append(session)
+            found.append(search_with_loss_chunks(session))
+    rated = [
+        (row.session.rank(row.estimate), number)
+        for number, row in enumerate(found)
+        if row.estimate is not None
+    ]
+    if rated:
+        best = found[min(rated)[1]]
+        if best.session.settings.parallelism is not None:
+            others = tuple(each for each in found if each is not best)
+            return replace(better_without_host(best), others=others)
+        return better_without_host(best)
+    # The search leaves room for what the allocator might reserve; only the judge can
+    # say that nothing fits.
+    accumulates = sessions[0].settings.accumulation is not None
+    if hopeful or not accumulates:
+        tried = [(each, lowest_judged(each)) for each in hopeful or sessions]
+        session, least = min(
+            tried, key=lambda row: (not row[1].fits, row[1].reserved_bytes)
+        )
+        if least.fits:
+            return better_without_host(faster_than_lowest(session, least))
+        if not accumulates:
+            floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
+            return Refusal(session, least, floor_bytes)
+    return best_found([each.changed(accumulation=None) for each in sessions])
+
+
+def _other_engines(found: SearchResult) -> tuple[Alternative, ...]:
+    """Return the best recipes of the other ways to use several GPUs."""
+    rows = []
+    for each in found.others:
+        parallelism, estimate = each.session.settings.parallelism, each.estimate
+        if parallelism is not None and estimate is not None:
+            label = parallelism.describe()
+            rows.append(Alternative(label=label, estimate=estimate, fits=True))
+    return tuple(rows)
+
+
+def _best_judged(
+    proposed: SearchResult, baselines: Sequence[Alternative]
+) -> tuple[Estimate, str]:
+    """Return the better of the search result and the baselines, as judged."""
+    # The solver's formula ignores what the allocator reserves and compares only some
+    # batch sizes, so that a baseline may beat its proposal; no plan may be worse than a
+    # baseline.
+    session, estimate = proposed.session, proposed.judged
+    fitting = [row for row in baselines if row.fits]
+    best = min(fitting, key=lambda row: session.rank(row.estimate), default=None)
+    if (
+        session.request.checkpointing != "auto"
+        or best is None
+        or session.rank(best.estimate) >= session.rank(estimate)
+    ):
+        return estimate, proposed.explanation
+    explanation = (
+        f"{best.label!r} came out ahead of the solver's own proposal once both were "
+        f"judged; that one was: {proposed.explanation}"
+    )
+    return best.estimate, explanation
