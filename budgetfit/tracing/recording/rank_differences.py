@@ -79,7 +79,7 @@ def refuse_written_weights(model: nn.Module, engine: Engine) -> None:
                     f"The forward of {type(module).__name__} changes its {name} in "
                     f"place, as nn.Embedding(max_norm=...) does, and {_WRITTEN[engine]}"
                     ": it would train otherwise than in one process. Change weights "
-                    "after run.step, from what all ranks have alike, or freeze this one"
+                    "after run.step, from what all ranks have alike, or freeze it."
                 )
 
     for module in model.modules():
