@@ -98,7 +98,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
             *unverified_op_notes(
                 trace, recipe.batch_size, gpu, timeline.allocated_bytes
             ),
-            *optimizer_notes(recipe.optimizer),
+            *optimizer_notes(recipe.optimizer, recipe.engine),
             *notes,
             *context_notes,
             expected.note if measured is None else measured.note,

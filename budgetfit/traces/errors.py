@@ -58,6 +58,11 @@ _ADVICE: Final = {
         'cast one of them in the model (x.to(y.dtype)), or pass precision="fp32", or '
         '"as-is", which leaves every weight its dtype.'
     ),
+    ("SyncBatchNorm",): (
+        "SyncBatchNorm runs on GPUs alone, and no trace runs it on several. Plan the "
+        "model with its batch norms, which take the same memory but for the statistics "
+        "of the other ranks, and convert it before apply."
+    ),
     ("scalar parameters",): (
         "fully_shard takes no scalar parameters: make it a tensor of one element, "
         'nn.Parameter(torch.tensor([value])), or use engine="ddp".'
@@ -66,10 +71,11 @@ _ADVICE: Final = {
         "DeepSpeed takes no scalar parameters: make it a tensor of one element, "
         'nn.Parameter(torch.tensor([value])), or use engine="ddp".'
     ),
-    ("that fully_shard has freed",): (
-        "The model or its loss takes gradients of its own, as for a gradient penalty "
-        "(create_graph=True): FSDP2 frees a block's weights after that backward "
-        'pass, and another needs them. Use engine="ddp" or engine="zero2".'
+    ("that fully_shard has freed", "that ZeRO-3 has freed"): (
+        "Weights are there while their module runs, and freed after its backward "
+        "pass. A model or loss that takes gradients of its own, as for a gradient "
+        "penalty (create_graph=True), needs them again, and one that goes over "
+        'model.parameters() at any time. Use engine="ddp" or engine="zero2".'
     ),
     ("backward an extra time",): (
         "A block under selective checkpointing runs backward once, and here it runs "
@@ -82,8 +88,9 @@ _ADVICE: Final = {
     ),
     ("DTensor", "overlapping meshes", "by another FSDP group"): (
         "fully_shard makes weights DTensors, and torch cannot do this with them: an "
-        "optimizer may mix them with plain tensors, and two blocks cannot share a "
-        'weight. Use another optimizer, or engine="ddp".'
+        "optimizer, or a loss over model.parameters(), may mix them with plain "
+        "tensors, and two blocks cannot share a weight. Use another optimizer or loss, "
+        'or engine="ddp".'
     ),
 }
 

@@ -1,7 +1,7 @@
 """What an optimizer keeps after a step: predicted on fake tensors, and for real."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -60,29 +60,35 @@ class Kept(NamedTuple):
         return sum(self.by_tensor) + self.managed
 
 
-def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
-    made = [torch.nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in SHAPES]
+def parameters(
+    dtype: torch.dtype, shapes: Iterable[tuple[int, ...]] = SHAPES
+) -> list[torch.nn.Parameter]:
+    made = [torch.nn.Parameter(torch.ones(shape, dtype=dtype)) for shape in shapes]
     for parameter in made:
         parameter.grad = torch.ones_like(parameter)
     return made
 
 
-def predicted(name: Named, dtype: torch.dtype) -> Kept:
+def predicted(
+    name: Named, dtype: torch.dtype, shapes: Iterable[tuple[int, ...]] = SHAPES
+) -> Kept:
     with FakeTensorMode():
-        trained = parameters(dtype)
+        trained = parameters(dtype, shapes)
         optimizer = make_optimizer(name, trained, device_type="cpu")
         optimizer.step()
         managed = getattr(optimizer, "managed_bytes", 0)
         return Kept(kept_by_tensor(optimizer, trained), managed)
 
 
-def real(name: Named, dtype: torch.dtype) -> Kept:
+def real(
+    name: Named, dtype: torch.dtype, trained: list[torch.nn.Parameter] | None = None
+) -> Kept:
     """Step the library's own optimizer on the CPU.
 
     torchao compiles its step, which changes no state: here it runs uncompiled.
     bitsandbytes does not page on a CPU, and says so.
     """
-    trained = parameters(dtype)
+    trained = parameters(dtype) if trained is None else trained
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Paged optimizers are not supported on CPU")
         optimizer = make_optimizer(name, trained, device_type="cpu")

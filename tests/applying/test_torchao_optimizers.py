@@ -3,6 +3,8 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from budgetfit.applying.optimizers.factory import make_optimizer, optimizer_notes
 from budgetfit.applying.optimizers.torchao import (
@@ -10,14 +12,18 @@ from budgetfit.applying.optimizers.torchao import (
     FakeTorchaoOptimizer,
     temporary_sizes,
 )
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import CATEGORIES
+from budgetfit.errors import TraceError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from tests.applying.optimizer_states import predicted, real
+from tests.gloo_ranks import on_ranks
 from tests.traced import ADA, session
 
 EIGHT, FOUR, FP8 = "adamw_torch_8bit", "adamw_torch_4bit", "adamw_torch_fp8"
+FSDP2 = Parallelism(engine="fsdp2", gpus=8)
 
 # What torch 2.13's compiled step of torchao 0.18.0 allocated on the null driver in a
 # second step, on an RTX 4090 and, for four of them, on an H100: the same.
@@ -111,5 +117,43 @@ def test_a_4_bit_step_takes_24_bytes_for_each_element_of_the_largest_weight() ->
     assert "budgetfit.torchao_step_.default" in trace.op_names
 
 
+def _states_of_shards(dtype: torch.dtype) -> dict[str, list[int]]:
+    found = {}
+    for name in SPECS:
+        module = torch.nn.ParameterList(torch.ones(each, dtype=dtype) for each in WHOLE)
+        fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+        weights = list(module)
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        found[name] = real(name, dtype, weights).by_tensor
+    return found
+
+
+# Halves of them have 64 blocks, 16.5 blocks and 8 blocks.
+WHOLE = ((64, 512), (66, 128), (8, 512))
+HALVES = ((32, 512), (33, 128), (4, 512))
+
+
+def test_a_rank_of_fsdp2_quantises_its_shards() -> None:
+    pytest.importorskip("torchao", reason="not installed")
+    for found in on_ranks(_states_of_shards, 2, torch.float32):
+        for name in SPECS:
+            assert found[name] == predicted(name, torch.float32, HALVES).by_tensor
+
+
+def test_a_trace_of_fsdp2_has_the_states_and_the_step_of_shards() -> None:
+    # Weights of 512 x 512 on 8 ranks: 128 blocks each.
+    recipe = Recipe(batch_size=2, optimizer=EIGHT, parallelism=FSDP2)
+    trace = session("mebi").affine(recipe)
+    states = trace.fixed_bytes[trace.category == CATEGORIES.index("optimizer_state")]
+    assert sorted({int(each) for each in states if each}) == [512, 1024, 32768]
+    assert "budgetfit.torchao_step_.default" in trace.op_names
+    recipe = Recipe(batch_size=2, optimizer="adamw_bnb_8bit", parallelism=FSDP2)
+    with pytest.raises(TraceError, match=r"no DTensor.*another optimizer or loss"):
+        session("mebi").affine(recipe)
+
+
 def test_a_prediction_says_that_the_first_step_compiles() -> None:
     assert "compiles its step at the first" in optimizer_notes(EIGHT)[0]
+    assert "nearer to adamw_torch" in optimizer_notes(EIGHT, "fsdp2")[1]
+    assert len(optimizer_notes(EIGHT, "ddp")) == 1

@@ -157,6 +157,9 @@ class _OneUnused(nn.Module):
         return used
 
 
+ZERO_3 = {"engine": "deepspeed", "zero_stage": 3, "bucket_elements": 1000}
+
+
 class _SlopeOfInput(nn.Module):
     """Its loss is the gradient of a gradient, as a gradient penalty is."""
 
@@ -174,16 +177,37 @@ class _SlopeOfInput(nn.Module):
         return (out + slope).square().mean()
 
 
-def test_a_gradient_of_a_gradient_is_refused_where_weights_are_freed() -> None:
-    recipe = Recipe(batch_size=2, parallelism=Parallelism(engine="fsdp2", gpus=2))
-    said = r"fully_shard has freed\. .*\(create_graph=True\): .* Use engine=\"ddp\""
-    with pytest.raises(TraceError, match=said):
+class _SumOfSquares(_SlopeOfInput):
+    """It reads its weights while their modules do not run."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        with torch.no_grad():
+            squares = [each.square().sum() for each in self.parameters()]
+        return x.square().mean() * torch.stack(squares).sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "said"),
+    [
+        (_SlopeOfInput, {"engine": "fsdp2"}, "fully_shard has freed"),
+        (_SlopeOfInput, ZERO_3, "ZeRO-3 has freed"),
+        (_SumOfSquares, ZERO_3, "ZeRO-3 has freed"),
+    ],
+)
+def test_weights_that_are_read_where_they_are_freed_are_refused(
+    model: type[nn.Module], engine: dict[str, Any], said: str
+) -> None:
+    recipe = Recipe(batch_size=2, parallelism=Parallelism(gpus=2, **engine))
+    advice = rf"{said}\. .*\(create_graph=True\), .* Use engine=\"ddp\""
+    with pytest.raises(TraceError, match=advice):
         budgetfit.estimate(
-            _SlopeOfInput(),
+            model(),
             recipe,
             batch=torch.zeros(2, 4),
             loss=lambda out, _: out,
-            vram="4GB",
+            vram="8GB",
         )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import budgetfit
+from budgetfit import InputError, TraceError
 from tests.tracing.tiny_transformers import tiny_model
 
 WIDTH = 16
@@ -161,3 +162,21 @@ def test_norms_counters_and_spectral_norm_are_alike_on_all_ranks() -> None:
     model.updates = False
     assert "changes buffers" not in of_rows(model, "ddp")
     assert "changes buffers" not in of_rows(Averages(), "")
+
+
+def test_batch_norms_are_converted_after_planning() -> None:
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(Averages()))
+    with pytest.raises(TraceError, match=r"batch norms, .* convert it before apply"):
+        notes(model, "fsdp2", batch=torch.ones(4, WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("engine", "then"), [("ddp", "its own samples"), ("fsdp2", "were before")]
+)
+def test_weights_that_the_forward_changes_are_refused(engine: str, then: str) -> None:
+    model = nn.Sequential(nn.Embedding(9, WIDTH, max_norm=1.0))
+    given = {"batch": torch.ones(4, 2).long(), "loss": lambda out, _: out.mean()}
+    with pytest.raises(InputError, match=rf"Embedding changes its weight .*{then}"):
+        notes(model, engine, **given)
+    model.requires_grad_(requires_grad=False).append(nn.Linear(WIDTH, WIDTH))
+    assert "its weight in place" not in notes(model, engine, **given)

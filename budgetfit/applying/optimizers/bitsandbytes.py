@@ -15,6 +15,7 @@ import math
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from budgetfit.applying.optimizers.library_optimizer import (
     FakeOptimizer,
@@ -162,6 +163,8 @@ class FakeBnbOptimizer(FakeOptimizer):
 
     def make_state(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         """Allocate the states of one tensor, in the library's order."""
+        if isinstance(parameter, DTensor):
+            raise TypeError("bitsandbytes steps no DTensor")
         spec = self._spec
         state["step"] = 0
         is_small = parameter.numel() < spec.min_8bit_elements

@@ -278,8 +278,8 @@ _MAKERS: dict[str, Callable[[list[Any], float], Optimizer]] = {
 OPTIMIZER_NAMES: tuple[str, ...] = tuple(_MAKERS)
 
 
-def optimizer_notes(name: str) -> tuple[str, ...]:
-    """Return what an estimate leaves out of an optimizer; () if nothing."""
+def optimizer_notes(name: str, engine: str | None = None) -> tuple[str, ...]:
+    """Return what an estimate leaves out of an optimizer, and how shards differ."""
     notes = []
     if name in bitsandbytes.SPECS:
         spec = bitsandbytes.SPECS[name]
@@ -289,6 +289,8 @@ def optimizer_notes(name: str) -> tuple[str, ...]:
             notes.append(bitsandbytes.TRAINER_NOTE)
     elif name in torchao.SPECS:
         notes.append(torchao.COMPILE_NOTE)
+        if engine == "fsdp2":
+            notes.append(torchao.SHARDS_NOTE)
     elif name == cpu_offload.NAME:
         notes.append(cpu_offload.NOTE)
     return tuple(f"{name}: {note}" for note in notes)

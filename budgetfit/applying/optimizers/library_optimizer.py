@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
+from torch.distributed.tensor import DTensor
 
 from budgetfit.errors import InputError
 
@@ -30,7 +31,12 @@ def define_step_op(schema: str) -> None:
 
 def are_fake(parameters: list[Any]) -> bool:
     """Whether parameters are those of a trace."""
-    return any(isinstance(parameter, FakeTensor) for parameter in parameters)
+    return any(isinstance(local_tensor(each), FakeTensor) for each in parameters)
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of a weight of FSDP2; others are returned."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def import_optimizer(name: str, module: str, kind: str) -> Any:

@@ -18,6 +18,7 @@ from budgetfit.applying.optimizers.library_optimizer import (
     are_fake,
     define_step_op,
     import_optimizer,
+    local_tensor,
 )
 
 BLOCK_ELEMENTS: Final = 256  # transformers' block_size, for 4 bits too
@@ -27,6 +28,11 @@ COMPILE_NOTE: Final = (
     "torchao compiles its step at the first one for each shape of tensor (seconds "
     "each) and then tries kernels out, which may take copies of a tensor and of its "
     "states beside; neither is in this estimate"
+)
+SHARDS_NOTE: Final = (
+    "each rank of FSDP2 quantises states of its own shards, and not those under 4096 "
+    "elements or of a number that 256 does not divide: ranks then end nearer to "
+    "adamw_torch than one process does"
 )
 NOT_ON_CPU: Final = (
     "torchao compiles its step; on a CPU it ran uncompiled, with other temporaries"
@@ -148,12 +154,15 @@ class FakeTorchaoOptimizer(FakeOptimizer):
 
     def update(self, parameter: torch.Tensor, state: dict[str, Any]) -> None:
         """Call the op that stands for the step of one tensor, with its temporaries."""
+        assert parameter.grad is not None  # noqa: S101 - it is being stepped
+        gradient = local_tensor(parameter.grad)
+        parameter = local_tensor(parameter)
         temporaries = [
             parameter.new_empty(elements, dtype=dtype)
             for elements, dtype in temporary_sizes(self._spec, parameter)
         ]
         torch.ops.budgetfit.torchao_step_(
-            parameter, parameter.grad, list(_tensors(state)), temporaries
+            parameter, gradient, list(_tensors(state)), temporaries
         )
         while temporaries:
             temporaries.pop()
@@ -165,7 +174,7 @@ class FakeTorchaoOptimizer(FakeOptimizer):
         if self._spec.has_maximum:
             names.append("max_exp_avg_sq")
         for name in names:
-            state[name] = self._buffer(parameter)
+            state[name] = self._buffer(local_tensor(parameter))
 
     def _buffer(
         self, parameter: torch.Tensor

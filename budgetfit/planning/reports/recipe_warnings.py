@@ -50,7 +50,9 @@ def accumulation_warnings(traces: TraceSession, recipe: Recipe) -> tuple[str, ..
         and module.training == model.training  # else frozen on purpose
         for module in model.modules()
     ):
-        more = whole if ranks == 1 else "nn.SyncBatchNorm.convert_sync_batchnorm"
+        more = "nn.SyncBatchNorm.convert_sync_batchnorm before apply"
+        if ranks == 1:
+            more = whole
         found.append(
             f"batch norms take the statistics of each {own}, not of all "
             f"{recipe.effective_batch_size} samples. Use {more} if that matters"

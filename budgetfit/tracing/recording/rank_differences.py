@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from budgetfit.core.parallelism import Engine
+from budgetfit.errors import InputError
 
 _UNEQUAL = {
     "ddp": "DDP then ends in an error",
@@ -17,6 +18,12 @@ _CHANGED = {
     "ddp": "DDP sends those of rank 0 to all before each forward",
     "fsdp2": "each rank keeps its own",
     "deepspeed": "each rank keeps its own",
+}
+_LOST = "the next update starts from what the weights were before"
+_WRITTEN = {
+    "ddp": "each rank changes its own by its own samples",
+    "fsdp2": _LOST,
+    "deepspeed": _LOST,
 }
 
 
@@ -48,6 +55,37 @@ def _has_alternatives(module: nn.Module) -> bool:
     return isinstance(module, (nn.ModuleList, nn.ModuleDict)) and (
         sum(any(p.requires_grad for p in x.parameters()) for x in module.children()) > 1
     )
+
+
+def refuse_written_weights(model: nn.Module, engine: Engine) -> None:
+    """Have modules refuse to train weights that their forward changes in place.
+
+    Raises:
+        InputError: In such a forward.
+    """
+    before: dict[nn.Module, list[tuple[str, torch.Tensor, int]]] = {}
+
+    def start(module: nn.Module, _: object) -> None:
+        before[module] = [
+            (name, weight, weight._version)
+            for name, weight in module.named_parameters(recurse=False)
+            if weight.requires_grad
+        ]
+
+    def end(module: nn.Module, *_: object) -> None:
+        for name, weight, version in before.pop(module, ()):
+            if weight._version != version:
+                raise InputError(
+                    f"The forward of {type(module).__name__} changes its {name} in "
+                    f"place, as nn.Embedding(max_norm=...) does, and {_WRITTEN[engine]}"
+                    ": it would train otherwise than in one process. Change weights "
+                    "after run.step, from what all ranks have alike, or freeze it."
+                )
+
+    for module in model.modules():
+        if module._parameters:
+            module.register_forward_pre_hook(start)
+            module.register_forward_hook(end)
 
 
 class ChangedBuffers:

@@ -28,7 +28,11 @@ from budgetfit.tracing.recording.changed_containers import ChangedContainers
 from budgetfit.tracing.recording.later_steps import look_at_later_steps
 from budgetfit.tracing.recording.loop_recorder import LoopRecorder
 from budgetfit.tracing.recording.module_tracker import ModuleTracker
-from budgetfit.tracing.recording.rank_differences import ChangedBuffers, experts_note
+from budgetfit.tracing.recording.rank_differences import (
+    ChangedBuffers,
+    experts_note,
+    refuse_written_weights,
+)
 from budgetfit.tracing.recording.raw_trace import (
     LoopRunner,
     RawTrace,
@@ -166,6 +170,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
             if parallelism is not None:
                 tracker.hook_wrapped(fake)
                 changed = ChangedBuffers(fake)
+                refuse_written_weights(fake, parallelism.engine)
             if isinstance(runner, LoopRunner):
                 LoopRecorder(recorder, steps, micro_steps).train(runner, sized)
             else:

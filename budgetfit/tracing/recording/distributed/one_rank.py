@@ -33,6 +33,7 @@ def as_one_rank(
     log = RankLog(semantics, run, mode)
     # FSDP2 and DeepSpeed take the weights from the host as they wrap the model.
     log.paused = parallelism.engine != "ddp"
+    log.is_zero_3 = parallelism.zero_stage == 3  # noqa: PLR2004
     return log, _context(parallelism, log)
 
 

@@ -26,6 +26,7 @@ class RankLog(StorageLog):
         mode: That of the trace's own fakes; others are not memory. None where the
             tensors are real.
         paused: Nothing is logged meanwhile: what runs is not on the device.
+        is_zero_3: Whether weights have no elements between their module's runs.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class RankLog(StorageLog):
     ) -> None:
         super().__init__(semantics, run)
         self.mode = mode
-        self.paused = False
+        self.paused = self.is_zero_3 = False
         self._numbers: dict[int, int] = {id(torch.cpu.current_stream()): 0}
         self._known: list[Any] = []  # streams, so that no id is used again
         self._host_layers: dict[int, int] = {}  # of tensors assigned while paused
@@ -65,9 +66,14 @@ class RankLog(StorageLog):
         kwargs = kwargs or {}
         if self.paused or self._is_foreign(args) or self._is_foreign(kwargs.values()):
             return func(*args, **kwargs)
-        if not func.is_view and self._reads_freed(args):
-            raise RuntimeError("a weight is read that fully_shard has freed")
-        return self.run_and_log(func, args, kwargs)
+        if not func.is_view and (engine := self._reads_freed(args)):
+            raise RuntimeError(f"a weight is read that {engine} has freed")
+        try:
+            return self.run_and_log(func, args, kwargs)
+        except RuntimeError as error:
+            if self.is_zero_3 and _has_empty(args):  # as one saved for backward
+                raise RuntimeError("a weight is read that ZeRO-3 has freed") from error
+            raise
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -165,16 +171,22 @@ class RankLog(StorageLog):
             self._known.append(stream)
         return self._numbers[id(stream)]
 
-    def _reads_freed(self, values: Iterable[Any]) -> bool:
-        """Whether there is a weight that ``fully_shard`` has freed again."""
+    def _reads_freed(self, values: Iterable[Any]) -> str:
+        """Return what has freed a weight that is among the values; empty if none."""
         for value in values:
+            found = ""
             if isinstance(value, FakeTensor):
                 freed = self._freed.get(value.untyped_storage()._cdata)
                 if freed is not None and freed() is not None:
-                    return True
-            elif isinstance(value, (list, tuple)) and self._reads_freed(value):
-                return True
-        return False
+                    return "fully_shard"
+                # DeepSpeed knows how many elements it has otherwise.
+                if self.is_zero_3 and hasattr(value, "ds_numel") and not value.numel():
+                    return "ZeRO-3"
+            elif isinstance(value, (list, tuple)):
+                found = self._reads_freed(value)
+            if found:
+                return found
+        return ""
 
     def _is_foreign(self, values: Iterable[Any]) -> bool:
         """Whether there is a fake of another mode: DTensor asks for global shapes."""
@@ -185,6 +197,10 @@ class RankLog(StorageLog):
             elif isinstance(value, (list, tuple)) and self._is_foreign(value):
                 return True
         return False
+
+
+def _has_empty(values: Iterable[Any]) -> bool:
+    return any(isinstance(x, FakeTensor) and not x.numel() for x in values)
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
