@@ -55,12 +55,8 @@ def with_shapes(batch: Any, shapes: Mapping[str, Shape]) -> Any:
     """Return a batch whose tensors have other sizes, of evenly spaced positions.
 
     Every value is one of the given tensor's, in the given order: ids stay valid, and a
-    mask keeps its share of padding.
-
-    Args:
-        batch: Nested tensors; not modified.
-        shapes: By path, as ``describe_batch`` names them; tensors without one, or of
-            another rank, are unchanged.
+    mask keeps its share of padding. ``shapes``: by path, as ``describe_batch`` names
+    them; tensors without one, or of another rank, are unchanged.
     """
 
     def resized(tensor: torch.Tensor, path: str) -> torch.Tensor:

@@ -84,9 +84,8 @@ def count_samples(batch: Any, dims: SampleDims = FIRST_DIM) -> int | None:
     votes = Counter(size for _, sizes in allowed for size in dict.fromkeys(sizes))
     if named:
         return dims.agreed_batch_size(named, votes)
-    sized = Counter(
-        {size: votes[size] for size in votes if size}
-    )  # empty tensors (no boxes) do not vote
+    # Empty tensors (no boxes) do not vote.
+    sized = Counter({size: votes[size] for size in votes if size})
     return (sized or votes).most_common(1)[0][0] if votes else None
 
 

@@ -509,11 +509,7 @@ class Plan(PlanExports):
         return str(reports.render(reports.why_text(self.row(block))))
 
     def row(self, block: str) -> BlockRow:
-        """Return the numbers behind ``why``.
-
-        Raises:
-            InputError: As ``why``.
-        """
+        """Return the numbers behind ``why``."""
         return find_block(self.block_table, block)
 
     def to_json(self) -> str:

@@ -115,15 +115,9 @@ def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     report for the phase, on the CPU what ``live_bytes`` counts. The run is undone at
     the end; weights stay trained (``preserved_model`` restores them).
 
-    Args:
-        make_run: Makes the run to measure; its own allocations are included.
-        batch: Of ``recipe.batch_size`` samples.
-        steps: Optimizer steps, at least 3.
-        micro_steps: Micro-batches per optimizer step.
-        device: Where it runs.
-        live_bytes: Starts the live-bytes counter for the CPU; None counts none.
-        shorter: Batches that run one more optimizer step each, after the others.
-        say: Called with a line of text after a first step of ten seconds and more.
+    ``live_bytes`` starts the live-bytes counter for the CPU. ``shorter``: batches that
+    run one more optimizer step each, after the others. ``say`` is called with a line of
+    text after a first step of ten seconds and more.
 
     Raises:
         InputError: If ``steps`` is below 3.

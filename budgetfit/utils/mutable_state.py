@@ -120,10 +120,9 @@ def mutable_state(
 
     Modules of torch and objects of libraries are not looked into.
 
-    Args:
-        roots: Objects, with the names of the attributes that they are in.
-        classes: Classes whose attributes may be mutated.
-        limit: Larger objects are left out, and all that come after so many.
+    ``roots``: objects, with the names of the attributes that they are in. ``classes``:
+    those whose attributes may be mutated. Objects larger than ``limit`` are left out,
+    and all that come after so many.
     """
     classes = list(classes)
     named = [

@@ -10,16 +10,19 @@ import itertools
 import operator
 import types
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, get_origin
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from budgetfit.applying.checkpointing.mutated_buffers import MAX_ELEMENTS, version
+from budgetfit.applying.checkpointing.mutated_buffers import (
+    MAX_ELEMENTS,
+    differs,
+    version,
+)
 from budgetfit.utils.mutable_state import (
     LARGEST,
     MAX_ITEMS,
@@ -89,13 +92,7 @@ class _HeldTensor(NamedTuple):
 
     def is_written(self) -> bool:
         """Whether the forward wrote to it; through ``.data`` if there is a copy."""
-        if version(self.tensor) != self.version:
-            return True
-        if self.copy is None or isinstance(self.copy, FakeTensor) or self.copy.is_meta:
-            return False
-        with suppress(RuntimeError):  # not for all dtypes
-            return not torch.equal(self.tensor, self.copy)
-        return False
+        return version(self.tensor) != self.version or differs(self.tensor, self.copy)
 
 
 class AttributesSnapshot(NamedTuple):
@@ -204,9 +201,8 @@ class MutatedAttributes:
     def snapshot(self, *, every: bool = False) -> AttributesSnapshot:
         """Return the state before a forward.
 
-        Args:
-            every: Also of large objects and of tensors in containers, which are left
-                out until one has changed.
+        ``every``: also of large objects and of tensors in containers, which are left
+        out until one has changed.
         """
         limit = LARGEST if every or self._large_change else MAX_ITEMS
         contents = [*mutable_state(self._roots(), classes=self._classes, limit=limit)]

@@ -7,7 +7,6 @@ modes. It checks for what cannot be restored: arguments and parameters that were
 to, other parameters, and, by values, a hidden generator or a counter in another object.
 """
 
-import functools
 import operator
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -54,12 +53,9 @@ class RepeatableForwards:
 
     Values are compared in some of the forwards: ``compares_values``.
 
-    Args:
-        block: The block.
-        name: Its name, for the error.
-        check: Whether values are compared.
-        run_to_end: Whether an op writes to tensors that autograd has saved already.
-        in_segment: Whether the recomputation's output goes to the next block.
+    ``check``: whether values are compared. ``run_to_end``: whether an op writes to
+    tensors that autograd has saved already. ``in_segment``: whether the recomputation's
+    output goes to the next block.
     """
 
     def __init__(
@@ -114,15 +110,10 @@ def _parts(block: nn.Module) -> list[object]:
     for module in modules:
         found.append(len(module._buffers))
         kind: Any = type(module)
-        if _is_users(kind):
+        if not is_library(kind.__module__):
             attributes = vars(module).values()
             found.append(sum(isinstance(each, torch.Tensor) for each in attributes))
     return found
-
-
-@functools.cache
-def _is_users(kind: Any) -> bool:
-    return not is_library(kind.__module__)
 
 
 def _same(parts: list[object], others: list[object]) -> bool:

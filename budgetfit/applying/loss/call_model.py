@@ -239,10 +239,6 @@ def evaluate_batch(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Any
     """Run an evaluation forward; return the outputs, and the loss if there is one.
 
     Labels stay in the batch, as in ``Trainer.evaluate``: the loss takes memory, too.
-
-    The model is called in its current mode, with ``batch`` and ``loss`` as for
-    ``compute_loss``.
     """
-    args, kwargs = model_arguments(model, batch, for_loss=loss is not None)
-    outputs = model(*args, **kwargs)
+    outputs = call_model(model, batch, for_loss=loss is not None)
     return outputs, loss(outputs, batch) if loss is not None else None

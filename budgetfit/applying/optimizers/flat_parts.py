@@ -25,10 +25,6 @@ def refuse_if_by_shape(make: Make, name: str) -> None:
     A matrix is trained whole and in two flat parts. Adafactor has means of rows and
     columns, and LAMB norms of whole weights.
 
-    Args:
-        make: Builds it over parameters.
-        name: Of it, for the error.
-
     Raises:
         InputError: If the parts end elsewhere, or it takes matrices alone.
     """

@@ -55,13 +55,10 @@ class AccumulationGroup:
     def divisor(
         self, weight: float, *, share: bool = False, counted: str = ""
     ) -> float:
-        """Add a micro-batch; return the divisor of its loss.
+        """Add a micro-batch of some samples or tokens; return the divisor of its loss.
 
-        Args:
-            weight: Its number of samples or tokens.
-            share: Whether its loss is a share of the group's mean, so that losses only
-                have to be summed.
-            counted: Unit of the weight, for errors.
+        ``share``: whether its loss is a share of the group's mean, so that losses only
+        have to be summed. ``counted``: unit of the weight, for errors.
 
         Raises:
             InputError: If the weight is no positive number, or micro-batches of a group
@@ -125,9 +122,6 @@ class AccumulatedGradients:
 
     def check(self, waiting: int) -> None:
         """Check before the next micro-batch that nothing has changed since ``record``.
-
-        Args:
-            waiting: Number of accumulated micro-batches, for the error.
 
         Raises:
             InputError: If gradients were dropped or changed, or weights written to.

@@ -121,11 +121,8 @@ class Run:
         compile_forward: See ``torch_compile.compile_blocks``.
 
     Attributes:
-        model: The given model.
-        recipe: The applied recipe.
         optimizer: The optimizer over the trainable parameters.
         scaler: The GradScaler, or None.
-        device: Where it trains.
         updated: Whether the last ``step`` or ``flush`` updated the weights; if so, call
             ``scheduler.step()``.
         steps_done: Updates so far.

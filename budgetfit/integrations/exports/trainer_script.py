@@ -165,7 +165,7 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
         article="an" if program.trainer.startswith("S") else "a",
         trainer=program.trainer,
         arguments_class=program.arguments,
-        arguments=keyword_lines(arguments, 8),
+        arguments=keyword_lines(arguments),
         more=f"{tokens}{callback}{optimizer}",
         main=_main(shown, program, loading),
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from budgetfit.applying.optimizers.factory import transformers_names
 from budgetfit.core.parallelism import Engine
 from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.recipe import Recipe, Segment
@@ -47,14 +48,10 @@ def config_text(  # noqa: PLR0913, PLR0917 - a plan, and what a program can say
 ) -> str:
     """Return the YAML text of a plan: remarks as comments, then groups of settings.
 
-    Args:
-        plan: The plan.
-        program: The program's name.
-        say: The program's checkpointing settings.
-        sections: Returns the settings by title, of a plan, the recipe that is written
-            and its checkpointing settings; those that are None are left out.
-        remarks: Returns what else the program cannot express.
-        engines: Those that it can be told to use on several GPUs.
+    ``sections`` returns the settings by title, of a plan, the recipe that is written
+    and its checkpointing settings, which ``say`` returns; those that are None are left
+    out. ``remarks``: what else the program cannot express. ``engines``: those that it
+    can be told to use on several GPUs.
 
     Raises:
         InputError: If the program cannot train this model or this optimizer.
@@ -172,10 +169,8 @@ def _numbers(estimate: Estimate) -> str:
 
 def _refuse_other_optimizers(plan: Plan, program: str) -> None:
     """Refuse optimizers without a transformers name."""
-    from transformers.training_args import OptimizerNames  # noqa: PLC0415 - takes seconds
-
     name = plan.recipe.optimizer
-    if name not in {each.value for each in OptimizerNames}:
+    if name not in transformers_names():
         kind = "the function " if "." in name else ""
         raise InputError(
             f"{program} takes transformers' optimizer names, and the plan was made "

@@ -60,11 +60,7 @@ def with_traceable_layers(model: nn.Module) -> nn.Module:
 
 
 def quantized_meta_copy(model: nn.Module) -> nn.Module:
-    """Return a meta copy that keeps bitsandbytes' own layers.
-
-    Raises:
-        InputError, TraceError: As ``with_traceable_layers``.
-    """
+    """Return a meta copy that keeps bitsandbytes' own layers."""
     return copy_to_meta(model, replace=partial(_replaced, traceable=False))
 
 
