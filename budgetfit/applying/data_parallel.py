@@ -26,7 +26,6 @@ class OwnDataParallel(NamedTuple):
 
     Attributes:
         wrapper: DDP, by whose process group gradients are averaged.
-        ranks: Of that process group.
     """
 
     wrapper: nn.Module

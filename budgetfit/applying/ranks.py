@@ -142,9 +142,8 @@ class Ranks(GroupRanks):
         if other:
             raise InputError(
                 f"Rank {other[0]} has other weights than rank 0 (as have "
-                f"{len(other) - 1} more): {why} model. "
-                "Load the same checkpoint on all ranks, or call the same "
-                "torch.manual_seed before the model is made."
+                f"{len(other) - 1} more): {why} model. Load the same checkpoint on all "
+                "ranks, or call the same torch.manual_seed before the model is made."
             )
 
 

@@ -365,9 +365,8 @@ REPORT = _panel(
 )
 EXPORT: Options = {
     "to": _option(
-        "trainer, sft, dpo, accelerate, lightning, deepspeed, llamafactory, "
-        "axolotl: settings for that library. torch: a training script that stands "
-        "alone.",
+        "trainer, sft, dpo, accelerate, lightning, deepspeed, llamafactory, axolotl: "
+        "settings for that library. torch: a training script that stands alone.",
         default=REQUIRED,
     ),
     **_panel("Output", save=_option("Write it here.", Path, shown="standard output")),

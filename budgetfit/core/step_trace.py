@@ -1,10 +1,9 @@
 """StepTrace: allocations and frees of all storages in a few training steps.
 
 Sizes are affine in the batch size: ``fixed + per_sample * batch_size`` bytes before
-rounding. A kernel's scratch memory is not affine (it follows the launch
-configuration), so its storage names a rule of ``memory.scratch_sizes`` and that rule's
-arguments, which are affine. That is what lets one trace serve every batch size and
-card.
+rounding. A kernel's scratch memory is not affine (it follows the launch configuration),
+so its storage names a rule of ``memory.scratch_sizes`` and that rule's arguments, which
+are affine. That is what lets one trace serve every batch size and card.
 """
 
 from __future__ import annotations

@@ -52,7 +52,6 @@ class GradientCheck:
     Attributes:
         max_error: Largest relative difference of a parameter's gradient: the norm of
             the difference over the norm of the unmodified model's.
-        parameter: The parameter's name.
         noise: The same between two runs of the unmodified model; NaN where none of its
             gradients is finite.
         recomputed_blocks: Number of blocks that were recomputed in backward; of the

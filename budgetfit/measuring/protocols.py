@@ -30,7 +30,6 @@ class LiveBytes(Protocol):
     """Counter of the live bytes of all storages, the model's own included.
 
     Attributes:
-        live_bytes: Current live bytes.
         peak_bytes: Peak of live bytes since ``reset_peak``.
     """
 

@@ -166,10 +166,9 @@ def lengths_lines(plan: Plan) -> list[str]:
     }[lengths.measure]
     return [
         (
-            f"{lengths.span}, padded {to}: "
-            f"{rate_text(lengths.samples_per_s)} samples/s "
-            f"({rate_text(lengths.grouped_samples_per_s)} in batches of one size)"
-            f"{waiting}"
+            f"{lengths.span}, padded {to}: {rate_text(lengths.samples_per_s)} "
+            f"samples/s ({rate_text(lengths.grouped_samples_per_s)} in batches of one "
+            f"size){waiting}"
         ),
         f"{replayed}{how}",
     ]

@@ -67,7 +67,6 @@ class HeldState(NamedTuple):
 
     Attributes:
         name: The name of the attribute or global that leads to it.
-        target: The object.
         parts: The kinds of its contents; none of an iterator.
         contents: One each.
         size: Number of items, the larger of its own and those seen before it.

@@ -38,7 +38,6 @@ class BlockCall:
     """How one block is called.
 
     Attributes:
-        block: The block.
         random: Whether the RNG state is preserved for the recomputation.
         check: ``determinism_check`` of ``checkpoint.apply_segments``.
         saved: The op calls that selective checkpointing saves.

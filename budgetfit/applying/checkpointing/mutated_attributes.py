@@ -64,7 +64,6 @@ class ContentChange(NamedTuple):
 
     Attributes:
         name: The attribute or global that leads to it.
-        target: The object.
         before: None if that may be the graph of an earlier step.
         copies: Of tensors in it that the forward wrote to, by their ids.
     """
@@ -99,9 +98,7 @@ class AttributesSnapshot(NamedTuple):
     """State before a forward.
 
     Attributes:
-        attributes: Of each module.
         contents: What attributes, globals and hooks lead to.
-        globals: Their values.
         tensors: Those without gradients in ``contents`` and ``globals``, by their ids.
     """
 
@@ -124,8 +121,6 @@ class Settings(NamedTuple):
     Others may set them before backward: a dropout's ``p``, the weight of a mixup.
 
     Attributes:
-        places: The attributes' dicts and names.
-        values: Theirs.
         globals: All of them, with their values.
     """
 

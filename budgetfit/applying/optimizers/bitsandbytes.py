@@ -130,8 +130,7 @@ class FakeBnbOptimizer(FakeOptimizer):
     """Allocates the states of a bitsandbytes optimizer on fake tensors.
 
     Attributes:
-        managed_bytes: Size of states in CUDA managed memory; no tensors represent
-            them.
+        managed_bytes: Size of states in CUDA managed memory; no tensors represent them.
     """
 
     def __init__(self, parameters: list[Any], spec: OptimizerSpec) -> None:

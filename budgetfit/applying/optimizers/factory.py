@@ -46,9 +46,8 @@ def make_optimizer(
     brings its own learning rate. ``device_type``: of fake tensors, the simulated one.
 
     Raises:
-        InputError: If the name is unknown, its library is not installed or it cannot
-            be planned, the callable returns no optimizer, or no parameter is
-            trainable.
+        InputError: If the name is unknown, its library is not installed or it cannot be
+            planned, the callable returns no optimizer, or no parameter is trainable.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:

@@ -42,7 +42,6 @@ class TrainingOutOfMemoryError(BudgetfitError, torch.OutOfMemoryError):
         weights_intact: False if the optimizer was stopped in the middle of an update.
         card: GPU memory at the failed allocation.
         recipe: Settings that should fit, for ``run.adopt``; None if none is known.
-        reasons: Likely causes.
         original: The first line of the error that was caught.
     """
 

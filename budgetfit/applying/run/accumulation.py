@@ -27,7 +27,6 @@ class AccumulationGroup:
 
     Attributes:
         planned: Micro-batches per update (``gradient_accumulation_steps``).
-        count: Micro-batches so far.
         first: Weight of the first one, for example 8 samples.
         total: Sum of weights so far, as multiples of the first.
         shares: Whether losses are shares of the group's mean already

@@ -298,9 +298,8 @@ class Run:
             if waiting and self.recipe.zero_stage is not None:
                 raise InputError(
                     "DeepSpeed reduces gradients as the last micro-batch of an update "
-                    f"runs, and {self.group.count} of "
-                    f"{self.group.planned} have run. Run the others, or plan with "
-                    "gradient_accumulation_steps=1."
+                    f"runs, and {self.group.count} of {self.group.planned} have run. "
+                    "Run the others, or plan with gradient_accumulation_steps=1."
                 )
             if waiting:
                 self._run_or_drop_group(update, None)

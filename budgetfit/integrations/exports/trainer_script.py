@@ -38,14 +38,11 @@ class ScriptParts:
     """The parts of a trainer's script.
 
     Attributes:
-        what: Description, for the docstring.
         library: Package that its classes are imported from.
-        trainer, arguments: The classes' names.
         extra: Fields of the arguments in addition to ``TrainingArguments``.
         settings: Values of a plan for these and others.
         columns: Of a text data set; empty where samples are tensors.
         cuts_loss: Whether the trainer itself chunks the loss.
-        remarks: More lines for the docstring.
     """
 
     what: str
