@@ -5,8 +5,6 @@ takes no device memory and what goes over the bus: ``core.step_trace.TO_HOST`` a
 ``TO_DEVICE``. On CPU tensors they clone, which is how their users are tested.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

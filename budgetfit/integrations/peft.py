@@ -1,10 +1,11 @@
 """peft: add LoRA adapters to a model, on meta or with weights."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.core.adapter import Adapter, peft_task, trained_heads
@@ -25,10 +26,6 @@ from budgetfit.integrations.source_code.model_loading import (
     quantization_config,
 )
 from budgetfit.integrations.source_code.python_source import call_source
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 def adapted_meta_copy(

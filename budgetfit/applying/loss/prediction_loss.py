@@ -1,7 +1,5 @@
 """The loss of diffusion models: the prediction against noise, velocity or flow."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """GPU memory at an out-of-memory error, from the error's text and from torch."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 

@@ -1,17 +1,14 @@
 """Gradient accumulation: the mean over all samples of an update, and its gradients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 @dataclass(slots=True)
