@@ -1,9 +1,7 @@
 """Batches of the same samples at another sequence length or image size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,8 +9,7 @@ from budgetfit.batches.batch_tree import change_tensors, describe_batch
 from budgetfit.batches.sample_count import sample_dimensions
 from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
-if TYPE_CHECKING:
-    Shape = tuple[int, ...]
+Shape = tuple[int, ...]
 
 
 def with_length(

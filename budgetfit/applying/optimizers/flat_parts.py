@@ -1,9 +1,6 @@
 """Whether an optimizer trains flat parts of weights as it trains the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,8 +8,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from budgetfit.errors import InputError
 
-if TYPE_CHECKING:
-    Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 _SIDE, _STEPS = 16, 2
 _EQUAL = 1e-3  # of how far the weights have moved

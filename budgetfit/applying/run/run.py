@@ -1,10 +1,8 @@
 """``Run``: train a model by a recipe, one micro-batch per ``step``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 from torch import nn
@@ -26,7 +24,7 @@ from budgetfit.applying.data_parallel import (
     refuse_replaced_parameters,
     warn_if_not_synchronized,
 )
-from budgetfit.applying.loss.call_model import compute_loss
+from budgetfit.applying.loss.call_model import Loss, compute_loss
 from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE
 from budgetfit.applying.optimizers.for_recipe import (
     ParameterChangeCheck,
@@ -86,9 +84,6 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.errors import InputError
 from budgetfit.measuring.preserve_model import preserved_model
-
-if TYPE_CHECKING:
-    from budgetfit.applying.loss.call_model import Loss
 
 _Result = TypeVar("_Result")
 

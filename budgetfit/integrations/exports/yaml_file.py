@@ -4,13 +4,11 @@ These programs have no settings for checkpointing single blocks. Where a plan's 
 cannot be expressed, the nearest judged alternative is written instead.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from budgetfit.applying.optimizers.factory import transformers_names
 from budgetfit.core.parallelism import Engine
@@ -29,12 +27,10 @@ from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 
-if TYPE_CHECKING:
-    # Returns the checkpointing settings of a recipe, given the blocks' names; None
-    # where there are none. A program must support checkpointing every block.
-    Checkpointing = Callable[[Recipe, tuple[str, ...]], "Settings | None"]
-
 Settings = dict[str, Any]
+# Returns the checkpointing settings of a recipe, given the blocks' names; None where
+# there are none. A program must support checkpointing every block.
+Checkpointing = Callable[[Recipe, tuple[str, ...]], Settings | None]
 _BARE_EXPONENT: Final = re.compile(r"-?\d+e-?\d+")
 
 

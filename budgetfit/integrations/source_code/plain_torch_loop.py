@@ -1,11 +1,9 @@
 """Data, loss and training loop of the exported training script."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from string import Template
 from textwrap import indent
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from budgetfit.applying.torch_compile import compiled_blocks
 from budgetfit.applying.zero import input_precision
@@ -19,9 +17,8 @@ from budgetfit.integrations.source_code.plain_torch_ranks import main_lines
 from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import DTYPES, to_source
 
-if TYPE_CHECKING:
-    # Name -> shape and dtype, as in ModelSummary.
-    Batch = dict[str, tuple[tuple[int, ...], str]]
+# Name -> shape and dtype, as in ModelSummary.
+Batch = dict[str, tuple[tuple[int, ...], str]]
 
 # Classes of transformers whose labels are classes of each position.
 _CLASSES_OF_POSITIONS: Final = ("ForTokenClassification", "ForSemanticSegmentation")
