@@ -7,6 +7,7 @@ modes. It checks for what cannot be restored: arguments and parameters that were
 to, other parameters, and, by values, a hidden generator or a counter in another object.
 """
 
+import functools
 import operator
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -110,10 +111,15 @@ def _parts(block: nn.Module) -> list[object]:
     for module in modules:
         found.append(len(module._buffers))
         kind: Any = type(module)
-        if not is_library(kind.__module__):
+        if _is_users(kind):
             attributes = vars(module).values()
             found.append(sum(isinstance(each, torch.Tensor) for each in attributes))
     return found
+
+
+@functools.cache  # asked in every forward
+def _is_users(kind: Any) -> bool:
+    return not is_library(kind.__module__)
 
 
 def _same(parts: list[object], others: list[object]) -> bool:
