@@ -63,10 +63,10 @@ OpKind = Literal[
 ]
 # What the kernels of an op do; each kind has its own shares of a GPU's rates.
 OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
-# Ops of ours that copy between the device and pinned host memory (applying.host_copy):
-# what ``to_host`` returns takes no device memory.
 EMPTY_CACHE: Final = 0  # the event of ``torch.cuda.empty_cache()``
 FUSED_KERNEL: Final = "budgetfit.fused_kernel.default"  # of compiled code
+# Ops of ours that copy between the device and pinned host memory (applying.host_copy):
+# what ``to_host`` returns takes no device memory.
 TO_HOST, TO_DEVICE = "budgetfit.to_host.default", "budgetfit.to_device.default"
 
 
