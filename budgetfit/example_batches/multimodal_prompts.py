@@ -121,7 +121,9 @@ def spoken_text_inputs(request: BatchRequest) -> Arguments:
     frames = math.ceil(samples * rate)
     ends = torch.full((request.batch_size, 1), samples, device="cpu")
     words = token_ids.random_token_ids(request, _MIN_TEXT_TOKENS)
-    said = torch.full((request.batch_size, frames + 1), config.audio_token_id)
+    said = torch.full(
+        (request.batch_size, frames + 1), config.audio_token_id, device="cpu"
+    )
     said[:, -1] = config.audio_eos_token_id
     request.notes.append(
         f"rows of {_MIN_TEXT_TOKENS} text tokens and {frames} frames of sound"
