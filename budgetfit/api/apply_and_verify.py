@@ -6,6 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE, OPTIMIZER_NAMES
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.torch_compile import unwrap_compiled_for
@@ -29,9 +32,6 @@ from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.verification.verify_plan import verify_plan
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     Loss = Callable[[Any, Any], torch.Tensor]
     Progress = Callable[[str], None]
 

@@ -1,10 +1,10 @@
 """``check``: whether a saved plan still fits, with the libraries and card of today."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from budgetfit.api.estimate import estimate_recipe
 from budgetfit.core.plan import Estimate, Plan
@@ -15,9 +15,6 @@ from budgetfit.planning.search.varying_lengths import with_lengths
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.workload.workload import Workload
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @neutral_torch_state()

@@ -64,9 +64,7 @@ def use_planned_settings(plan: Plan | None, device: torch.device, undo: Undo) ->
     if any(os.environ.get(name) for name in VARIABLES):
         return
     # torch.cuda.memory has no public function for it.
-    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    if change is None:  # older than torch 2.9
-        change = torch.cuda.memory._set_allocator_settings
+    change = torch._C._accelerator_setAllocatorSettings
     change("expandable_segments:True")
     undo.add(change, "expandable_segments:False")
 

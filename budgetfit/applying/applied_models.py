@@ -1,17 +1,12 @@
 """Registry of models with an applied plan, so that no model gets a second one."""
 
-from __future__ import annotations
-
 import threading
 import weakref
-from typing import TYPE_CHECKING
+
+from torch import nn
 
 from budgetfit.applying.undo import Undo
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 _OWNERS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[object]] = (
     weakref.WeakKeyDictionary()

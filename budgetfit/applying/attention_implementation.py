@@ -1,13 +1,8 @@
 """Attention implementation of a transformers model (eager or sdpa) and its heads."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from torch import nn
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def describe_attention(model: nn.Module) -> str:

@@ -1,18 +1,14 @@
 """Checks for DistributedDataParallel, FSDP and DataParallel wrappers."""
 
-from __future__ import annotations
-
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from torch import nn
 
 from budgetfit.applying.ranks import GroupRanks, started_processes
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 # By class names: importing the classes is slow.
 _FSDP1 = "FullyShardedDataParallel"
@@ -26,7 +22,6 @@ class OwnDataParallel(NamedTuple):
 
     Attributes:
         wrapper: DDP, by whose process group gradients are averaged.
-        ranks: Of that process group.
     """
 
     wrapper: nn.Module

@@ -5,8 +5,6 @@ takes no device memory and what goes over the bus: ``core.step_trace.TO_HOST`` a
 ``TO_DEVICE``. On CPU tensors they clone, which is how their users are tested.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 
@@ -69,10 +67,6 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device=device)
 
 
-def _to_host_on_cpu(x: torch.Tensor) -> torch.Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
-
-
 def _to_host_on_cuda(x: torch.Tensor) -> torch.Tensor:
     # No pool of our own: torch's CachingHostAllocator keeps freed blocks and reuses
     # them only after the copies into and out of them are done. It rounds up to powers
@@ -108,7 +102,9 @@ def _like_on_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty(host.shape, dtype=host.dtype, device=device)
 
 
-_LIBRARY.impl("to_host", _to_host_on_cpu, "CPU")
+_LIBRARY.impl(
+    "to_host", lambda x: x.clone(memory_format=torch.contiguous_format), "CPU"
+)
 _LIBRARY.impl("to_host", _to_host_on_cuda, "CUDA")
 _LIBRARY.impl("to_device", _to_device, "CPU")  # by the tensor, which is on the host
 torch.library.register_fake("budgetfit::to_host", _like_on_host, lib=_LIBRARY)

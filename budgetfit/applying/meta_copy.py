@@ -24,12 +24,10 @@ def copy_to_meta(
     Integer and bool tensors up to ``MAX_KEPT_ELEMENTS`` that are no parameters are
     copied to the CPU instead: forwards, and sizes of layers, read their values.
 
-    Args:
-        model: Not changed; no weight is read or copied.
-        dtype: Of floating-point parameters in the copy; None keeps theirs.
-        frozen: Whether all parameters of the copy have ``requires_grad=False``.
-        replace: Returns the replacement of a module in the copy, or None to copy it.
-            Parameters that the replacement shares with the model are copied to meta.
+    No weight is read or copied. ``dtype``: of floating-point parameters in the copy;
+    None keeps theirs. ``frozen``: no parameter of the copy requires a gradient.
+    ``replace`` returns the replacement of a module in the copy, or None to copy it;
+    parameters that it shares with the model are copied to meta.
 
     Raises:
         TraceError: If the model cannot be copied.

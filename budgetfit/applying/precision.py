@@ -33,12 +33,8 @@ def apply_precision(
     that are not saved, as rotary frequencies, keep theirs in a model that was loaded in
     the dtype of the weights. With ``weights="as-is"`` nothing is cast.
 
-    Args:
-        model: Changed in place.
-        precision: The dtypes.
-        device_type: ``"cuda"`` or ``"cpu"``.
-        for_good: Parameters are not restored, and so not kept alive: they are about to
-            be replaced by their shards.
+    ``for_good``: parameters are not restored, and so not kept alive: they are about to
+    be replaced by their shards.
 
     Returns:
         Restores the dtypes. Parameters keep their trained values, rounded to the old

@@ -26,7 +26,10 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], object]) -> Any:
     if isinstance(value, Mapping):
         return {key: map_tensors(item, change) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return _map_sequence(value, change)
+        items = [map_tensors(item, change) for item in value]
+        if isinstance(value, PackedSequence):
+            items[1] = value.batch_sizes
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = children_of(value) or ()
         changed = {name: map_tensors(part, change) for name, part in fields}
@@ -53,10 +56,3 @@ def named_tensors_in(
         return
     for name, part in children_of(value) or ():
         yield from named_tensors_in(part, join_path(path, name))
-
-
-def _map_sequence(value: Any, change: Callable[[torch.Tensor], object]) -> Any:
-    items = [map_tensors(item, change) for item in value]
-    if isinstance(value, PackedSequence):
-        items[1] = value.batch_sizes
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

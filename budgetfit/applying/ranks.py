@@ -24,14 +24,8 @@ class GroupRanks:
     """This process among the ranks of a process group; each calls every method.
 
     Values are exchanged in host memory, so that nothing waits for a GPU: by the process
-    group's own gloo backend, or one of its own beside NCCL alone.
-
-    Args:
-        group: The process group; None for that of all processes.
-
-    Attributes:
-        rank: This one's number, from 0.
-        size: Number of ranks.
+    group's own gloo backend, or one of its own beside NCCL alone. A ``group`` of None
+    is that of all processes.
     """
 
     def __init__(self, group: distributed.ProcessGroup | None = None) -> None:
@@ -102,14 +96,9 @@ class GroupRanks:
 
 
 class Ranks(GroupRanks):
-    """This process among the ranks of a plan.
+    """This process among the ranks of a plan, on its GPU if there is one.
 
-    Args:
-        parallelism: Of the plan.
-        device: ``"cpu"`` to train there; the GPU of this rank if there is one.
-
-    Attributes:
-        device: This rank's.
+    ``device``: ``"cpu"`` to train there.
 
     Raises:
         InputError: If the process group has not as many ranks as planned; or there is
@@ -153,9 +142,8 @@ class Ranks(GroupRanks):
         if other:
             raise InputError(
                 f"Rank {other[0]} has other weights than rank 0 (as have "
-                f"{len(other) - 1} more): {why} model. "
-                "Load the same checkpoint on all ranks, or call the same "
-                "torch.manual_seed before the model is made."
+                f"{len(other) - 1} more): {why} model. Load the same checkpoint on all "
+                "ranks, or call the same torch.manual_seed before the model is made."
             )
 
 

@@ -63,14 +63,8 @@ def wrap(
     block, so it may come from the CPU: then no rank ever holds all of it. DDP takes a
     model on the device.
 
-    Args:
-        model: With all of its weights, the same on each rank.
-        blocks: Module paths that are sharded and gathered each for itself.
-        parallelism: The settings; as many ranks must be in the process group.
-        device: This rank's.
-
-    Returns:
-        The module to call: the model, or DDP around it.
+    ``blocks``: module paths that are sharded and gathered each for itself. All ranks
+    have the same weights. Returns the module to call: the model, or DDP around it.
 
     Raises:
         InputError: If batch norms would get 16-bit weights beside fp32 statistics, or
@@ -83,7 +77,9 @@ def wrap(
             'param_dtype=None, for autocast, or engine="ddp".'
         )
     if parallelism.engine == "ddp":
-        _ignore(model, scale_buffers(model))
+        if scales := scale_buffers(model):  # DDP is neither to send nor to check them
+            name = "_ddp_params_and_buffers_to_ignore"
+            setattr(model, name, scales | set(getattr(model, name, ())))
         return torch.nn.parallel.DistributedDataParallel(
             model,
             device_ids=[device] if device.type == "cuda" else None,
@@ -146,13 +142,6 @@ def _own_attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
         for name, parameter in model.named_parameters()
         if type(parameter) is nn.Parameter
     }
-
-
-def _ignore(model: Any, names: set[str]) -> None:
-    """Have DDP neither send nor check these buffers."""
-    if names:
-        name = "_ddp_params_and_buffers_to_ignore"
-        setattr(model, name, names | set(getattr(model, name, ())))
 
 
 def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:

@@ -58,7 +58,11 @@ def compile_blocks(
     if not any(isinstance(each, FakeTensor) for each in model.parameters()):
         if recipe.engine == "ddp":
             _keep_graphs_whole(undo)
-        _compile_each_size(len(names), undo)
+        # Blocks of one class share their code, of which dynamo compiles eight versions,
+        # 256 in a process, and runs all further ones eagerly. Several models may be
+        # applied and undone in any order, so the limits change by a difference.
+        _raise_recompile_limits(2 * len(names))
+        undo.add(_raise_recompile_limits, -2 * len(names))
     for name in names:
         block = model.get_submodule(name)
         undo.set_attribute(block, "forward", compile_forward(block))
@@ -73,15 +77,6 @@ def _keep_graphs_whole(undo: Undo) -> None:
 
     undo.add(setattr, config, "optimize_ddp", config.optimize_ddp)
     config.optimize_ddp = False
-
-
-def _compile_each_size(blocks: int, undo: Undo) -> None:
-    """Let dynamo compile as many sizes as there are blocks, in both modes."""
-    # Blocks of one class share their code, of which it compiles eight versions, 256 in
-    # a process, and runs all further ones eagerly. Several models may be applied and
-    # undone in any order, so the limits change by a difference.
-    _raise_recompile_limits(2 * blocks)
-    undo.add(_raise_recompile_limits, -2 * blocks)
 
 
 def _raise_recompile_limits(versions: int) -> None:

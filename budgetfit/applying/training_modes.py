@@ -1,15 +1,12 @@
 """``train()`` and ``eval()`` modes of modules, kept across evaluations."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import nn
+from torch import nn
 
 
 class TrainingModes:

@@ -1,13 +1,10 @@
 """Undo stack for changes of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    from torch import nn
+from torch import nn
 
 _ABSENT = object()
 

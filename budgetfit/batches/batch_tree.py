@@ -34,10 +34,8 @@ Batch: TypeAlias = Any
 def batch_size_of(batch: Batch, *, dims: SampleDims = FIRST_DIM) -> int:
     """Return the number of samples in a batch (``count_samples``).
 
-    Args:
-        batch: Nested tensors; real, meta or fake.
-        dims: The sample dimension; by default the first. The model
-            (``plain_modules.batch_dimension``) or the user may specify another.
+    The model (``plain_modules.batch_dimension``) or the user may specify another
+    dimension of samples, ``dims``, than the first.
 
     Raises:
         InputError: No tensor has that dimension, the batch is empty, it contradicts
@@ -80,15 +78,10 @@ def resize_batch(
 
     Values stay valid, because every row is one of the given rows, each repeated in its
     place: [a, b] becomes [a, a, b]. Rows of boxes, nodes, edges, patches or bags move
-    with their sample (``packed_rows.py``). Other tensors with
-    a different batch dimension are unchanged. Resized tensors own storages of exactly
-    their size, like those of a data loader; the given batch is not modified.
-
-    Args:
-        batch: Nested tensors; real, meta or fake.
-        batch_size: Samples in the result, at least 1.
-        dims: The sample dimension.
-        of_first: Repeat only so many of the first samples; 0 for all.
+    with their sample (``packed_rows.py``). Other tensors with a different batch
+    dimension are unchanged. Resized tensors own storages of exactly their size, like
+    those of a data loader; the given batch is not modified. ``of_first``: repeat only
+    so many of the first samples; 0 for all.
 
     Raises:
         InputError: The size is below 1, ``batch_size_of`` finds none in the batch, or
@@ -114,7 +107,9 @@ def resize_batch(
         if has_entry_per_sample(part, old_size, dims, path):
             rows = [part[row] for row in chosen]
             return type(part)(
-                _copy_tensor(row) if isinstance(row, Tensor) else copy.copy(row)
+                row.detach().clone().requires_grad_(row.requires_grad)
+                if isinstance(row, Tensor)
+                else copy.copy(row)
                 for row in rows
             )
         if is_list_of_other_items(part, dims, path):
@@ -158,21 +153,14 @@ def describe_batch(batch: Batch) -> dict[str, tuple[tuple[int, ...], str]]:
     A single tensor is called ``"batch"``.
     """
     return {
-        path or SINGLE_TENSOR: (
-            tuple(tensor.shape),
-            str(tensor.dtype).removeprefix("torch."),
-        )
-        for path, tensor in _named_tensors(batch)
+        path or SINGLE_TENSOR: (tuple(x.shape), str(x.dtype).removeprefix("torch."))
+        for path, x in _named_tensors(batch)
     }
 
 
 def _take_rows(tensor: Tensor, rows: PackedRows, chosen: list[int]) -> Tensor:
     taken: Tensor = rows.take(tensor.detach(), chosen)
     return taken.requires_grad_(tensor.requires_grad)
-
-
-def _copy_tensor(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _repeat_rows(tensor: Tensor, dim: int, chosen: list[int]) -> Tensor:

@@ -37,7 +37,6 @@ class PackedRows:
 
     Attributes:
         counts: Rows of each sample, in order.
-        dim: Of the rows.
         numbered: For values that are numbers of rows or samples of the whole batch: how
             many of those each sample has. They are renumbered with the samples.
         has_end: The last row belongs to no sample and holds the total of ``numbered``.

@@ -1,9 +1,7 @@
 """Batches of the same samples at another sequence length or image size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,8 +9,7 @@ from budgetfit.batches.batch_tree import change_tensors, describe_batch
 from budgetfit.batches.sample_count import sample_dimensions
 from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
-if TYPE_CHECKING:
-    Shape = tuple[int, ...]
+Shape = tuple[int, ...]
 
 
 def with_length(
@@ -55,12 +52,8 @@ def with_shapes(batch: Any, shapes: Mapping[str, Shape]) -> Any:
     """Return a batch whose tensors have other sizes, of evenly spaced positions.
 
     Every value is one of the given tensor's, in the given order: ids stay valid, and a
-    mask keeps its share of padding.
-
-    Args:
-        batch: Nested tensors; not modified.
-        shapes: By path, as ``describe_batch`` names them; tensors without one, or of
-            another rank, are unchanged.
+    mask keeps its share of padding. ``shapes``: by path, as ``describe_batch`` names
+    them; tensors without one, or of another rank, are unchanged.
     """
 
     def resized(tensor: torch.Tensor, path: str) -> torch.Tensor:

@@ -11,12 +11,10 @@ What the user specified (``SampleDims``) has precedence. Parts have paths, for e
 ``"targets.boxes"``; that of the batch itself is empty.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from budgetfit.batches.packed_rows import (
     PackedRows,
@@ -26,8 +24,7 @@ from budgetfit.batches.packed_rows import (
 )
 from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
-if TYPE_CHECKING:
-    Shape = tuple[int, ...]
+Shape = tuple[int, ...]
 
 _MAX_NON_TENSORS: Final = 64  # flags and numbers among the tensors of a tuple
 
@@ -84,9 +81,8 @@ def count_samples(batch: Any, dims: SampleDims = FIRST_DIM) -> int | None:
     votes = Counter(size for _, sizes in allowed for size in dict.fromkeys(sizes))
     if named:
         return dims.agreed_batch_size(named, votes)
-    sized = Counter(
-        {size: votes[size] for size in votes if size}
-    )  # empty tensors (no boxes) do not vote
+    # Empty tensors (no boxes) do not vote.
+    sized = Counter({size: votes[size] for size in votes if size})
     return (sized or votes).most_common(1)[0][0] if votes else None
 
 

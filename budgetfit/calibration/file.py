@@ -48,11 +48,8 @@ class ContextMeasurement(_Strict):
         outside_bytes: Process memory less the allocator's reserved bytes, after the
             steps.
         whole_card: Read for the whole card, other processes possibly included.
-        total_bytes: Of the card.
         driver: Its version; empty if unknown.
         cuda: The runtime's version.
-        torch: Its version.
-        host: The machine.
         date: ISO, UTC.
     """
 
@@ -77,8 +74,6 @@ class StepTimeMeasurement(_Strict):
         measured_ms: Median of the steps.
         predicted_ms: The same step by ``timing.kernel_times``, unscaled.
         steps: Number of measured steps.
-        torch: Its version.
-        host: The machine.
         date: ISO, UTC.
     """
 

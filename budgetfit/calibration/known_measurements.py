@@ -137,7 +137,6 @@ class TimeFactor(NamedTuple):
 
     Attributes:
         ratio: Median of measured over predicted.
-        runs: Number of verifications.
         precision: Of the measurements, if not the requested one; else empty.
         date: Of the last, ISO.
         place: The machine, for the note.

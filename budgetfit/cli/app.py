@@ -193,7 +193,7 @@ def plan(
     else:
         saved_as = str(save) if save and not lost else None
         text_writer().print_plan(
-            plan_with_option_names(made, app),
+            plan_with_option_names(made),
             saved_as=saved_as,
             samples=samples,
             details=details,
@@ -230,7 +230,7 @@ def estimate(
         typer.echo(json_writer().estimate_json(found, samples))
     else:
         text = text_writer().estimate_text(
-            estimate_with_option_names(found, app),
+            estimate_with_option_names(found),
             model=summary,
             vram=asked["vram"],
             gpu=asked["gpu"],
@@ -269,7 +269,7 @@ def compare(
         several = any(row.gpus > 1 for row in rows)
         is_wide = asked["methods"] or samples or several
         wide = writer.WIDE if is_wide else writer.WIDTH
-        shown = rows_with_option_names(rows, app)
+        shown = rows_with_option_names(rows)
         writer.show(writer.compare_text(shown, summary, samples), width=wide)
     exit_if_not_saved(write_report(report, "comparison_page", rows, summary))
     exit_unless_fits(fits=any(row.fits for row in rows))
@@ -331,7 +331,7 @@ def check(*, plan_file: Path, as_json: bool, **given: Any) -> None:
         typer.echo(json_writer().estimate_json(found))
     else:
         card = (asked["gpu"], asked["vram"])
-        shown = estimate_with_option_names(found, app)
+        shown = estimate_with_option_names(found)
         text_writer().show(text_writer().check_text(made, shown, *card, versions))
     exit_unless_fits(fits=found.fits is not False)
 
@@ -353,7 +353,7 @@ def show(
         typer.echo(json_writer().plan_json(made, samples))
     else:
         text_writer().print_plan(
-            plan_with_option_names(made, app),
+            plan_with_option_names(made),
             saved_as=str(plan_file),
             samples=samples,
             details=details,

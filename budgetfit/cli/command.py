@@ -16,13 +16,9 @@ Body = TypeVar("Body", bound=Callable[..., None])
 def command(app: typer.Typer, *groups: Options, example: str) -> Callable[[Body], Body]:
     """Register a function as the command of its name; its docstring is the help.
 
-    It is called with the values of the options by name, comma lists split. ``--json``
-    and ``--traceback`` are of every command.
-
-    Args:
-        app: The app or group of the command.
-        groups: Its arguments and options, in the order of the help.
-        example: Shown below the options, without the program's name.
+    It is called with the values of the options by name, comma lists split. ``groups``:
+    its arguments and options, in the order of the help; ``--json`` and ``--traceback``
+    are of every command. ``example`` is shown below them, without the program's name.
     """
     declared = {
         name: each for group in (*groups, OUTPUT) for name, each in group.items()

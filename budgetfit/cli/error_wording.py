@@ -6,9 +6,11 @@ import functools
 import re
 import shlex
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+from typer.models import OptionInfo
+
+from budgetfit.cli import options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,15 +24,15 @@ _VALUE = rf"{_STRING}|\[{_STRING}(?:, {_STRING})*\]|True|False|\d[\w.]*|\.\.\."
 _ARGUMENT: Final = re.compile(rf"{_CALL}|(?<![\w.-])(\w+)=({_VALUE}|(?=[\s,.;:)]|$))")
 
 
-def with_option_names(text: str, app: typer.Typer) -> str:
+def with_option_names(text: str) -> str:
     """Replace ``max_length=512`` by ``--max-length 512`` in a message."""
     # Arguments without an option stay, and those whose option the same line names, too.
-    return "\n".join(_with_options(line, _options(app)) for line in text.split("\n"))
+    return "\n".join(map(_with_options, text.split("\n")))
 
 
-def _with_options(line: str, options: dict[str, tuple[str, str]]) -> str:
+def _with_options(line: str) -> str:
     def option(found: re.Match[str]) -> str:
-        on, off = options.get(found[1] or "", ("", ""))
+        on, off = _options().get(found[1] or "", ("", ""))
         if any(each and re.search(rf"{each}(?![\w-])", line) for each in (on, off)):
             return found[0]
         value = found[2]
@@ -44,40 +46,37 @@ def _with_options(line: str, options: dict[str, tuple[str, str]]) -> str:
     return _ARGUMENT.sub(option, line)
 
 
-def plan_with_option_names(plan: Plan, app: typer.Typer) -> Plan:
+def plan_with_option_names(plan: Plan) -> Plan:
     """Return a plan to print, whose warnings name options."""
-    warnings = tuple(with_option_names(text, app) for text in plan.warnings)
-    estimate = estimate_with_option_names(plan.estimate, app)
+    warnings = tuple(map(with_option_names, plan.warnings))
+    estimate = estimate_with_option_names(plan.estimate)
     return plan.changed(warnings=warnings, estimate=estimate)
 
 
-def estimate_with_option_names(estimate: Estimate, app: typer.Typer) -> Estimate:
+def estimate_with_option_names(estimate: Estimate) -> Estimate:
     """Return an estimate to print, whose notes name options."""
-    notes = tuple(with_option_names(text, app) for text in estimate.notes)
-    return replace(estimate, notes=notes)
+    return replace(estimate, notes=tuple(map(with_option_names, estimate.notes)))
 
 
-def rows_with_option_names(
-    rows: Sequence[GpuComparison], app: typer.Typer
-) -> tuple[GpuComparison, ...]:
+def rows_with_option_names(rows: Sequence[GpuComparison]) -> tuple[GpuComparison, ...]:
     """Return a comparison to print, whose warnings name options."""
     return tuple(
         replace(
             row,
-            problem=with_option_names(row.problem, app),
-            warnings=tuple(with_option_names(text, app) for text in row.warnings),
+            problem=with_option_names(row.problem),
+            warnings=tuple(map(with_option_names, row.warnings)),
         )
         for row in rows
     )
 
 
 @functools.cache
-def _options(app: typer.Typer) -> dict[str, tuple[str, str]]:
+def _options() -> dict[str, tuple[str, str]]:
     """Map each argument to its option and its ``--no-`` option."""
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    groups = [each for each in vars(options).values() if isinstance(each, dict)]
     return {
-        each.name: ("".join(each.opts[:1]), "".join(each.secondary_opts[:1]))
-        for command in commands.values()
-        for each in command.params
-        if any(word.startswith("--") for word in (*each.opts, *each.secondary_opts))
+        name: each.words(name)
+        for group in groups
+        for name, each in group.items()
+        if isinstance(each, options.Declared) and isinstance(each.info, OptionInfo)
     }

@@ -24,6 +24,14 @@ class Declared(NamedTuple):
     default: Any = None
     split: Callable[[str], Any] | None = None
 
+    def words(self, name: str) -> tuple[str, str]:
+        """Return the option of the argument ``name``, and its ``--no-`` option."""
+        # The first word stands where typer has a default of old.
+        given = (self.info.default, *(self.info.param_decls or ()))
+        words = [each for each in given if isinstance(each, str)]
+        on, _, off = [*words, "--" + name.replace("_", "-")][0].partition("/")
+        return on.strip(), off.strip()
+
 
 Options = dict[str, Declared]
 
@@ -357,9 +365,8 @@ REPORT = _panel(
 )
 EXPORT: Options = {
     "to": _option(
-        "trainer, sft, dpo, accelerate, lightning, deepspeed, llamafactory, "
-        "axolotl: settings for that library. torch: a training script that stands "
-        "alone.",
+        "trainer, sft, dpo, accelerate, lightning, deepspeed, llamafactory, axolotl: "
+        "settings for that library. torch: a training script that stands alone.",
         default=REQUIRED,
     ),
     **_panel("Output", save=_option("Write it here.", Path, shown="standard output")),

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import typer
 
+from budgetfit.cli.error_wording import with_option_names
 from budgetfit.errors import BudgetfitError, DoesNotFitError, InputError
 from budgetfit.utils.whole_file import write_whole
 
@@ -86,15 +87,8 @@ def report_errors(
         answer = isinstance(error, DoesNotFitError) and not as_json
         if answer and vram is not None:
             _echo_limit(vram)
-        typer.echo(_as_options(_message(error)), err=not answer)
+        typer.echo(with_option_names(_message(error)), err=not answer)
         raise typer.Exit(_exit_code(error)) from None
-
-
-def _as_options(text: str) -> str:
-    from budgetfit.cli.error_wording import with_option_names  # noqa: PLC0415 - for errors only
-
-    cli = importlib.import_module("budgetfit.cli.app")  # which imports this module
-    return with_option_names(text, cli.app)
 
 
 def _echo_limit(vram: str) -> None:

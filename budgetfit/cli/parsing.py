@@ -6,12 +6,10 @@ What can be validated without torch, whose import takes seconds, is validated fi
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from budgetfit.core.validation import check_samples
+from budgetfit.core.validation import check_samples, is_whole
 from budgetfit.errors import InputError
-
-_MOST_DIGITS: Final = 18  # of a length or a count
 
 
 def one_or_list(text: str) -> str | list[str]:
@@ -37,12 +35,12 @@ def parse_batch_dims(words: Sequence[str] | None) -> int | dict[str, int | None]
     """Parse ``--batch-dims`` (``x=0`` and ``table=none``, or ``1``), or refuse it."""
     if not words:
         return None
-    if len(words) == 1 and words[0].isdecimal():
+    if len(words) == 1 and is_whole(words[0]):
         return int(words[0])
     named: dict[str, int | None] = {}
     for word in words:
         name, _, dim = word.rpartition("=")
-        if not name or name in named or not (dim.isdecimal() or dim.lower() == "none"):
+        if not name or name in named or not (is_whole(dim) or dim.lower() == "none"):
             raise InputError(
                 f"--batch-dims takes NAME=DIM, once for each name, with a dimension "
                 f"counted from 0 or none: --batch-dims x=0 --batch-dims table=none; "
@@ -77,7 +75,7 @@ def read_lengths(path: Path | None) -> dict[int, int] | None:
     if path is None:
         return None
     words = split_names(str(path))
-    if all(map(_is_count, words)) and not path.exists():
+    if all(map(is_whole, words)) and not path.exists():
         return dict(Counter(map(int, words)))
     try:
         text = path.read_text(encoding="utf-8")
@@ -91,7 +89,7 @@ def read_lengths(path: Path | None) -> dict[int, int] | None:
         words = line.replace(",", " ").split()
         if not words:
             continue
-        if len(words) > 2 or not all(map(_is_count, words)):  # noqa: PLR2004
+        if len(words) > 2 or not all(map(is_whole, words)):  # noqa: PLR2004
             raise InputError(
                 f"Line {number} of {str(path)!r} is {line.strip()[:40]!r}. Write one "
                 'length in each line, "512", or length and number of samples, '
@@ -100,11 +98,6 @@ def read_lengths(path: Path | None) -> dict[int, int] | None:
         length, count = int(words[0]), int(words[1]) if len(words) > 1 else 1
         counted[length] = counted.get(length, 0) + count
     return counted
-
-
-def _is_count(word: str) -> bool:
-    """Whether this is a whole number, and none of thousands of digits."""
-    return word.isdecimal() and len(word) <= _MOST_DIGITS
 
 
 def arguments_of(

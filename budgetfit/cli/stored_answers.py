@@ -103,9 +103,6 @@ def ask(command: str, asked: Mapping[str, Any], compute: Callable[[], Any]) -> A
 
     ``command``: ``plan``, ``estimate``, ``compare`` or ``layers``; ``asked``: the
     arguments that decide its answer.
-
-    Raises:
-        BudgetfitError: As the api.
     """
     key = answer_key(command, asked)
     if key is None:

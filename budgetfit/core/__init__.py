@@ -1,5 +1,4 @@
 """Value types: recipe, plan, budget, trace, precision; frozen dataclasses, no torch.
 
-Fields carry their units and sources. Open ``recipe.py`` and
-``plan.py`` first.
+Fields carry their units and sources. Open ``recipe.py`` and ``plan.py`` first.
 """

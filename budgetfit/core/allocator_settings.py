@@ -134,11 +134,7 @@ class AllocatorSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> AllocatorSettings:
-        """Return settings from the values that ``parse_values`` read.
-
-        Raises:
-            InputError: As ``parse``.
-        """
+        """Return settings from the values that ``parse_values`` read."""
         left = dict(values)
         backend = left.pop("backend", "native")
         if backend != "native":

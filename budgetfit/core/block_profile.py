@@ -115,7 +115,6 @@ class ChainProfile:
         optimizer_bytes: Peak live bytes of the optimizer step above ``static_bytes``
             and all ``gradient_bytes``.
         optimizer_ns: Time of one optimizer step, in nanoseconds.
-        blocks: In execution order.
         host_limit_bytes: Limit on the pinned host memory of all blocks; None: no limit.
         shortest_ns: What a micro-batch takes at least, for the network.
         waiting_ns: What each waits for the network however long its kernels take.

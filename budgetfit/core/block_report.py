@@ -34,7 +34,6 @@ class BlockRow:
     """One block of a plan.
 
     Attributes:
-        name: Module path.
         segment: The blocks that are recomputed together, itself included; () if its
             activations are kept.
         nested: Whether they are recomputed in two levels.

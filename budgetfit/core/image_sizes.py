@@ -8,7 +8,12 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 
 from budgetfit.core.sample_lengths import LengthSummary
-from budgetfit.core.validation import check_positive_int, parse_image_size
+from budgetfit.core.validation import (
+    MAX_PIXELS,
+    check_positive_int,
+    is_whole,
+    parse_image_size,
+)
 from budgetfit.errors import InputError
 
 Size: TypeAlias = tuple[int, int]  # height and width in pixels
@@ -147,9 +152,9 @@ def _of_text(text: str) -> Iterable[Any]:
         if not dash:
             yield ends
             continue
-        if not all(part.strip().isdecimal() for part in (low, high, step or "1")):
+        if not all(map(is_whole, (low, high, step or "1"))):
             raise InputError(f"{_EXAMPLE}; got {word!r:.40}.")
         first, last, by = int(low), int(high), int(step or STRIDE)
-        if not 0 < first <= last or not by:
+        if not 0 < first <= last <= MAX_PIXELS or not by:
             raise InputError(f"{_EXAMPLE}; got {word!r:.40}.")
         yield from [*range(first, last, by), last]

@@ -310,15 +310,14 @@ class ModelSummary:
     """Identity of the planned model, for reports and for the check of ``apply``.
 
     ``block_type`` is the class of most of its blocks; ``block_types`` are those of all,
-    in their order, and empty in plans that older versions saved.
-    ``class_name`` is its transformers class without adapters, ``diffusers.`` and the
-    class for one of diffusers; empty for others.
-    ``type_name`` is its class of any library, without adapters. ``settings`` counts
-    its layers without parameters and holds the numbers of its config. ``attention`` is
-    the attention implementation and number of heads; empty if unknown. ``batch_dims``
-    is the sample dimension of ``batch``; None in plans that older versions saved.
-    ``dequantizer`` is the config class of transformers that dequantizes the stored
-    weights while they are loaded; empty where none does.
+    in their order, and empty in plans that older versions saved. ``class_name`` is its
+    transformers class without adapters, ``diffusers.`` and the class for one of
+    diffusers; empty for others. ``type_name`` is its class of any library, without
+    adapters. ``settings`` counts its layers without parameters and holds the numbers of
+    its config. ``attention`` is the attention implementation and number of heads; empty
+    if unknown. ``batch_dims`` is the sample dimension of ``batch``; None in plans that
+    older versions saved. ``dequantizer`` is the config class of transformers that
+    dequantizes the stored weights while they are loaded; empty where none does.
     """
 
     name: str
@@ -509,11 +508,7 @@ class Plan(PlanExports):
         return str(reports.render(reports.why_text(self.row(block))))
 
     def row(self, block: str) -> BlockRow:
-        """Return the numbers behind ``why``.
-
-        Raises:
-            InputError: As ``why``.
-        """
+        """Return the numbers behind ``why``."""
         return find_block(self.block_table, block)
 
     def to_json(self) -> str:

@@ -11,11 +11,8 @@ from budgetfit.core.recipe import Segment
 class CheckpointingPoint:
     """One choice of checkpointing at the plan's batch size.
 
-    Attributes:
-        label: A usual practice, or empty for a point of the Pareto front.
-        peak_bytes: Peak of allocated bytes.
-        samples_per_s: Samples per second.
-        segments: What is not simply kept.
+    ``label``: a usual practice, or empty for a point of the Pareto front.
+    ``peak_bytes``: of allocated bytes. ``segments``: what is not simply kept.
     """
 
     label: str = ""
@@ -26,15 +23,7 @@ class CheckpointingPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizePoint:
-    """The fastest checkpointing at one batch size that fits.
-
-    Attributes:
-        batch_size: Samples per micro-batch.
-        gradient_accumulation_steps: Micro-batches per optimizer step.
-        peak_bytes: Peak of allocated bytes.
-        samples_per_s: Samples per second.
-        segments: What is not simply kept.
-    """
+    """The fastest checkpointing at one batch size that fits; fields as above."""
 
     batch_size: int
     gradient_accumulation_steps: int

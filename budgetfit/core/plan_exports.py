@@ -42,8 +42,7 @@ class PlanExports:
         """Build the planned ``torch.optim.Optimizer`` for the trainable parameters.
 
         Args:
-            parameters: No groups of them. Those without ``requires_grad`` are left
-                out.
+            parameters: No groups of them. Those without ``requires_grad`` are left out.
             lr: Learning rate; unused where the plan was made with an optimizer
                 function.
 

@@ -6,6 +6,7 @@ pydantic checks the types of fields. This module checks what JSON lets through
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -160,8 +161,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if not _is_text(name):
             raise damaged_plan_error(ascii(name)[1:-1], "the name is no valid Unicode")
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
         raise damaged_plan_error(twice, "the field stands twice")
     return found
 

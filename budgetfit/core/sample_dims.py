@@ -102,9 +102,8 @@ class SampleDims:
     ) -> int:
         """Return the batch size on which the named parts agree.
 
-        Args:
-            named: Possible batch sizes of each part, by its path.
-            votes: How many parts allow a batch size: decides between several.
+        ``named``: possible batch sizes of each part, by its path. ``votes``: how many
+        parts allow a batch size: decides between several.
 
         Raises:
             InputError: They do not agree.

@@ -1,10 +1,9 @@
 """StepTrace: allocations and frees of all storages in a few training steps.
 
 Sizes are affine in the batch size: ``fixed + per_sample * batch_size`` bytes before
-rounding. A kernel's scratch memory is not affine (it follows the launch
-configuration), so its storage names a rule of ``memory.scratch_sizes`` and that rule's
-arguments, which are affine. That is what lets one trace serve every batch size and
-card.
+rounding. A kernel's scratch memory is not affine (it follows the launch configuration),
+so its storage names a rule of ``memory.scratch_sizes`` and that rule's arguments, which
+are affine. That is what lets one trace serve every batch size and card.
 """
 
 from __future__ import annotations
@@ -64,10 +63,10 @@ OpKind = Literal[
 ]
 # What the kernels of an op do; each kind has its own shares of a GPU's rates.
 OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
-# Ops of ours that copy between the device and pinned host memory (applying.host_copy):
-# what ``to_host`` returns takes no device memory.
 EMPTY_CACHE: Final = 0  # the event of ``torch.cuda.empty_cache()``
 FUSED_KERNEL: Final = "budgetfit.fused_kernel.default"  # of compiled code
+# Ops of ours that copy between the device and pinned host memory (applying.host_copy):
+# what ``to_host`` returns takes no device memory.
 TO_HOST, TO_DEVICE = "budgetfit.to_host.default", "budgetfit.to_device.default"
 
 

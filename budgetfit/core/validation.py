@@ -11,6 +11,7 @@ MAX_SAMPLES: Final = 2**24
 MAX_TRACED_SAMPLES: Final = 2**16  # integers of a batch are real, in host memory
 MAX_BATCH_SIZE: Final = 2**40
 MAX_PIXELS: Final = 2**14  # along each side
+_MOST_DIGITS: Final = 18
 OBJECTIVES: Final = ("throughput", "batch_size", "memory", "length")
 
 # Pixels of a square, height and width, or both as text: "336x448".
@@ -35,6 +36,12 @@ def python_number(value: Any) -> Any:  # noqa: ANN401 - any user input
         return operator.index(value)
     except TypeError:
         return value
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text is a whole number, and none of thousands of digits."""
+    digits = text.strip()  # int() takes spaces, and 4,300 digits at most
+    return digits.isdecimal() and len(digits) <= _MOST_DIGITS
 
 
 def set_python_numbers(settings: Any, names: Iterable[str]) -> None:  # noqa: ANN401
@@ -119,7 +126,7 @@ def parse_image_size(value: Any) -> tuple[int, int]:  # noqa: ANN401
     sides: Any = value
     if isinstance(value, str):
         parts = value.lower().split("x")
-        sides = [int(part) if part.strip().isdecimal() else None for part in parts]
+        sides = [int(part) if is_whole(part) else None for part in parts]
     elif isinstance(value, int):
         sides = [value]
     known = isinstance(sides, (list, tuple)) and len(sides) in (1, 2)

@@ -141,10 +141,17 @@ def _build(machine: Machine) -> Finding:
     here = machine.nvidia_gpu_on_bus or (machine.gpus and not machine.assumed)
     if here:
         name = machine.gpus[0].name if machine.gpus else "an NVIDIA card"
+        oldest, runs = min(_WHEELS), machine.driver.cuda
+        first = ""
+        if runs is not None and runs[0] < oldest:
+            first = (
+                f" Driver {machine.driver.version} is too old for every build: install "
+                f"driver {_FIRST_DRIVER[oldest]} or newer first."
+            )
         return problem(
             "CUDA",
             f"torch {torch.version} is built without CUDA and will not use "
-            f"this machine's {name}.",
+            f"this machine's {name}.{first}",
             install_command(_cuda_for(machine)),
         )
     meaning = (

@@ -16,7 +16,6 @@ class TorchFacts:
         cuda: CUDA version of the build, as ``"13.0"``; empty for a CPU build.
         hip: ROCm version of the build.
         architectures: Compiled kernels: ``sm_80``, ``compute_90``.
-        available: ``torch.cuda.is_available()``.
         says_bf16: ``torch.cuda.is_bf16_supported()``; None without a GPU.
         tf32: Whether fp32 matrix products run in TF32.
     """
@@ -39,7 +38,6 @@ class DriverFacts:
     Attributes:
         version: For example ``"580.95.05"``; empty without a driver.
         cuda: The newest supported CUDA version; None if unknown.
-        error: nvidia-smi's error message.
     """
 
     version: str = ""
@@ -54,7 +52,6 @@ class GpuFacts:
     Attributes:
         name: As the driver reports it.
         capability: Compute capability; None if unknown.
-        total_bytes, used_bytes: Of its memory.
         reserved_bytes: Neither used nor free: the driver's and the firmware's.
         sold_as_gb: Nominal memory; None for a GPU that is not in the table.
         ecc, mig: Whether these modes are on.
@@ -92,7 +89,6 @@ class LibraryFacts:
     """An installed library.
 
     Attributes:
-        version: Of the package.
         needs: Its requirements on the other libraries: ``torch==2.13.0``.
         wants: Those of its extras.
         error: Why its import failed, if that was tried.
@@ -113,9 +109,6 @@ class Machine:
     Attributes:
         system: ``Linux``, ``Windows`` or ``Darwin``.
         wsl: Whether it is Windows Subsystem for Linux.
-        torch, driver, gpus, processes: See there.
-        libraries: Installed ones, by name.
-        environment: Relevant environment variables.
         nvidia_gpu_on_bus: Whether the PCI bus has an NVIDIA GPU, with or without
             driver.
         mps: Whether CUDA's Multi-Process Service runs.
@@ -152,8 +145,6 @@ class Finding:
         topic: What was checked, in one or two words.
         verdict: ``problem`` where something fails or gives wrong numbers, else ``note``
             or ``ok``.
-        meaning: One sentence.
-        commands: How to fix it.
     """
 
     topic: str

@@ -176,9 +176,8 @@ def _times(making: _Making) -> Tensor:
 
 def _text_width(making: _Making) -> int | None:
     width = making.first(*_TEXT_WIDTHS)
-    return (
-        int(width[0] if isinstance(width, (list, tuple)) else width) if width else None
-    )
+    width = width[0] if isinstance(width, (list, tuple)) else width
+    return int(width) if width else None
 
 
 def _text(making: _Making) -> Tensor | None:
@@ -318,22 +317,17 @@ def _rotary(making: _Making) -> tuple[Tensor, Tensor] | None:
     return making.request.floats(shape), making.request.floats(shape)
 
 
-def _latent_extent(dimension: str) -> Callable[[_Making], int | None]:
-    def extent(making: _Making) -> int | None:
-        packed = {"num_frames", "height", "width"} <= making.takes
-        names = {"num_frames": "frames", "height": "height", "width": "width"}
-        size: int = getattr(making.sizes.latents, names[dimension])
-        return size if packed else None
-
-    return extent
+def _latent_extent(making: _Making, dimension: str) -> int | None:
+    packed = {"num_frames", "height", "width"} <= making.takes
+    size: int = getattr(making.sizes.latents, dimension)
+    return size if packed else None
 
 
 def _frame_count(making: _Making) -> int | None:
-    if making.first("extra_pos_embed_type"):  # Cosmos takes frames for each second
+    # Cosmos takes frames for each second.
+    if making.first("extra_pos_embed_type", "mid_block_type"):
         return None
-    return (
-        None if making.first("mid_block_type") else _latent_extent("num_frames")(making)
-    )
+    return _latent_extent(making, "frames")
 
 
 def _padding_mask(making: _Making) -> Tensor | None:
@@ -433,7 +427,7 @@ _ARGUMENTS: Final[dict[str, Callable[[_Making], Any]]] = {
     "guidance": lambda making: (
         making.floats() if making.first("guidance_embeds") else None
     ),
-    "height": _latent_extent("height"),
+    "height": lambda making: _latent_extent(making, "height"),
     "image_rotary_emb": _rotary,
     "img_ids": _image_ids,
     "img_shapes": lambda making: [tuple(making.sizes.grid)],
@@ -449,5 +443,5 @@ _ARGUMENTS: Final[dict[str, Callable[[_Making], Any]]] = {
     "segment_ids": _segments,
     "timestep_ratio": lambda making: making.floats(),
     "txt_ids": lambda making: _ids(making, making.sizes.text_tokens),
-    "width": _latent_extent("width"),
+    "width": lambda making: _latent_extent(making, "width"),
 }

@@ -26,7 +26,7 @@ def add_extra_arguments(request: BatchRequest, batch: Arguments) -> None:
     if isinstance(sound, Tensor) and ids is None:
         # Feature extractors pad, so they always return a mask.
         mask = request.ones((request.batch_size, max(sound.shape[1:])))
-        batch.update(dict.fromkeys(_SOUND_MASKS & missing, mask))
+        batch.update(dict.fromkeys(sorted(_SOUND_MASKS & missing), mask))
     fused = first_field(request.model.config, "audio_config") or request.model.config
     if "is_longer" in missing and first_field(fused, "enable_fusion"):
         # Of a fused CLAP: whether the sound is longer than what it hears at once.

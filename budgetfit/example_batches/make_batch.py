@@ -36,7 +36,6 @@ class ExampleBatch:
     Attributes:
         batch: Small real CPU tensors: a mapping is passed as keyword arguments, a tuple
             as positional ones, a tensor as the only one.
-        notes: The assumptions, for users.
         loss: ``loss(outputs, batch)`` of a batch with a target; None for the model's.
     """
 

@@ -121,7 +121,9 @@ def spoken_text_inputs(request: BatchRequest) -> Arguments:
     frames = math.ceil(samples * rate)
     ends = torch.full((request.batch_size, 1), samples, device="cpu")
     words = token_ids.random_token_ids(request, _MIN_TEXT_TOKENS)
-    said = torch.full((request.batch_size, frames + 1), config.audio_token_id)
+    said = torch.full(
+        (request.batch_size, frames + 1), config.audio_token_id, device="cpu"
+    )
     said[:, -1] = config.audio_eos_token_id
     request.notes.append(
         f"rows of {_MIN_TEXT_TOKENS} text tokens and {frames} frames of sound"
@@ -164,7 +166,7 @@ def _text_with_placeholders(
 def _token_types(request: BatchRequest, types: Tensor) -> Arguments:
     """Return token types, 1 for placeholders, under the argument names of the model."""
     takes, _ = forward_arguments(request.model)
-    return dict.fromkeys({"token_type_ids", "mm_token_type_ids"} & takes, types)
+    return dict.fromkeys(sorted({"token_type_ids", "mm_token_type_ids"} & takes), types)
 
 
 def _image_size_error(request: BatchRequest) -> InputError:
@@ -228,7 +230,7 @@ def _sounds(request: BatchRequest) -> Iterator[Arguments]:
     names = {"feature_attention_mask", "input_features_mask", "padding_mask"} & takes
     for features in (sound, sound.transpose(1, 2).contiguous()):
         request.notes.extend(note)
-        yield {"input_features": features, **dict.fromkeys(names, mask)}
+        yield {"input_features": features, **dict.fromkeys(sorted(names), mask)}
 
 
 def _feature_count(request: BatchRequest, kind: str, inputs: Arguments) -> int:

@@ -146,7 +146,7 @@ def _random_batch(
         return request.floats(shape)
     made = request.integers(shape, 0, layer.num_embeddings)
     if isinstance(layer, nn.Embedding) and _predicts_tokens(request.model, layer):
-        for target in {"targets", "labels"} & takes:
+        for target in sorted({"targets", "labels"} & takes):  # the same in each process
             return {next(iter(needs), "input_ids"): made, target: made.clone()}
     return made
 

@@ -20,8 +20,6 @@ class BatchRequest:
     """Options of one ``make_batch`` call, and the notes collected on the way.
 
     Attributes:
-        model: The model; not modified.
-        batch_size: Samples in the batch.
         requested_length: Requested sequence length; read as ``max_length``.
         image_size: Requested height and width in pixels.
         frames: Requested frames of a video.
@@ -29,7 +27,6 @@ class BatchRequest:
         padded: Whether all samples but the first end in padding.
         dims: The sample dimension of the model's own example inputs.
         used: Names of options that had an effect.
-        notes: Assumptions, for users.
         generator: Private, so that the global RNG state is not changed.
     """
 

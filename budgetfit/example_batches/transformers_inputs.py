@@ -176,7 +176,9 @@ def _inputs(request: BatchRequest, task: str | None) -> Arguments:
     model: Any = request.model
     takes, _ = forward_arguments(model)
     if task == "image and text contrast":
-        return _contrast_inputs(request, task)
+        names = ("pixel_values", "pixel_values_videos")
+        other = next((name for name in names if name in takes), "input_features")
+        return text_inputs(request) | _INPUTS_BY_NAME[other](request, task)
     if "input_values_cutoffs" in takes:
         return spoken_text_inputs(request)
     if "input_features" in takes and hasattr(model.config, "audio_length_per_tok"):
@@ -241,13 +243,6 @@ def _image_inputs(request: BatchRequest, task: str | None) -> Arguments:
     if "input_ids" in takes and reads_text:
         batch.update(text_inputs(request))
     return batch
-
-
-def _contrast_inputs(request: BatchRequest, task: str | None) -> Arguments:
-    takes, _ = forward_arguments(request.model)
-    names = ("pixel_values", "pixel_values_videos")
-    other = next((name for name in names if name in takes), "input_features")
-    return text_inputs(request) | _INPUTS_BY_NAME[other](request, task)
 
 
 # By main_input_name; for a generic encoder the first that the forward takes.

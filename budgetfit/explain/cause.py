@@ -16,8 +16,6 @@ class Diagnosis(NamedTuple):
     """The cause of an out-of-memory error.
 
     Attributes:
-        cause: In a few words.
-        summary: In a sentence, with numbers.
         missing_bytes: Requested less free bytes; None if unknown.
     """
 
@@ -83,10 +81,9 @@ def _of_numbers(
     if idle >= notable and idle >= others:
         return Diagnosis(
             "fragmentation",
-            f"{format_bytes(idle)} were reserved by PyTorch and in no tensor, but "
-            f"not in one piece: with the {format_bytes(room)} that were free they "
-            f"would have been enough for the {format_bytes(asked)} that were asked "
-            "for.",
+            f"{format_bytes(idle)} were reserved by PyTorch and in no tensor, but not "
+            f"in one piece: with the {format_bytes(room)} that were free they would "
+            f"have been enough for the {format_bytes(asked)} that were asked for.",
             missing,
         )
     if room < free and missing:
@@ -100,10 +97,9 @@ def _of_numbers(
     if not missing:
         return Diagnosis(
             "more free than asked for",
-            f"{format_bytes(asked)} were asked for and {format_bytes(free)} were "
-            "free, but the driver refused: another process held them a moment "
-            "before, or the system limits what one process may take (Windows, "
-            "containers).",
+            f"{format_bytes(asked)} were asked for and {format_bytes(free)} were free, "
+            "but the driver refused: another process held them a moment before, or the "
+            "system limits what one process may take (Windows, containers).",
             0,
         )
     if others >= notable:

@@ -35,7 +35,9 @@ def explain(text: str) -> Explanation:
             f"No out-of-memory message was found in the text ({size}). Hand in what "
             f"PyTorch printed, with the traceback above it: {_EXAMPLE!r}"
         )
-    message = _last_message(messages)
+    # Earlier ones were caught, for example by a search for a batch size.
+    telling = [message for message in messages if message.total_bytes is not None]
+    message = (telling or list(messages))[-1]
     where = failed_phase(plain[: message.start])
     parts = break_down_memory(message)
     blame = find_cause(message, parts)
@@ -50,13 +52,6 @@ def explain(text: str) -> Explanation:
         advice=find_advice(message, parts, where, blame),
         commands=_next(message, where, parts.usable_bytes),
     )
-
-
-def _last_message(messages: tuple[OutOfMemoryMessage, ...]) -> OutOfMemoryMessage:
-    """Return the last message, preferably one with numbers."""
-    # Earlier ones were caught, for example by a search for a batch size.
-    telling = [message for message in messages if message.total_bytes is not None]
-    return (telling or list(messages))[-1]
 
 
 def _next(

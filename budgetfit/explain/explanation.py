@@ -21,13 +21,7 @@ Cause = Literal[
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """One row of the memory breakdown of a GPU.
-
-    Attributes:
-        name: Owner of the memory, in a few words.
-        bytes: Size.
-        meaning: Explanation, in a few words.
-    """
+    """One row of the memory breakdown of a GPU."""
 
     name: str
     bytes: int
@@ -40,7 +34,6 @@ class Advice:
 
     Attributes:
         text: What to change and why, in a sentence.
-        commands: Shell commands or code.
         gain_bytes: Upper bound of freed memory; None where it depends on the model.
         enough: Whether ``gain_bytes`` covers the missing memory.
     """
@@ -56,15 +49,12 @@ class Explanation:
     """Explanation of an out-of-memory message.
 
     Attributes:
-        message: Its numbers.
         messages: Number of messages in the text; this is the last.
         where: The phase of training, from the traceback.
-        cause: In a few words.
         summary: The cause in a sentence, with numbers.
         missing_bytes: Requested less free bytes; None if unknown.
         parts: Memory breakdown of the GPU, largest first.
         advice: Recommended changes, most helpful first.
-        commands: What to run next.
     """
 
     message: OutOfMemoryMessage

@@ -59,7 +59,6 @@ class FailedPhase:
     """The phase in which a step failed.
 
     Attributes:
-        phase: Of training.
         place: The innermost frame of user code, for reports; or empty.
         in_loss: Whether the loss was being computed.
         in_attention: Whether an attention layer was running.

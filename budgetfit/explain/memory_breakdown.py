@@ -40,11 +40,8 @@ class MemoryBreakdown:
 
 def break_down_memory(message: OutOfMemoryMessage) -> MemoryBreakdown:
     """Attribute the GPU's used memory to processes, as far as the message allows."""
-    total, free, reserved = (
-        message.total_bytes,
-        message.free_bytes,
-        message.reserved_bytes,
-    )
+    total, free = message.total_bytes, message.free_bytes
+    reserved = message.reserved_bytes
     process, others = own_process(message)
     if total is None or free is None or reserved is None:
         return MemoryBreakdown(others=tuple(others))

@@ -107,9 +107,7 @@ def estimated_context(
 def measured_context(measured_bytes: Sequence[int], where: str) -> CudaContext:
     """Return the range around measurements of ``verify`` on the GPU.
 
-    Args:
-        measured_bytes: One or more measurements; the largest is planned with.
-        where: When and where the largest was measured, to follow "measured".
+    ``where``: when and where the largest, which is planned with, was measured.
     """
     most = max(measured_bytes)
     return CudaContext(

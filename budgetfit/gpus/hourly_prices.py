@@ -13,10 +13,8 @@ def hourly_prices(
 ) -> dict[str, float]:
     """Return the price per hour of each GPU that has one, by its canonical name.
 
-    Args:
-        given: Names that ``find_gpu`` resolves, each with money per hour, all in one
-            currency: a number, or one as text.
-        gpus: The GPUs that are compared.
+    ``given``: names that ``find_gpu`` resolves, each with money per hour, all in one
+    currency: a number, or one as text.
 
     Raises:
         InputError: A name is unknown or none of ``gpus``, a price is not a finite

@@ -60,7 +60,9 @@ LINKS: Final = (
     *("pcie", *_PCIE),  # pcie: of the generation that the card has
     "infiniband",
 )
-_RATE: Final = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*(GB/s|Gb/s|Gbit/s)")
+_RATE: Final = re.compile(
+    r"(?:(\d{1,9})\s*x\s*)?(\d{1,9}(?:\.\d{1,9})?)\s*(GB/s|Gb/s|Gbit/s)"
+)
 _EXAMPLE: Final = (
     "a bandwidth that collectives reach (25GB/s), or network adapters of each node x "
     "their rate (8x400Gb/s)"

@@ -136,11 +136,8 @@ def loading_notes(model: nn.Module, estimate: Estimate) -> tuple[str, ...]:
 def attach_planned_adapter(plan: Plan, model: Any, undo: Undo) -> Any:  # noqa: ANN401
     """Return the model that a plan trains; ``undo`` restores the plain one.
 
-    Args:
-        plan: One without an adapter trains the model itself.
-        model: A plain module gets the adapters; one that has some is trained as it is,
-            and so is what is no module (a hub id). None: the one that was planned.
-        undo: Takes what removes the adapters.
+    ``model``: a plain module gets the adapters; one that has some is trained as it is,
+    and so is what is no module (a hub id). None: the one that was planned.
 
     Raises:
         InputError: If it must be loaded quantized, and is not.

@@ -19,10 +19,8 @@ def find_allocator_settings(
 ) -> tuple[AllocatorSettings, tuple[str, ...]]:
     """Return the settings, and notes on where they are from.
 
-    Args:
-        given: Settings, or what the variable would say; None: what it says here if this
-            machine has the GPU, since training then runs here.
-        is_here: Whether this machine has the GPU.
+    ``given``: settings, or what the variable would say; None: what it says here if this
+    machine has the GPU (``is_here``), since training then runs here.
 
     Raises:
         InputError: PyTorch would refuse them, or they cannot be predicted.

@@ -280,7 +280,6 @@ class ParsedArguments:
     """Arguments as values that the planner takes.
 
     Attributes:
-        given: The arguments themselves.
         workload, source: What is planned for, and its live model and functions.
         target, budget: The GPU, and what has to fit into it.
         precisions: Names of the dtype policies to compare.

@@ -1,17 +1,12 @@
 """Choose the ways to use several GPUs that can train a model and may fit."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from torch import nn
 
 from budgetfit.applying.quantized_layers.stored_weights import for_quantized
 from budgetfit.applying.sharding import for_batch_norms
 from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.gpus.nccl_memory import nccl_memory
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def worth_tracing(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, get_args
 
 from budgetfit.core.parallelism import MOST_GPUS, Parallelism, ZeroStage, check_engine
-from budgetfit.core.validation import MAX_BATCH_SIZE, check_positive_int
+from budgetfit.core.validation import MAX_BATCH_SIZE, check_positive_int, is_whole
 from budgetfit.errors import InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
 from budgetfit.gpus.table import Gpu, find_gpu
@@ -49,7 +49,7 @@ def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
     parts: list[Any] = [value]
     if isinstance(value, str):
         words = value.lower().split("x")
-        parts = [int(word) if word.strip().isdecimal() else word for word in words]
+        parts = [int(word) if is_whole(word) else word for word in words]
     if len(parts) not in {1, 2} or not all(
         isinstance(part, int) and not isinstance(part, bool) and part > 0
         for part in parts

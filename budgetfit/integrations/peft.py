@@ -1,10 +1,11 @@
 """peft: add LoRA adapters to a model, on meta or with weights."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.core.adapter import Adapter, peft_task, trained_heads
@@ -26,19 +27,11 @@ from budgetfit.integrations.source_code.model_loading import (
 )
 from budgetfit.integrations.source_code.python_source import call_source
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
 
 def adapted_meta_copy(
     base: nn.Module, adapter: Adapter
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Return a meta copy of a model with adapters, for tracing; and notes.
-
-    Args:
-        base: Not changed; its weights are not read.
-        adapter: The adapters, and the quantization of the base.
 
     Raises:
         InputError: If peft or bitsandbytes is not installed, the base has adapters
@@ -60,13 +53,10 @@ def traceable_model(model: nn.Module) -> nn.Module:
 
     peft stores in every layer its own module path, so that no two blocks are equal. It
     is removed from a meta copy; no forward reads it.
-
-    Raises:
-        InputError, TraceError: As ``bitsandbytes.with_stand_ins``.
     """
-    if not has_adapters(model):
-        return with_traceable_layers(model)
     copied = with_traceable_layers(model)
+    if not has_adapters(model):
+        return copied
     if copied is model:
         copied = copy_to_meta(model)
     for module in copied.modules():
@@ -79,11 +69,7 @@ def traceable_model(model: nn.Module) -> nn.Module:
 def attach_adapters(
     base: nn.Module, adapter: Adapter, device: torch.device | str | None = None
 ) -> nn.Module:
-    """Add the planned adapters to a base with weights, in place.
-
-    Raises:
-        InputError: As ``adapted_meta_copy``.
-    """
+    """Add the planned adapters to a base with weights, in place."""
     if adapter.quantization is not None and not is_quantized(base):
         quantize(base, adapter, device)
     model = _with_lora(base, adapter, without_values=False)

@@ -32,12 +32,10 @@ def category_checks(
     predicted peak is later; else they are in the rest. Activations at the peak cannot
     be counted: they are in the rest.
 
-    Args:
-        timeline: The prediction, with its categories.
-        counted: Bytes of ``parameters``, ``buffers``, ``gradients`` and
-            ``optimizer_state`` on the device.
-        measured_peak_bytes: Allocated on CUDA, live on a CPU; -1 if not measured.
-        ranks: On several the gradients of a rank exist once all are reduced.
+    ``counted``: bytes of ``parameters``, ``buffers``, ``gradients`` and
+    ``optimizer_state`` on the device. ``measured_peak_bytes``: allocated on CUDA, live
+    on a CPU; -1 if not measured. On several ``ranks`` the gradients of a rank exist
+    once all are reduced.
     """
     predicted = timeline.at_peak_bytes
     if not predicted or not counted or measured_peak_bytes < 0:

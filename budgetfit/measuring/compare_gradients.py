@@ -52,7 +52,6 @@ class GradientCheck:
     Attributes:
         max_error: Largest relative difference of a parameter's gradient: the norm of
             the difference over the norm of the unmodified model's.
-        parameter: The parameter's name.
         noise: The same between two runs of the unmodified model; NaN where none of its
             gradients is finite.
         recomputed_blocks: Number of blocks that were recomputed in backward; of the
@@ -104,21 +103,14 @@ def check_gradients(  # noqa: PLR0913 - a model, two ways to run it, and what to
 
     No weight is updated. The unmodified model's gradients are kept in CPU memory.
 
-    Args:
-        model: The model that both factories modify, or make copies of.
-        make_planned: Makes the run of the plan. Each call of its ``step`` must be a
-            whole optimizer step.
-        make_plain: Makes the same run without recomputation.
-        batch: Small enough for the unmodified model.
-        blocks: Names of the blocks to watch for recomputation.
-        planned: The blocks that the plan recomputes.
-        seed: Of the random generators.
-        mean: Returns the mean over all ranks of a gradient of the unmodified model, in
-            CPU memory; where there are several.
-        loss: The user's own, if there is one: what it and hooks change is restored, as
-            are the model's buffers.
-        more_runs: How often the unmodified model may run again where gradients differ,
-            for its noise. 0 where ranks might not agree that they do.
+    ``model``: that both factories modify, or make copies of. ``make_planned`` makes the
+    run of the plan, each of whose steps must be a whole optimizer step; ``make_plain``
+    the same without recomputation. ``batch``: small enough for the unmodified model.
+    ``blocks`` are watched for recomputation; ``planned``: those that the plan
+    recomputes. ``mean`` returns the mean over all ranks of a gradient of the unmodified
+    model, in CPU memory. ``loss``: what it and hooks change is restored, as are the
+    model's buffers. ``more_runs``: how often the unmodified model may run again where
+    gradients differ, for its noise; 0 where ranks might not agree that they do.
     """
     seen = RecomputationWatcher()
     restore = _restorer(model, loss)

@@ -27,7 +27,6 @@ class BatchSelection:
     Attributes:
         longest: The one with the most elements.
         others: Of other shapes, longest first; at most ``MAX_OTHERS_RUN``.
-        seen: Number of batches inspected.
     """
 
     longest: Any

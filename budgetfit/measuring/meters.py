@@ -13,7 +13,6 @@ class Meter:
 
     Attributes:
         process_bytes: Peak device memory of this process; None if unknown.
-        last_process: The last reading.
         notes: Sources of the numbers, and what was not measured.
     """
 

@@ -140,10 +140,6 @@ def snapshot_outside(model: nn.Module, loss: object) -> Callable[[], None]:
 
     Objects, closures and globals that their code leads to, the modules among these that
     are not the model's, and all tensors in them.
-
-    Args:
-        model: With the hooks, on its modules and on its parameters.
-        loss: The user's own, or None.
     """
     code = [*([] if loss is None else [loss]), *_hooks_of(model)]
     kinds = [type(each) for each in code]

@@ -1,13 +1,10 @@
 """Protocols of what measuring gets from other packages as arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 class TrainingRun(Protocol):
@@ -30,7 +27,6 @@ class LiveBytes(Protocol):
     """Counter of the live bytes of all storages, the model's own included.
 
     Attributes:
-        live_bytes: Current live bytes.
         peak_bytes: Peak of live bytes since ``reset_peak``.
     """
 

@@ -41,11 +41,9 @@ class RealSteps:
     Attributes:
         device: ``cuda`` or ``cpu``.
         device_name: As the driver reports it, or the processor.
-        steps: Complete optimizer steps.
         phases: In order; empty on a CPU without a meter.
         process_bytes: Peak device memory of this process; None on a CPU.
         last_process: Process memory after the last step; None on a CPU.
-        step_ms: Time of each complete step.
         out_of_memory: The error text if the card was too small; None otherwise.
         notes: Sources of the numbers, and what was not measured.
         counted: Bytes of parameters, buffers, gradients and optimizer state.
@@ -92,9 +90,8 @@ def check_steps(steps: object) -> None:
     """Refuse too few optimizer steps to measure."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < MIN_STEPS:
         raise InputError(
-            f"steps must be a whole number of at least {MIN_STEPS}, got {steps!r}: "
-            "the optimizer's state appears in the first one, the steady peak in the "
-            "second."
+            f"steps must be a whole number of at least {MIN_STEPS}, got {steps!r}: the "
+            "optimizer's state appears in the first one, the steady peak in the second."
         )
 
 
@@ -115,15 +112,9 @@ def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     report for the phase, on the CPU what ``live_bytes`` counts. The run is undone at
     the end; weights stay trained (``preserved_model`` restores them).
 
-    Args:
-        make_run: Makes the run to measure; its own allocations are included.
-        batch: Of ``recipe.batch_size`` samples.
-        steps: Optimizer steps, at least 3.
-        micro_steps: Micro-batches per optimizer step.
-        device: Where it runs.
-        live_bytes: Starts the live-bytes counter for the CPU; None counts none.
-        shorter: Batches that run one more optimizer step each, after the others.
-        say: Called with a line of text after a first step of ten seconds and more.
+    ``live_bytes`` starts the live-bytes counter for the CPU. ``shorter``: batches that
+    run one more optimizer step each, after the others. ``say`` is called with a line of
+    text after a first step of ten seconds and more.
 
     Raises:
         InputError: If ``steps`` is below 3.

@@ -36,13 +36,7 @@ def verify_in_subprocess(  # noqa: PLR0913 - what the command line takes
 ) -> Verification:
     """Run ``budgetfit verify`` on the plan in a subprocess and return its result.
 
-    Args:
-        plan: Saved to a temporary file for the child.
-        model: Name of the model or its factory; None for the one in the plan.
-        steps: Optimizer steps, at least 3.
-        device: ``"cuda"``, ``"cpu"`` or None.
-        trust_remote_code: Let a hub model's own code run.
-        progress: Called with a line of text for each stage.
+    ``model``: name of the model or its factory; None for the one in the plan.
 
     Raises:
         InputError: As raised in the child.

@@ -76,7 +76,12 @@ def reasons_text(plan: Plan, saved_as: str | None = None) -> RenderableType:
     """Render the rest of ``details_text``: alternatives, warnings, next commands."""
     parts: list[RenderableType] = [_alternatives(plan)] if plan.alternatives else []
     parts += [*_warnings(plan), *_next(plan, saved_as), Text("")]
-    parts.append(Text(_origin(plan), style="dim"))
+    solver = plan.provenance.get("solver")
+    origin = [
+        *([f"Solver: {solver}"] if solver else []),
+        versions_text(plan.provenance),
+    ]
+    parts.append(Text("\n".join(origin), style="dim"))
     return Group(*parts)
 
 
@@ -161,10 +166,9 @@ def lengths_lines(plan: Plan) -> list[str]:
     }[lengths.measure]
     return [
         (
-            f"{lengths.span}, padded {to}: "
-            f"{rate_text(lengths.samples_per_s)} samples/s "
-            f"({rate_text(lengths.grouped_samples_per_s)} in batches of one size)"
-            f"{waiting}"
+            f"{lengths.span}, padded {to}: {rate_text(lengths.samples_per_s)} "
+            f"samples/s ({rate_text(lengths.grouped_samples_per_s)} in batches of one "
+            f"size){waiting}"
         ),
         f"{replayed}{how}",
     ]
@@ -190,17 +194,9 @@ def _full_checkpointing(plan: Plan) -> Estimate | None:
             continue
         recipe = alternative.estimate.recipe
         alone = all(len(segment.blocks) == 1 for segment in recipe.segments)
-        same = (recipe.precision, recipe.optimizer) == (
-            plan.recipe.precision,
-            plan.recipe.optimizer,
-        )
-        if (
-            blocks
-            and alternative.fits
-            and alone
-            and same
-            and set(recipe.wrapped_blocks) == blocks
-        ):
+        settings = {(each.precision, each.optimizer) for each in (recipe, plan.recipe)}
+        every = bool(blocks) and set(recipe.wrapped_blocks) == blocks
+        if alternative.fits and alone and len(settings) == 1 and every:
             return alternative.estimate
     return None
 
@@ -306,14 +302,6 @@ def _script(plan: Plan) -> str:
     more = recipe.loss_chunks > 1 or recipe.optimizer_in_backward
     needs_more = plan.adapter or plan.model.nested_tensor or on_host or more
     return "trainer" if needs_more else "torch"
-
-
-def _origin(plan: Plan) -> str:
-    """The solver and the versions of the libraries."""
-    texts = []
-    if plan.provenance.get("solver"):
-        texts.append(f"Solver: {plan.provenance['solver']}")
-    return "\n".join([*texts, versions_text(plan.provenance)])
 
 
 def versions_text(known: Mapping[str, object]) -> str:

@@ -37,15 +37,8 @@ def layers_text(layers: Sequence[Layer]) -> RenderableType:
 
 
 def _policy_table(precisions: Sequence[str], layers: Sequence[Layer]) -> RenderableType:
-    columns = (
-        "layer",
-        "type",
-        "parameters",
-        "weights",
-        "saved/sample",
-        "saved fixed",
-        "GFLOP",
-    )
+    sizes = ("parameters", "weights", "saved/sample", "saved fixed", "GFLOP")
+    columns = ("layer", "type", *sizes)
     rows: dict[tuple[str, ...], int] = {}
     for layer in layers:
         row = _row(layer, layer.by_precision[precisions[0]])
@@ -80,19 +73,8 @@ def _alike_precisions(layers: Sequence[Layer]) -> list[list[str]]:
 
 def gpus_text(gpus: Iterable[Gpu]) -> RenderableType:
     """Render the GPU table; a dash is unknown, a tilde assumed."""
-    columns = (
-        "--gpu",
-        "sold as",
-        "memory",
-        "CC",
-        "SMs",
-        "fp32",
-        "tf32",
-        "fp16",
-        "bf16",
-        "GB/s",
-        "link",
-    )
+    rated = ("fp32", "tf32", "fp16", "bf16", "GB/s", "link")
+    columns = ("--gpu", "sold as", "memory", "CC", "SMs", *rated)
     gpus = list(gpus)
     rates = Group(table(columns, map(_gpu_row, gpus)), Text(_GPU_NOTE, style="dim"))
     shares = ("--gpu", "16-bit", "tf32", "fp32", "GB/s", "from")
@@ -133,12 +115,8 @@ def _shares_row(gpu: Gpu) -> tuple[str, ...]:
 def _gpu_row(gpu: Gpu) -> tuple[str, ...]:
     mark = "~" if gpu.rates_assumed else ""
     rates = (
-        gpu.fp32_tflops,
-        gpu.tf32_tflops,
-        gpu.fp16_tflops,
-        gpu.bf16_tflops,
-        gpu.memory_gb_per_s,
-        gpu.link_gb_per_s,
+        *(gpu.fp32_tflops, gpu.tf32_tflops, gpu.fp16_tflops, gpu.bf16_tflops),
+        *(gpu.memory_gb_per_s, gpu.link_gb_per_s),
     )
     major, minor = gpu.compute_capability
     return (

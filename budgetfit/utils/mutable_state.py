@@ -67,7 +67,6 @@ class HeldState(NamedTuple):
 
     Attributes:
         name: The name of the attribute or global that leads to it.
-        target: The object.
         parts: The kinds of its contents; none of an iterator.
         contents: One each.
         size: Number of items, the larger of its own and those seen before it.
@@ -120,10 +119,9 @@ def mutable_state(
 
     Modules of torch and objects of libraries are not looked into.
 
-    Args:
-        roots: Objects, with the names of the attributes that they are in.
-        classes: Classes whose attributes may be mutated.
-        limit: Larger objects are left out, and all that come after so many.
+    ``roots``: objects, with the names of the attributes that they are in. ``classes``:
+    those whose attributes may be mutated. Objects larger than ``limit`` are left out,
+    and all that come after so many.
     """
     classes = list(classes)
     named = [

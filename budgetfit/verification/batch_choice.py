@@ -35,7 +35,9 @@ def choose_batch(plan: Plan, batch: Any, *, dims: SampleDims) -> ChosenBatch:  #
             f"The longest of {found.seen} batches ran first; of the others, "
             f"{len(found.others)} of other shapes ran a step each."
         )
-    planned = _elements_per_sample(plan, dims)
+    samples = count_samples(batch_from_shapes(plan.model.batch), dims)
+    shapes = tuple(shape for shape, _ in plan.model.batch.values())
+    planned = element_count(shapes) / samples if samples else 0.0
     longest = shapes_of(found.longest)
     size = batch_size_of(found.longest, dims=dims)
     if planned and element_count(longest) / size > planned:
@@ -50,12 +52,6 @@ def choose_batch(plan: Plan, batch: Any, *, dims: SampleDims) -> ChosenBatch:  #
         shorter=tuple(_at_most(item, most, dims) for item in found.others),
         notes=tuple(notes),
     )
-
-
-def _elements_per_sample(plan: Plan, dims: SampleDims) -> float:
-    samples = count_samples(batch_from_shapes(plan.model.batch), dims)
-    shapes = tuple(shape for shape, _ in plan.model.batch.values())
-    return element_count(shapes) / samples if samples else 0.0
 
 
 def _at_most(batch: Any, batch_size: int, dims: SampleDims) -> Any:  # noqa: ANN401

@@ -39,15 +39,10 @@ def with_loss_compared(  # noqa: PLR0913 - as ``check_gradients``, and where to 
 ) -> GradientCheck:
     """Return the check of a plan whose loss is in parts, and compared with the whole.
 
-    Args:
-        found: The check against ``plain``.
-        model: The model that runs of ``make`` modify, or make copies of.
-        make: Makes the run of a recipe.
-        plain: The recipe without recomputation, its loss in parts.
-        batch: As for ``check_gradients``.
-        dtype: That the output head computes in.
-        loss: As for ``check_gradients``.
-        notes: Receives that there was too little memory to compare.
+    ``found``: the check against ``plain``, the recipe without recomputation, its loss
+    in parts. ``model``: that runs of ``make`` modify, or make copies of. ``dtype``:
+    that the output head computes in. ``notes`` receives that there was too little
+    memory.
     """
     try:
         error, parameter = gradient_difference(

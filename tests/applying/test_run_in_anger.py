@@ -203,6 +203,20 @@ def test_U8_parameters_without_a_gradient_are_named_after_the_first_step() -> No
     run.step(batches(1)[0])
 
 
+def second_half(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([*parameters][2:], lr=0.1)
+
+
+def test_an_update_that_reaches_nothing_of_the_optimizer_passes() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    options = {"optimizer": second_half, "loss": lambda _, batch: model[0](batch).sum()}
+    name = f"{__name__}.second_half"
+    run = Run(model, recipe(batch_size=2, steps=2, optimizer=name), **options)
+    for samples in (2, 1):  # unequal, so that gradients would be scaled
+        run.step(torch.ones(samples, 2))
+    assert run.updated
+
+
 def test_parameters_that_hooks_update_are_not_said_to_be_without_a_gradient() -> None:
     model = make("stack")
 

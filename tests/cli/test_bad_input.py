@@ -10,7 +10,6 @@ import pytest
 
 from budgetfit import DoesNotFitError
 from budgetfit.api import plan as api
-from budgetfit.cli.app import app
 from budgetfit.cli.error_wording import with_option_names
 from tests.cli.real_cli import assert_one_line, run, without_cuda
 
@@ -155,7 +154,7 @@ def test_with_json_an_error_is_one_document(
     assert result.exit_code == 2
     error = json.loads(result.stdout)["error"]
     assert error["type"] == "InputError"
-    assert with_option_names(error["message"], app) in result.stderr
+    assert with_option_names(error["message"]) in result.stderr
 
 
 @pytest.mark.parametrize(

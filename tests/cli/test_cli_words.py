@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 from click.testing import Result
 
+from budgetfit.cli import error_wording
 from budgetfit.cli.app import app
 from budgetfit.cli.error_wording import with_option_names
 from budgetfit.errors import DoesNotFitError, InputError, Suggestion
@@ -18,6 +20,16 @@ from tests.reporting.sample_plans import (
     sample_model,
     sample_plan,
 )
+
+
+def test_options_are_those_that_typer_makes() -> None:
+    made = {
+        each.name: ("".join(each.opts[:1]), "".join(each.secondary_opts[:1]))
+        for command in typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+        for each in command.params
+        if any(word.startswith("--") for word in (*each.opts, *each.secondary_opts))
+    }
+    assert error_wording._options() == made  # noqa: SLF001 - the map itself
 
 
 @pytest.mark.parametrize(
@@ -36,7 +48,7 @@ from tests.reporting.sample_plans import (
     ],
 )
 def test_arguments_become_options(python: str, options: str) -> None:
-    assert with_option_names(python, app) == options
+    assert with_option_names(python) == options
 
 
 @pytest.mark.parametrize(
@@ -53,14 +65,14 @@ def test_arguments_become_options(python: str, options: str) -> None:
     ],
 )
 def test_what_has_no_option_or_is_python_stays_as_it_is(text: str) -> None:
-    assert with_option_names(text, app) == text
+    assert with_option_names(text) == text
 
 
 def test_a_line_that_names_an_option_leaves_the_arguments_of_others_to_be_told() -> (
     None
 ):
     text = "  --gpu l4 instead of --vram: peak 17 GiB\nNote: name yours with gpu=."
-    assert with_option_names(text, app).endswith("Note: name yours with --gpu.")
+    assert with_option_names(text).endswith("Note: name yours with --gpu.")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,11 @@ def test_a_cpu_build_on_a_machine_with_a_card_is_a_problem() -> None:
     for changes in ({"driver": old}, {"gpus": (machines.V100,)}):
         first = bad(GOOD, torch=machines.CPU_TORCH, **changes)[0]
         assert first.commands[0].endswith("/whl/cu126")
+        assert "newer first" not in first.meaning
+    oldest = DriverFacts(version="470.256", cuda=(11, 4))
+    first = bad(GOOD, torch=machines.CPU_TORCH, driver=oldest)[0]
+    assert "Driver 470.256 is too old" in first.meaning
+    assert "driver 525 or newer first" in first.meaning
 
 
 def test_a_driver_too_old_for_torchs_cuda_is_a_problem_with_both_ways_out() -> None:

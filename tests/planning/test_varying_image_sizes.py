@@ -68,7 +68,12 @@ def test_sizes_are_read_from_lists_counts_and_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["", [], 480, "800-480", "a-b", {480: 0}, "480-800:0"]
+    "wrong",
+    [
+        *("", [], 480, "800-480", "a-b", {480: 0}, "480-800:0"),
+        # No list of a billion sizes is made first, nor a number of 5,000 digits.
+        *("480-999999999:1", "9" * 5000, "480-" + "9" * 5000, "480x" + "9" * 5000),
+    ],
 )
 def test_what_are_no_sizes_is_refused_with_an_example(wrong: object) -> None:
     with pytest.raises(budgetfit.InputError, match="image"):

@@ -46,6 +46,7 @@ def test_a_link_has_one_spelling(text: str, spelled: str) -> None:
         ("nvlink-9", "Nearest: nvlink-5, nvlink-4, nvlink-3"),
         ("25", "a bandwidth that collectives reach"),
         ("0GB/s", "is no link"),
+        ("9" * 400 + "GB/s", "is no link"),  # a float would be infinite
         ("", "is no link"),
         (25, "link must be text"),
         ("infiniband,pcie", "within a machine, then that between"),

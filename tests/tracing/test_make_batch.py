@@ -203,6 +203,18 @@ def test_a_language_model_of_ones_own_gets_tokens_targets_and_its_positions() ->
     assert loss.isfinite()
 
 
+class TwoTargets(NanoGPT):
+    def forward(
+        self, idx: Tensor, targets: Tensor | None = None, labels: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return super().forward(idx, targets if labels is None else labels)
+
+
+def test_of_two_names_of_targets_each_process_takes_the_same() -> None:
+    # The order of a set of texts is another one in half of all processes.
+    assert list(make_batch(TwoTargets()).batch) == ["idx", "labels"]
+
+
 def test_a_wished_length_is_kept() -> None:
     assert make_batch(nn.Embedding(50, 8), max_length=9).batch.shape == (2, 9)
     lstm = nn.LSTM(5, 6, batch_first=True)

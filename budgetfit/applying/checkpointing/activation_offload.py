@@ -58,18 +58,10 @@ def run_with_offload(
     buffers; and 0-dim tensors. Autocast's casts of parameters are recomputed in
     backward. Without grad mode the block just runs.
 
-    Args:
-        forward: The block's forward.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        module: The block, for its parameters and buffers; by default the object that
-            ``forward`` is bound to.
-        after_forward: Copy after the block's forward, for ops that write to tensors
-            that autograd has saved already.
-
-    Returns:
-        What ``forward`` returns. Reading a saved tensor in backward raises a
-        ``RuntimeError`` if it was modified in place after it was saved.
+    ``module``: the block; by default the object that ``forward`` is bound to.
+    ``after_forward``: copy after the block's forward, for ops that write to tensors
+    that autograd has saved already. Reading a saved tensor in backward raises a
+    ``RuntimeError`` if it was modified in place after it was saved.
     """
     while isinstance(forward, functools.partial):
         args, kwargs = (*forward.args, *args), {**forward.keywords, **kwargs}
@@ -124,10 +116,8 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 class _BlockOffload:
     """Saved-tensor hooks of one block's forward; afterwards owned by the graph.
 
-    Args:
-        device: Of the tensors to move; others stay.
-        moves: Returns whether a storage is moved.
-        after_forward: Whether to copy at the end of the block instead of at once.
+    Tensors of other devices stay. ``moves``: whether a storage is moved.
+    ``after_forward``: whether to copy at the end of the block instead of at once.
     """
 
     def __init__(
@@ -157,19 +147,19 @@ class _BlockOffload:
 
     def _pack(self, tensor: torch.Tensor) -> _SavedTensor:
         if not self._can_move(tensor):
-            return _KeptTensor(tensor, _version(tensor))
+            return _KeptTensor(tensor, tensor._version)
         parameter = _autocast_source(tensor)
         if parameter is not None and not self._moves(_storage(parameter)):
-            return _KeptTensor(parameter, _version(parameter), _Layout.of(tensor))
+            return _KeptTensor(parameter, parameter._version, _Layout.of(tensor))
         # With the version, so that a tensor modified in between is copied again.
-        key = _storage(tensor), _version(tensor)
+        key = _storage(tensor), tensor._version
         source, copy = self._copies.get(key, (tensor, None))
         if copy is None or not _counts_the_same_writes(tensor, source):
             host = None if self._after_forward else to_host(_flat_storage(tensor))
             copy = _OffloadedStorage(self._device, host, self._block)
             self._copies[key] = tensor, copy
             self._block.append(weakref.ref(copy))
-        piece = _OffloadedTensor(copy, _version(tensor), _Layout.of(tensor))
+        piece = _OffloadedTensor(copy, tensor._version, _Layout.of(tensor))
         copy.waiting.add(piece)
         self._sources.append((tensor, piece))
         return piece
@@ -187,7 +177,7 @@ class _BlockOffload:
     def _close(self) -> None:
         """Free the device tensors after the copies."""
         for tensor, piece in self._sources:
-            piece.overwritten = _version(tensor) != piece.version
+            piece.overwritten = tensor._version != piece.version
             if piece.copy.host is None:
                 piece.copy.host = to_host(_flat_storage(tensor))
         wait_for_copies(self._device)
@@ -236,7 +226,10 @@ class _OffloadedStorage:
     def read(self, piece: _OffloadedTensor) -> torch.Tensor:
         """Return ``piece`` on the device; frees the buffer after the last one."""
         if self._buffer is None and not self.prefetched:
-            self._prefetch_block()
+            for reference in reversed(self._block):
+                copy = reference()
+                if copy is not None and not copy.prefetched:
+                    copy.prefetch()
         # Freed already: a second backward (retain_graph) copies each storage again.
         buffer = self.prefetch() if self._buffer is None else self._buffer
         self._wait()
@@ -244,12 +237,6 @@ class _OffloadedStorage:
         if not self.waiting:
             self._buffer = None  # autograd frees it with the node that reads it
         return piece.layout.view(buffer)
-
-    def _prefetch_block(self) -> None:
-        for reference in reversed(self._block):
-            copy = reference()
-            if copy is not None and not copy.prefetched:
-                copy.prefetch()
 
     def prefetch(self) -> torch.Tensor:
         """Start the copy to the device; ``_wait`` before reading the buffer."""
@@ -299,7 +286,7 @@ class _KeptTensor(NamedTuple):
     cast: _Layout | None = None
 
     def get(self) -> torch.Tensor:
-        if _version(self.tensor) != self.version:
+        if self.tensor._version != self.version:
             raise RuntimeError(_OVERWRITTEN)
         if self.cast is None:
             return self.tensor
@@ -320,22 +307,17 @@ _READ_BEFORE_COPY = (
 )
 
 
-def _version(tensor: torch.Tensor) -> int:
-    """Return the version counter, shared by views and aliases."""
-    return tensor._version
-
-
 def _counts_the_same_writes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one storage, at the same version, share its counter.
 
     What ``unsafe_chunk`` returns, as in a ``GRU`` on a CPU, has counters of its own.
     Tensors that nothing wrote to are taken as alike.
     """
-    before = _version(one)
+    before = one._version
     if one is other or not before:
         return True
     increment_version(one)
-    shared = _version(other) != before
+    shared = other._version != before
     torch._C._autograd._unsafe_set_version_counter((one,), (before,))
     return shared
 

@@ -44,19 +44,14 @@ def apply_segments(  # noqa: PLR0913 - one value each, all needed
     recomputation would fill them twice. The model's own checkpointing is switched off,
     until undone.
 
-    Args:
-        model: Modified in place.
-        segments: Of any mode; their names are module paths in ``model``.
-        random_blocks: Names of blocks that draw random numbers; None if unknown,
-            which preserves the RNG state for every block.
-        determinism_check: ``"values"`` compares sampled values of recomputed tensors
-            in some steps; ``"default"`` their shape, dtype and device; ``"none"``
-            nothing. Fake tensors have no values.
-        keep_own_checkpointing: Leave the model's own checkpointing switched on, and
-            without segments its generation cache too.
-        keep_generation_cache: Leave that on without segments in any case.
-        in_graph: The model will be compiled around its blocks: dynamo turns torch's own
-            checkpoint into a tag of the graph, by which it is partitioned.
+    ``random_blocks``: those that draw random numbers; None if unknown, which preserves
+    the RNG state for every block. ``determinism_check``: ``"values"`` compares sampled
+    values of recomputed tensors in some steps; ``"default"`` their shape, dtype and
+    device, as of fake tensors, which have no values; ``"none"`` nothing.
+    ``keep_own_checkpointing`` leaves the model's own switched on, and without segments
+    its generation cache too; ``keep_generation_cache`` that in any case. ``in_graph``:
+    the model will be compiled around its blocks: dynamo turns torch's own checkpoint
+    into a tag of the graph, by which it is partitioned.
 
     Returns:
         Reverts the changes.

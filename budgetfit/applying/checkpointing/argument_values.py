@@ -7,8 +7,6 @@ has to find the values that the forward found. Tensors in them are not kept: tha
 keep activations alive.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

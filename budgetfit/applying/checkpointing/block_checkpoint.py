@@ -38,7 +38,6 @@ class BlockCall:
     """How one block is called.
 
     Attributes:
-        block: The block.
         random: Whether the RNG state is preserved for the recomputation.
         check: ``determinism_check`` of ``checkpoint.apply_segments``.
         saved: The op calls that selective checkpointing saves.
@@ -111,15 +110,8 @@ class CheckpointedForward:
     """Replacement of one block's ``forward``.
 
     An object rather than a closure, so that a deep copy of the model is independent.
-    ``__wrapped__`` is the block's forward, for ``inspect.signature``.
-
-    Args:
-        call: How the block is called.
-        plain: The block's forward.
-        segment: The checkpoint of a segment of several blocks.
-        position: The block's index in it.
-        repeats: For the block inside the segment's recomputation.
-        nested: Whether the block is a nested checkpoint in it.
+    ``__wrapped__`` is the block's forward, for ``inspect.signature``. ``position``,
+    ``repeats`` and ``nested`` are of the block in a segment of several.
     """
 
     def __init__(  # noqa: PLR0913 - a block and its place in a segment
@@ -246,8 +238,6 @@ def _keywords_first(
 
 def _holds_tokens(value: Any, block: nn.Module) -> bool:
     """Whether a generation cache has tokens of this block's layer already."""
-    if not _is_cache(value):
-        return False
     numbers = (getattr(module, "layer_idx", None) for module in block.modules())
     number = next((each for each in numbers if isinstance(each, int)), None)
     return number is not None and int(value.get_seq_length(number)) > 0

@@ -21,12 +21,8 @@ from budgetfit.errors import RecomputationError
 class ForwardInputs:
     """The argument tensors and parameters that one forward of a block was given.
 
-    Args:
-        block: The block.
-        arguments: Of its forward. Only weak references are kept.
-
-    ``after_forward`` has to follow the forward, which may write to its parameters
-    (``Embedding(max_norm=...)``).
+    Of arguments only weak references are kept. ``after_forward`` has to follow the
+    forward, which may write to its parameters (``Embedding(max_norm=...)``).
     """
 
     def __init__(self, block: nn.Module, arguments: object) -> None:
@@ -46,11 +42,6 @@ class ForwardInputs:
 
         Tensors that torch's checkpoint or a segment hands in anew are other objects,
         and are checked by autograd.
-
-        Args:
-            block: The block.
-            name: Its name, for the error.
-            arguments: Of its forward.
 
         Raises:
             RecomputationError: If it is not.

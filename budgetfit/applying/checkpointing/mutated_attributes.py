@@ -10,16 +10,19 @@ import itertools
 import operator
 import types
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias, get_origin
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from budgetfit.applying.checkpointing.mutated_buffers import MAX_ELEMENTS, version
+from budgetfit.applying.checkpointing.mutated_buffers import (
+    MAX_ELEMENTS,
+    differs,
+    version,
+)
 from budgetfit.utils.mutable_state import (
     LARGEST,
     MAX_ITEMS,
@@ -61,7 +64,6 @@ class ContentChange(NamedTuple):
 
     Attributes:
         name: The attribute or global that leads to it.
-        target: The object.
         before: None if that may be the graph of an earlier step.
         copies: Of tensors in it that the forward wrote to, by their ids.
     """
@@ -89,22 +91,14 @@ class _HeldTensor(NamedTuple):
 
     def is_written(self) -> bool:
         """Whether the forward wrote to it; through ``.data`` if there is a copy."""
-        if version(self.tensor) != self.version:
-            return True
-        if self.copy is None or isinstance(self.copy, FakeTensor) or self.copy.is_meta:
-            return False
-        with suppress(RuntimeError):  # not for all dtypes
-            return not torch.equal(self.tensor, self.copy)
-        return False
+        return version(self.tensor) != self.version or differs(self.tensor, self.copy)
 
 
 class AttributesSnapshot(NamedTuple):
     """State before a forward.
 
     Attributes:
-        attributes: Of each module.
         contents: What attributes, globals and hooks lead to.
-        globals: Their values.
         tensors: Those without gradients in ``contents`` and ``globals``, by their ids.
     """
 
@@ -127,8 +121,6 @@ class Settings(NamedTuple):
     Others may set them before backward: a dropout's ``p``, the weight of a mixup.
 
     Attributes:
-        places: The attributes' dicts and names.
-        values: Theirs.
         globals: All of them, with their values.
     """
 
@@ -204,9 +196,8 @@ class MutatedAttributes:
     def snapshot(self, *, every: bool = False) -> AttributesSnapshot:
         """Return the state before a forward.
 
-        Args:
-            every: Also of large objects and of tensors in containers, which are left
-                out until one has changed.
+        ``every``: also of large objects and of tensors in containers, which are left
+        out until one has changed.
         """
         limit = LARGEST if every or self._large_change else MAX_ITEMS
         contents = [*mutable_state(self._roots(), classes=self._classes, limit=limit)]

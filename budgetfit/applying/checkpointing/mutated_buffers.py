@@ -63,7 +63,7 @@ class BufferSnapshot(NamedTuple):
             return self.may_be_replaced
         # Version counters: torch's notes on autograd, "In-place correctness checks".
         return now is not None and (
-            version(now) != self.version or self._is_written_through_data(now)
+            version(now) != self.version or differs(now, self.copy)
         )
 
     def copied_again(self) -> torch.Tensor | None:
@@ -81,10 +81,6 @@ class BufferSnapshot(NamedTuple):
         is_norm = self.table == "_buffers" and _is_torchs_norm(self.module)
         return self.copy is None and self.tensor is not None and not is_norm
 
-    def is_overwritten(self) -> bool:
-        """Whether the old values are needed and lost."""
-        return self.lacks_copy and self.tensors.get(self.name) is self.tensor
-
     def with_copy(self) -> BufferSnapshot:
         """Return it with a copy: of the new values where the old ones are lost."""
         if self.tensor is None or not self.lacks_copy:
@@ -98,26 +94,14 @@ class BufferSnapshot(NamedTuple):
             return self._replace(copy=None)
         return self._replace(copy=copy.cpu())
 
-    def _is_written_through_data(self, now: torch.Tensor) -> bool:
-        """Whether values differ: writes to ``.data`` do not bump versions."""
-        if self.copy is None or isinstance(now, FakeTensor) or now.is_meta:
-            return False
-        with suppress(RuntimeError):  # not for all dtypes
-            return not torch.equal(now, self.copy)
-        return False
-
 
 class MutatedBuffers:
     """Detects which buffers of modules a block's forward mutates.
 
     The first forward copies all small buffers, later ones only those that were ever
     mutated. What is written to without a copy keeps what was written, and is copied
-    from then on.
-
-    Args:
-        modules: Of the block, and others that its code leads to.
-        copies_statistics: Whether running statistics of torch's norms are copied, too:
-            where other code than the norm's own reads or writes them.
+    from then on. ``copies_statistics``: whether running statistics of torch's norms are
+    copied, too: where other code than the norm's own reads or writes them.
     """
 
     def __init__(
@@ -185,7 +169,8 @@ class MutatedBuffers:
         for each in held:
             if each.is_mutated():
                 written.append(each.with_copy())
-                if each.is_overwritten() and not compared:
+                is_in_place = each.tensors.get(each.name) is each.tensor
+                if each.lacks_copy and is_in_place and not compared:
                     _warn_of_late_write(each)
         places = [each.place for each in written]
         if self._places is self._small:
@@ -287,6 +272,15 @@ def _warn_of_late_write(each: BufferSnapshot) -> None:
 def version(tensor: torch.Tensor) -> int:
     """Return a tensor's version counter; inference tensors have none."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def differs(now: torch.Tensor, copy: torch.Tensor | None) -> bool:
+    """Whether values differ from a copy's: writes to ``.data`` do not bump versions."""
+    if copy is None or isinstance(copy, FakeTensor) or copy.is_meta:
+        return False
+    with suppress(RuntimeError):  # not for all dtypes
+        return not torch.equal(now, copy)
+    return False
 
 
 def _is_torchs_norm(module: nn.Module) -> bool:

@@ -1,17 +1,16 @@
 """Apply a recipe's checkpointing, chunked loss and torch.compile setting to a model."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch._subclasses import FakeTensor
 
 from budgetfit.applying.checkpointing.apply_segments import apply_segments
+from budgetfit.applying.loss.call_model import Loss
 from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.torch_compile import (
     compile_blocks,
@@ -22,10 +21,6 @@ from budgetfit.applying.torch_compile import (
 )
 from budgetfit.applying.undo import Undo
 from budgetfit.core.recipe import Recipe
-
-if TYPE_CHECKING:
-    from budgetfit.applying.loss.call_model import Loss
-
 
 # What transformers' ``gradient_checkpointing_enable`` and ``_disable`` set.
 _OWN_FLAGS = ("gradient_checkpointing", "_gradient_checkpointing_func")

@@ -49,14 +49,10 @@ _SEED_AND_OFFSET: Final = 2  # values, in one tensor or two
 class SavedTensorCheck:
     """Sampled values of the tensors that one forward saved, in host memory.
 
-    Args:
-        block: The block's name, for the error.
-        after_forward: Sample after the forward, for ops that write to tensors that
-            autograd has saved already. Keeps all of them alive until then.
-
-    Attributes:
-        suspects: Attributes that the forward has changed and that a recomputation does
-            not find as they were, for the error.
+    ``after_forward``: sample after the forward, for ops that write to tensors that
+    autograd has saved already; keeps all of them alive until then. ``suspects``:
+    attributes that the forward has changed and that a recomputation does not find as
+    they were, for the error.
     """
 
     def __init__(self, block: str, *, after_forward: bool) -> None:

@@ -54,12 +54,9 @@ class RepeatableForwards:
 
     Values are compared in some of the forwards: ``compares_values``.
 
-    Args:
-        block: The block.
-        name: Its name, for the error.
-        check: Whether values are compared.
-        run_to_end: Whether an op writes to tensors that autograd has saved already.
-        in_segment: Whether the recomputation's output goes to the next block.
+    ``check``: whether values are compared. ``run_to_end``: whether an op writes to
+    tensors that autograd has saved already. ``in_segment``: whether the recomputation's
+    output goes to the next block.
     """
 
     def __init__(
@@ -120,7 +117,7 @@ def _parts(block: nn.Module) -> list[object]:
     return found
 
 
-@functools.cache
+@functools.cache  # asked in every forward
 def _is_users(kind: Any) -> bool:
     return not is_library(kind.__module__)
 

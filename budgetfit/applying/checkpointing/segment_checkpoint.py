@@ -35,11 +35,9 @@ from budgetfit.applying.pytree import tensors_in
 class SegmentCheckpoint:
     """Checkpoint over the blocks of one segment.
 
-    Args:
-        check: Whether to compare shapes, dtypes and devices of recomputed tensors.
-        input_on_host: Whether the first block's input is offloaded.
-        run_to_end: No early stop of a recomputation, for ops that write to tensors that
-            autograd has saved already.
+    ``check``: whether to compare shapes, dtypes and devices of recomputed tensors.
+    ``run_to_end``: no early stop of a recomputation, for ops that write to tensors that
+    autograd has saved already.
     """
 
     def __init__(

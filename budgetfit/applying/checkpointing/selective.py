@@ -45,11 +45,8 @@ _SECOND_BACKWARD = "backward an extra time"  # the same, _CachedTorchDispatchMod
 class SelectiveCheckpoint:
     """Selective checkpointing of one block.
 
-    Args:
-        block: The block's name, for errors.
-        saved_ops: As in ``Segment.saved_ops``. A call that does not occur is no error;
-            where none does, a warning says so once.
-        shares_weights: Whether parameters of the block are tied to others outside.
+    A call of ``saved_ops`` that does not occur is no error; where none does, a warning
+    says so once. ``shares_weights``: whether parameters are tied to others outside.
 
     Raises:
         InputError: If torch has no such op, or it mutates its arguments: the mutation

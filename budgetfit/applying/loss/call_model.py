@@ -1,12 +1,10 @@
 """Call any model on any batch and find the scalar loss."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,8 +12,7 @@ from torch import nn
 from budgetfit.applying.pytree import tensors_in
 from budgetfit.errors import InputError
 
-if TYPE_CHECKING:
-    Loss = Callable[[Any, Any], torch.Tensor]
+Loss = Callable[[Any, Any], torch.Tensor]
 
 LABELS = frozenset({"label", "labels", "label_ids"})
 # What wraps a model takes anything and hands it on. By class names: importing the
@@ -239,10 +236,6 @@ def evaluate_batch(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Any
     """Run an evaluation forward; return the outputs, and the loss if there is one.
 
     Labels stay in the batch, as in ``Trainer.evaluate``: the loss takes memory, too.
-
-    The model is called in its current mode, with ``batch`` and ``loss`` as for
-    ``compute_loss``.
     """
-    args, kwargs = model_arguments(model, batch, for_loss=loss is not None)
-    outputs = model(*args, **kwargs)
+    outputs = call_model(model, batch, for_loss=loss is not None)
     return outputs, loss(outputs, batch) if loss is not None else None

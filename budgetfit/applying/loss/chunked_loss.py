@@ -49,15 +49,13 @@ def can_chunk_loss(model: nn.Module, loss: object = None) -> bool:
     """Return whether ``chunk_loss`` supports this model, without running it.
 
     What the model does between its head and its loss is only known when it runs: a
-    training step may still raise ``CannotChunkLossError``.
-
-    Args:
-        model: May be in a PEFT wrapper.
-        loss: The user's own loss; it replaces the model's, so there is nothing to
-            chunk.
+    training step may still raise ``CannotChunkLossError``. The user's own ``loss``
+    replaces the model's, so there is nothing to chunk.
     """
     causal = _causal_model(model) if loss is None else None
-    return causal is not None and not _hooks_of_head(causal.get_output_embeddings())
+    if causal is None:
+        return False
+    return not users_hooks(causal.get_output_embeddings().modules())
 
 
 def rounding_of_parts(dtype: torch.dtype) -> float:
@@ -75,14 +73,9 @@ def chunk_loss(
 ) -> ChunkedLoss:
     """Make ``model`` compute head and loss in ``parts`` within ``training_forward``.
 
-    Elsewhere, in evaluation for example, it computes logits as before.
-
-    Args:
-        model: Its head's ``forward`` and its loss function are replaced.
-        parts: Number of chunks of the sequence, at least 2.
-        undo: Receives the inverse changes.
-        loss: The user's own loss, which must be None.
-        determinism_check: See ``checkpoint.apply_segments``.
+    Elsewhere, in evaluation for example, it computes logits as before. ``parts``: of
+    the sequence, at least 2. ``loss``: the user's own, which must be None.
+    ``determinism_check``: see ``apply_segments``.
 
     Raises:
         InputError: If the model's loss cannot be chunked; nothing is changed then.
@@ -101,8 +94,7 @@ def chunk_loss(
             "with loss_chunks=1."
         )
     head = causal.get_output_embeddings()
-    _refuse_sharded_head(head)
-    _refuse_hooks(head)
+    _check_head(head)
     plain = _plain_loss(causal)
     chunked = ChunkedLoss(head, plain, parts, determinism_check)
     forward = head.forward
@@ -113,8 +105,8 @@ def chunk_loss(
     return chunked
 
 
-def _refuse_sharded_head(head: nn.Module) -> None:
-    """Refuse a head that FSDP2 has in a group apart from the model."""
+def _check_head(head: nn.Module) -> None:
+    """Refuse a head that FSDP2 has in a group of its own, or with a user's hooks."""
     # The backward of one chunk frees its weights, which the next one multiplies by.
     if is_sharded_itself(head):
         raise InputError(
@@ -124,16 +116,8 @@ def _refuse_sharded_head(head: nn.Module) -> None:
             "where accelerate calls it, plan with checkpointing='full', which leaves "
             "the loss whole."
         )
-
-
-def _hooks_of_head(head: nn.Module) -> list[Any]:
-    return users_hooks(head.modules())
-
-
-def _refuse_hooks(head: nn.Module) -> None:
-    """Refuse a user's forward hooks on the head."""
     # They would run for the head as a whole and once more for each part, twice.
-    if hooks := _hooks_of_head(head):
+    if hooks := users_hooks(head.modules()):
         name = getattr(function_of(hooks[0]), "__qualname__", "one")
         raise InputError(
             f"The output head has a forward hook ({name}), which would run again for "
@@ -174,8 +158,7 @@ class ChunkedLoss:
                 deferred logits.
             InputError: If the head was sharded or got hooks meanwhile.
         """
-        _refuse_sharded_head(self._head)
-        _refuse_hooks(self._head)
+        _check_head(self._head)
         self._defers, self._deferred, self._loss_reached = True, False, False
         try:
             yield
@@ -194,12 +177,10 @@ class ChunkedLoss:
         if not self._loss_reached:
             refuse_chunking(_LOSS_NOT_REACHED)
 
-    def defers(self) -> bool:
-        """Return whether the head is to defer its logits."""
-        return self._defers and torch.is_grad_enabled()
-
-    def defer(self, hidden: torch.Tensor) -> DeferredLogits:
-        """Return the deferred logits of ``hidden``."""
+    def deferred(self, hidden: torch.Tensor) -> DeferredLogits | None:
+        """Return the deferred logits of ``hidden``; None where they are computed."""
+        if not (self._defers and torch.is_grad_enabled()):
+            return None
         self._deferred = True
         return DeferredLogits(hidden)
 
@@ -322,9 +303,9 @@ class _DeferredHeadForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the logits, or ``DeferredLogits``."""
-        if len(args) == 1 and not kwargs and self._chunked.defers():
-            return self._chunked.defer(args[0])
-        return self.__wrapped__(*args, **kwargs)
+        alone = len(args) == 1 and not kwargs
+        deferred = self._chunked.deferred(args[0]) if alone else None
+        return self.__wrapped__(*args, **kwargs) if deferred is None else deferred
 
 
 def _shifted(

@@ -17,11 +17,9 @@ def weights_of_parts(head: nn.Module, parts: int) -> Iterator[dict[str, torch.Te
     """Yield the trained weights of an output head for each part, by name.
 
     They replace those of the head (``torch.func.functional_call``). Those of a
-    ``Linear`` under autocast are cast once for all parts, as by autocast's cache.
-
-    Args:
-        head: Its weights that are used in fp32 are left out: autograd adds these up.
-        parts: Each must run backward once in each backward.
+    ``Linear`` under autocast are cast once for all parts, as by autocast's cache. Those
+    that are used in fp32 are left out: autograd adds these up. Each part must run
+    backward once in each backward.
     """
     sums = {
         name: (weight, _as_used(head, weight), _Sum(parts))

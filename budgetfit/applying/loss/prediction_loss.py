@@ -1,7 +1,5 @@
 """The loss of diffusion models: the prediction against noise, velocity or flow."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,12 +16,8 @@ def prediction_loss(outputs: Any, batch: Any) -> torch.Tensor:
 
     In fp32, as diffusers' training scripts compute it. Class ids as a target mean cross
     entropy (masked image models). Of a model that predicts a variance beside the noise,
-    the noise is taken: the first channels.
-
-    Args:
-        outputs: A model output or tuple: its first entry is the prediction, a tensor or
-            one for each sample.
-        batch: With the target, shaped as the prediction.
+    the noise is taken: the first channels. The first entry of ``outputs`` is the
+    prediction, shaped as the target: a tensor, or one for each sample.
 
     Raises:
         InputError: The batch has no target.

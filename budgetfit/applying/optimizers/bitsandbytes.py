@@ -60,11 +60,6 @@ class OptimizerSpec(NamedTuple):
     min_8bit_elements: int = MIN_8BIT_ELEMENTS
     clips_updates: bool = False
 
-    @property
-    def has_double_state(self) -> bool:
-        """Whether the first state holds two averages (AdEMAMix)."""
-        return self.kind.startswith("AdEMAMix")
-
 
 # transformers' names, as parsed by Trainer.get_optimizer_cls_and_kwargs.
 SPECS: Final = {
@@ -136,8 +131,7 @@ class FakeBnbOptimizer(FakeOptimizer):
     """Allocates the states of a bitsandbytes optimizer on fake tensors.
 
     Attributes:
-        managed_bytes: Size of states in CUDA managed memory; no tensors represent
-            them.
+        managed_bytes: Size of states in CUDA managed memory; no tensors represent them.
     """
 
     def __init__(self, parameters: list[Any], spec: OptimizerSpec) -> None:
@@ -170,7 +164,8 @@ class FakeBnbOptimizer(FakeOptimizer):
         is_small = parameter.numel() < spec.min_8bit_elements
         in_8bit = spec.bits == 8 and not is_small  # noqa: PLR2004
         dtype = torch.uint8 if in_8bit else torch.float32
-        averages = (2,) if spec.has_double_state else ()  # of the first state
+        # The first state of AdEMAMix holds two averages.
+        averages = (2,) if spec.kind.startswith("AdEMAMix") else ()
         if in_8bit:
             self._hand_out_tables(parameter, state)
         if in_8bit and averages:

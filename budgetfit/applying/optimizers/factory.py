@@ -21,17 +21,9 @@ DEFAULT_LEARNING_RATE = 5e-5  # transformers' default
 # Those with foreach=True by default on CUDA
 # (torch.optim.optimizer._default_to_fused_or_foreach). torch's Adafactor has not.
 _FOREACH_BY_DEFAULT = (
-    torch.optim.ASGD,
-    torch.optim.Adadelta,
-    torch.optim.Adagrad,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.SGD,
+    *(torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam),
+    *(torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam),
+    *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.SGD),
 )
 
 
@@ -42,24 +34,20 @@ def make_optimizer(
     lr: float = DEFAULT_LEARNING_RATE,
     device_type: str,
 ) -> Optimizer:
-    """Build an optimizer over the trainable parameters.
+    """Build an optimizer over the parameters that are trainable.
 
     On CUDA, ``foreach`` is set explicitly to the value that torch would choose: fake
     tensors that represent CUDA ones fail torch's own test, and the traced program must
     be the one that runs. On fake tensors bitsandbytes' and torchao's optimizers are
     replaced by fake ones that allocate the same states.
 
-    Args:
-        optimizer: A name of transformers' ``optim`` (weight decay 0, as its default) or
-            one of ``OPTIMIZER_NAMES``; or a callable that takes the list of parameters.
-        parameters: Those without ``requires_grad`` are left out.
-        lr: Learning rate; a callable brings its own.
-        device_type: ``"cuda"`` or ``"cpu"``; of fake tensors, the simulated one.
+    ``optimizer``: a name of transformers' ``optim`` (weight decay 0, as its default) or
+    one of ``OPTIMIZER_NAMES``; or a callable that takes the list of parameters and
+    brings its own learning rate. ``device_type``: of fake tensors, the simulated one.
 
     Raises:
-        InputError: If the name is unknown, its library is not installed or it cannot
-            be planned, the callable returns no optimizer, or no parameter is
-            trainable.
+        InputError: If the name is unknown, its library is not installed or it cannot be
+            planned, the callable returns no optimizer, or no parameter is trainable.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
@@ -135,7 +123,7 @@ def _unknown_optimizer(name: object) -> InputError:
                 return InputError(
                     f"Optimizer {name!r} cannot be planned: {reason}. {use}"
                 )
-        if name in _transformers_names():
+        if name in transformers_names():
             return InputError(
                 f"Optimizer {name!r} needs a library that budgetfit cannot plan for. "
                 f"{use}"
@@ -146,7 +134,8 @@ def _unknown_optimizer(name: object) -> InputError:
     return InputError(f"{name!r} is not an optimizer.{hint} {use}")
 
 
-def _transformers_names() -> set[str]:
+def transformers_names() -> set[str]:
+    """Return the names that the installed transformers takes as ``optim``."""
     from transformers.training_args import OptimizerNames  # noqa: PLC0415 - slow import
 
     return {name.value for name in OptimizerNames}

@@ -1,9 +1,6 @@
 """Whether an optimizer trains flat parts of weights as it trains the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,8 +8,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from budgetfit.errors import InputError
 
-if TYPE_CHECKING:
-    Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 _SIDE, _STEPS = 16, 2
 _EQUAL = 1e-3  # of how far the weights have moved
@@ -24,10 +20,6 @@ def refuse_if_by_shape(make: Make, name: str) -> None:
 
     A matrix is trained whole and in two flat parts. Adafactor has means of rows and
     columns, and LAMB norms of whole weights.
-
-    Args:
-        make: Builds it over parameters.
-        name: Of it, for the error.
 
     Raises:
         InputError: If the parts end elsewhere, or it takes matrices alone.

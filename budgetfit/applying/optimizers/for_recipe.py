@@ -135,10 +135,6 @@ def left_out_notes(
 class ParameterChangeCheck:
     """Detects that parameters of the model or the optimizer were replaced.
 
-    Args:
-        model: With the parameters at the start of a run.
-        optimizer: Over some of them, possibly with others.
-
     Raises:
         InputError: If it has none of them.
     """

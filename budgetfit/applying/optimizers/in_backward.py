@@ -26,12 +26,7 @@ class OptimizerInBackward(torch.optim.Optimizer):
     ``param_groups`` are those of the single optimizers, so learning-rate schedulers
     work. ``step`` does nothing.
 
-    Args:
-        parameters: Those without ``requires_grad`` are left out.
-        make: Builds the optimizer of one parameter, given in a list.
-
     Attributes:
-        trained: The trainable parameters.
         has_stepped: Whether any was updated in the current step.
         takes_gradients: False while other backward passes may run through the
             parameters (a generator's, through the discriminator): theirs are dropped.

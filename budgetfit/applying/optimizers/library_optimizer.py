@@ -21,9 +21,6 @@ def define_step_op(schema: str) -> None:
     """Define ``torch.ops.budgetfit.<name>``, which stands for a step on fake tensors.
 
     Step times count the bytes of its arguments. It never runs on real tensors.
-
-    Args:
-        schema: Its name and arguments; it returns nothing.
     """
     _LIBRARY.define(schema)
     _LIBRARY.impl(schema.partition("(")[0], lambda *_: None, "Meta")
@@ -40,10 +37,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def import_optimizer(name: str, module: str, kind: str) -> Any:
-    """Import the class of a library's optimizer.
-
-    ``name``: in a recipe; ``module``: for example ``bitsandbytes.optim``; ``kind``: of
-    the class.
+    """Import the class ``kind`` of a library's optimizer, ``name`` in recipes.
 
     Raises:
         InputError: If it cannot be imported; says what to install.

@@ -1,7 +1,5 @@
 """GPU memory at an out-of-memory error, from the error's text and from torch."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 
@@ -43,9 +41,7 @@ class GpuMemoryStats:
     def other_bytes(self, context_bytes: int) -> int | None:
         """Return about how much memory other processes use.
 
-        Args:
-            context_bytes: Size of this process's CUDA context, for when the driver does
-                not report the process.
+        ``context_bytes``: of this process, for when the driver does not report it.
         """
         if self.total_bytes is None or self.free_bytes is None:
             return None

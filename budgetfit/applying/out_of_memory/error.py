@@ -42,7 +42,6 @@ class TrainingOutOfMemoryError(BudgetfitError, torch.OutOfMemoryError):
         weights_intact: False if the optimizer was stopped in the middle of an update.
         card: GPU memory at the failed allocation.
         recipe: Settings that should fit, for ``run.adopt``; None if none is known.
-        reasons: Likely causes.
         original: The first line of the error that was caught.
     """
 
@@ -58,17 +57,12 @@ class TrainingOutOfMemoryError(BudgetfitError, torch.OutOfMemoryError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedStep:
-    """Where a training step failed.
+    """Where a training step failed; other attributes are those of the error.
 
     Attributes:
-        phase: As in the error.
         micro_batch: Number of the micro-batch in the update, from 1.
-        recipe: The run's recipe.
         larger: Tensors of the batch that exceed the plan.
         growth: Largest ratio of a tensor's elements to the planned ones.
-        module: As in the error.
-        weights_intact: As in the error.
-        ranks: Number of those that train together.
     """
 
     phase: str
@@ -135,9 +129,10 @@ def _reasons(
         found += _gpu_reasons(card, plan)
     idle = card.idle_bytes
     if card.requested_bytes is not None and idle >= max(card.requested_bytes, 1):
+        running = running_settings()
         advice = (
             ""
-            if _expandable_segments_enabled()
+            if running is not None and running.expandable_segments
             else "; start with PYTORCH_ALLOC_CONF=expandable_segments:True"
         )
         found.append(
@@ -254,12 +249,6 @@ def _recovery_text(step: FailedStep) -> str:
         "Weights, optimizer, scaler and random state are as before this update; this "
         f"micro-batch has not been trained on.{again}"
     )
-
-
-def _expandable_segments_enabled() -> bool:
-    """Whether this process has expandable segments already."""
-    running = running_settings()
-    return running is not None and running.expandable_segments
 
 
 def running_module(error: BaseException, model: nn.Module) -> str:

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from budgetfit.applying.pytree import named_tensors_in
 from budgetfit.batches.packed_rows import is_tensor
@@ -24,8 +24,7 @@ from budgetfit.batches.sample_count import (
 )
 from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
-if TYPE_CHECKING:
-    Shape = tuple[int, ...]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,18 +60,12 @@ def find_fallback_recipe(
     """Return the fastest recipe that should fit and gives the same optimizer steps.
 
     First the plan's replayed alternatives that take less than ``recipe``, else the same
-    recipe with smaller and more micro-batches. The effective batch size, precision
-    and optimizer never change.
+    recipe with smaller and more micro-batches; None if there are none. The effective
+    batch size, precision and optimizer never change.
 
-    Args:
-        recipe: The one that did not fit.
-        plan: Its plan, or None.
-        usable_bytes: What the allocator may reserve; None if unknown, for less than
-            ``recipe`` was predicted to reserve.
-        growth: Ratio of needed to predicted bytes, of what grows with the batch.
-
-    Returns:
-        None if there is no smaller micro-batch.
+    ``usable_bytes``: what the allocator may reserve; None if unknown, for less than
+    ``recipe`` was predicted to reserve. ``growth``: ratio of needed to predicted bytes,
+    of what grows with the batch.
     """
     if plan is not None:
         known = _predicted(recipe, plan)

@@ -9,8 +9,6 @@ depends on its values; a few are assumed, as in every large language model (LLM.
 section 3: at most 7).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Final
 

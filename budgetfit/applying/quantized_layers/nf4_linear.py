@@ -9,8 +9,6 @@ kernels may multiply without dequantizing, and the forward takes less than it do
 The backward always dequantizes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,19 +3,16 @@
 Their scales are no parameters and no buffers: they belong to a weight, or to its layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from budgetfit.applying.quantized_layers.int8_linear import Int8Linear
 from budgetfit.applying.quantized_layers.nf4_linear import Nf4Linear
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 def has_quantized_weights(model: nn.Module) -> bool:

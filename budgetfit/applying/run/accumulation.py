@@ -1,17 +1,14 @@
 """Gradient accumulation: the mean over all samples of an update, and its gradients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 @dataclass(slots=True)
@@ -27,7 +24,6 @@ class AccumulationGroup:
 
     Attributes:
         planned: Micro-batches per update (``gradient_accumulation_steps``).
-        count: Micro-batches so far.
         first: Weight of the first one, for example 8 samples.
         total: Sum of weights so far, as multiples of the first.
         shares: Whether losses are shares of the group's mean already
@@ -55,13 +51,10 @@ class AccumulationGroup:
     def divisor(
         self, weight: float, *, share: bool = False, counted: str = ""
     ) -> float:
-        """Add a micro-batch; return the divisor of its loss.
+        """Add a micro-batch of some samples or tokens; return the divisor of its loss.
 
-        Args:
-            weight: Its number of samples or tokens.
-            share: Whether its loss is a share of the group's mean, so that losses only
-                have to be summed.
-            counted: Unit of the weight, for errors.
+        ``share``: whether its loss is a share of the group's mean, so that losses only
+        have to be summed. ``counted``: unit of the weight, for errors.
 
         Raises:
             InputError: If the weight is no positive number, or micro-batches of a group
@@ -125,9 +118,6 @@ class AccumulatedGradients:
 
     def check(self, waiting: int) -> None:
         """Check before the next micro-batch that nothing has changed since ``record``.
-
-        Args:
-            waiting: Number of accumulated micro-batches, for the error.
 
         Raises:
             InputError: If gradients were dropped or changed, or weights written to.

@@ -4,27 +4,23 @@ transformers divides the sum of token losses by the number of items in all accum
 micro-batches, so that their losses add up to the mean of the large batch.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from budgetfit.applying.loss.call_model import (
+    Loss,
     inner_model,
     is_transformers_model,
     uses_loss_function,
 )
 from budgetfit.errors import InputError
-
-if TYPE_CHECKING:
-    from budgetfit.applying.loss.call_model import Loss
 
 _NAME = "num_items_in_batch"
 

@@ -54,7 +54,8 @@ class OptimizerUpdate:
             gradient_scale, max_grad_norm = 1.0, None
         if gradient_scale != 1.0:
             gradients = [item.grad for item in self._trained if item.grad is not None]
-            torch._foreach_mul_(gradients, gradient_scale)
+            if gradients:  # none: this update trains what is in no optimizer
+                torch._foreach_mul_(gradients, gradient_scale)
             del gradients
         if max_grad_norm is not None:
             self._refuse_sparse()

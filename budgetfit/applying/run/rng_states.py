@@ -1,7 +1,5 @@
 """Global RNG states of torch, CUDA, Python and numpy, as plain data."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

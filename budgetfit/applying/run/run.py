@@ -1,10 +1,8 @@
 """``Run``: train a model by a recipe, one micro-batch per ``step``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 from torch import nn
@@ -26,7 +24,7 @@ from budgetfit.applying.data_parallel import (
     refuse_replaced_parameters,
     warn_if_not_synchronized,
 )
-from budgetfit.applying.loss.call_model import compute_loss
+from budgetfit.applying.loss.call_model import Loss, compute_loss
 from budgetfit.applying.optimizers.factory import DEFAULT_LEARNING_RATE
 from budgetfit.applying.optimizers.for_recipe import (
     ParameterChangeCheck,
@@ -87,9 +85,6 @@ from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.errors import InputError
 from budgetfit.measuring.preserve_model import preserved_model
 
-if TYPE_CHECKING:
-    from budgetfit.applying.loss.call_model import Loss
-
 _Result = TypeVar("_Result")
 
 
@@ -121,11 +116,8 @@ class Run:
         compile_forward: See ``torch_compile.compile_blocks``.
 
     Attributes:
-        model: The given model.
-        recipe: The applied recipe.
         optimizer: The optimizer over the trainable parameters.
         scaler: The GradScaler, or None.
-        device: Where it trains.
         updated: Whether the last ``step`` or ``flush`` updated the weights; if so, call
             ``scheduler.step()``.
         steps_done: Updates so far.
@@ -301,9 +293,8 @@ class Run:
             if waiting and self.recipe.zero_stage is not None:
                 raise InputError(
                     "DeepSpeed reduces gradients as the last micro-batch of an update "
-                    f"runs, and {self.group.count} of "
-                    f"{self.group.planned} have run. Run the others, or plan with "
-                    "gradient_accumulation_steps=1."
+                    f"runs, and {self.group.count} of {self.group.planned} have run. "
+                    "Run the others, or plan with gradient_accumulation_steps=1."
                 )
             if waiting:
                 self._run_or_drop_group(update, None)

@@ -130,7 +130,11 @@ def load_state(run: Resumable, state: dict[str, Any], *, random: bool) -> None:
         run.group = AccumulationGroup(**state["group"])
         run.accumulated.record()
     if random and "random" in state:
-        _set_random(run, state["random"])
+        rank, size = (0, 1) if run.ranks is None else (run.ranks.rank, run.ranks.size)
+        saved = state["random"]
+        states = rank_states_from_bytes(saved) if isinstance(saved, bytes) else [saved]
+        if len(states) == size:  # of another number of ranks there are none
+            set_rng_states(states[rank], run.device)
 
 
 def _check_state(run: Resumable, state: dict[str, Any]) -> bool:
@@ -178,14 +182,6 @@ def _check_unscales(run: Resumable, state: dict[str, Any]) -> None:
             "has none. Load it into a run with fp16-mixed, or use a state saved when "
             "run.updated was True."
         )
-
-
-def _set_random(run: Resumable, saved: Any) -> None:
-    """Restore a rank's random states; of another number of ranks there are none."""
-    rank, size = (0, 1) if run.ranks is None else (run.ranks.rank, run.ranks.size)
-    states = rank_states_from_bytes(saved) if isinstance(saved, bytes) else [saved]
-    if len(states) == size:
-        set_rng_states(states[rank], run.device)
 
 
 def _check_model(model: nn.Module, state: dict[str, Any]) -> None:

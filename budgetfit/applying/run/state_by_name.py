@@ -78,12 +78,8 @@ def load_by_name(
 ) -> None:
     """Load states whose tensors are whole, or shards as those of the model are.
 
-    Args:
-        model: Sharded or not.
-        optimizer: Over its parameters.
-        weights: State of the model.
-        trained: State of the optimizer, by names or numbers of parameters. Some may
-            be without state, or all, as those of plain SGD are.
+    ``trained``: state of the optimizer, by names or numbers of parameters. Some may be
+    without state, or all, as those of plain SGD are.
 
     Raises:
         InputError: If the optimizer trains other parameters.

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from budgetfit.applying.optimizers.for_recipe import left_out_text
 from budgetfit.applying.out_of_memory.error import (
     FailedStep,
@@ -28,9 +31,6 @@ from budgetfit.core.recipe import Recipe
 from budgetfit.core.sample_dims import SampleDims
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from budgetfit.applying.ranks import GroupRanks
 
 

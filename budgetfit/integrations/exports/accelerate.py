@@ -12,13 +12,13 @@ from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.diffusers_options import script_lines
 from budgetfit.integrations.exports.ranks import (
-    ddp_settings,
     dtype_lines,
     fsdp_settings,
     refuse_cut_loss,
 )
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.model_loading import load_model_text
+from budgetfit.integrations.source_code.plain_torch_ranks import ddp_settings
 from budgetfit.integrations.source_code.python_source import (
     call_source,
     import_block,
@@ -109,11 +109,7 @@ def _zero(plan: Plan, parallelism: Parallelism) -> dict[str, Any]:
 
 
 def export_text(plan: Plan, plan_file: str) -> str:
-    """Return a YAML file; its comments contain the lines that the script needs.
-
-    Raises:
-        InputError: As ``launch_config``.
-    """
+    """Return a YAML file; its comments contain the lines that the script needs."""
     loading = load_model_text(plan)
     accelerator, names = _accelerator(plan)
     imports = import_block(

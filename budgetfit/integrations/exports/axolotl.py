@@ -1,11 +1,10 @@
 """axolotl: export a plan as a config for ``axolotl train``.
 
-Names and semantics are from 0.18.0 (axolotl-ai-cloud/axolotl, 067b021 of
-2026-07-24): src/axolotl/utils/schemas/{config,model,peft,training}.py,
-utils/config/__init__.py (one dtype to load and compute in), loaders/model.py
-(quantization, preparation), core/builders/causal.py (padding),
-docs/gradient_checkpointing.qmd. It requires transformers 5.14, which lacks
-``every_n_layers``.
+Names and semantics are from 0.18.0 (axolotl-ai-cloud/axolotl, 067b021 of 2026-07-24):
+src/axolotl/utils/schemas/{config,model,peft,training}.py, utils/config/__init__.py (one
+dtype to load and compute in), loaders/model.py (quantization, preparation),
+core/builders/causal.py (padding), docs/gradient_checkpointing.qmd. It requires
+transformers 5.14, which lacks ``every_n_layers``.
 """
 
 from collections.abc import Iterator

@@ -68,11 +68,7 @@ def _has_autocast() -> bool:
 
 
 def export_text(plan: Plan, plan_file: str) -> str:
-    """Return the config as JSON; further steps are in a key that DeepSpeed ignores.
-
-    Raises:
-        InputError: As ``engine_config``.
-    """
+    """Return the config as JSON; further steps are in a key that DeepSpeed ignores."""
     loading = load_model_text(plan)
     modules = {*loading.modules, "budgetfit", "deepspeed"}
     code = f"{import_block(modules, loading.names)}{loading.constants}"

@@ -43,11 +43,8 @@ def trainer_checkpointing(
 
     Those of the plan, or of an alternative that fits, takes at most 1 % more time for
     the same effective batch size, and does not change training. What the user has asked
-    for is not replaced: a policy, or the names of blocks.
-
-    Args:
-        plan: Its alternatives are used only where the plan itself cannot be expressed.
-        cuts_loss: Whether the library itself chunks the loss, as TRL does.
+    for is not replaced: a policy, or the names of blocks. ``cuts_loss``: whether the
+    library itself chunks the loss, as TRL does.
     """
     if _needs_more_than_checkpointing(plan, in_trl=cuts_loss):
         return None

@@ -13,9 +13,10 @@ from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.integrations.exports.prepared_model import PreparedModel, prepare
-from budgetfit.integrations.exports.ranks import ddp_settings, refuse_several_gpus
+from budgetfit.integrations.exports.ranks import refuse_several_gpus
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.model_loading import load_model_text
+from budgetfit.integrations.source_code.plain_torch_ranks import ddp_settings
 from budgetfit.integrations.source_code.python_source import (
     import_block,
     keyword_lines,
@@ -182,11 +183,7 @@ $arguments        callbacks=[callback],
 
 
 def export_text(plan: Plan, plan_file: str) -> str:
-    """Return Python source with a function that makes the Trainer.
-
-    Raises:
-        InputError: As ``trainer_arguments``.
-    """
+    """Return Python source with a function that makes the Trainer."""
     loading = load_model_text(plan)
     return _TEXT.substitute(
         imports=import_block(
@@ -218,9 +215,9 @@ def _argument_lines(plan: Plan) -> str:
     """Return the arguments as source; the strategy is an object that is made there."""
     arguments, parallelism = trainer_arguments(plan), plan.recipe.parallelism
     if parallelism is None:
-        return keyword_lines(arguments, 8)
+        return keyword_lines(arguments)
     name, settings = _strategy(parallelism)
     given = ", ".join(f"{name}={value}" for name, value in settings.items())
     made = f"lightning.pytorch.strategies.{name}({given})"
-    lines = keyword_lines({**arguments, "strategy": None}, 8)
+    lines = keyword_lines({**arguments, "strategy": None})
     return lines.replace("strategy=None", f"strategy={made}")

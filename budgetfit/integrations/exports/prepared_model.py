@@ -38,18 +38,9 @@ _FLAGS = ("gradient_checkpointing", "_gradient_checkpointing_func", "forward")
 class PreparedModel:
     """A model with a plan applied, until ``undo``.
 
-    Args:
-        plan: The plan to apply.
-        model: The planned model, changed in place; switched to training mode if it is
-            in evaluation mode, as every trainer does.
-        chunks_loss: Whether to chunk the loss if the plan does; not where a library has
-            replaced the model's loss.
-        casts_weights: Whether to give weights the planned dtype; not where DeepSpeed's
-            engine has them, which has given them its own.
-        sets_tf32: Whether to set torch's tf32 flag; not where a library has set it.
-
-    Attributes:
-        model: The model.
+    It is switched to training mode, as by every trainer. Not chunked is a loss that a
+    library has replaced, not cast are weights that DeepSpeed's engine has, and tf32 is
+    not set where a library has set it.
 
     Raises:
         InputError: If the model is not the planned one; it is then unchanged.

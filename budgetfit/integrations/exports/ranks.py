@@ -42,15 +42,6 @@ def zero_settings(plan: Plan) -> dict[str, Any]:
     }
 
 
-def ddp_settings(parallelism: Parallelism) -> dict[str, Any]:
-    """Return the arguments of ``DistributedDataParallel``, without its defaults."""
-    given = {
-        "bucket_cap_mb": parallelism.bucket_cap_mb,
-        "gradient_as_bucket_view": parallelism.gradient_as_bucket_view,
-    }
-    return {name: value for name, value in given.items() if value}
-
-
 def yaml_settings(plan: Plan, program: str) -> dict[str, Any]:
     """Return what the YAML file of a program has for several GPUs; {} for one.
 

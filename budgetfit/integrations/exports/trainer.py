@@ -36,9 +36,6 @@ class PlanCallback(TrainerCallback):
     the Trainer's own setup, and undone when it ends. After an error in training, call
     ``undo()``.
 
-    Args:
-        plan: From ``plan()``, or loaded from disk.
-
     Raises:
         InputError: From the Trainer's constructor, if its model is not the planned one.
     """

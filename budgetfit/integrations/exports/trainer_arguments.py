@@ -5,9 +5,8 @@ from collections.abc import Collection
 from typing import Any
 
 from transformers import TrainingArguments
-from transformers.training_args import OptimizerNames
 
-from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
+from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES, transformers_names
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
@@ -46,9 +45,6 @@ def planned_arguments(
     Checkpointing is disabled explicitly: some classes enable it for every block, and
     the callback applies the planned one. With ``every`` the library recomputes every
     n-th block itself.
-
-    Raises:
-        InputError: As ``training_arguments``.
     """
     recipe = plan.recipe
     wanted = {**settings(plan), "optim": recipe.optimizer}
@@ -124,7 +120,8 @@ def exported(plan: Plan) -> tuple[dict[str, Any], str]:
             trainer.py).
     """
     recipe = plan.recipe
-    by_trainer = _builds(recipe.optimizer) and not recipe.optimizer_in_backward
+    is_known = recipe.optimizer in transformers_names()
+    by_trainer = is_known and not recipe.optimizer_in_backward
     if by_trainer or recipe.optimizer not in OPTIMIZER_NAMES:
         return {}, ""
     if recipe.parallelism is not None and recipe.parallelism.engine == "fsdp2":
@@ -135,11 +132,6 @@ def exported(plan: Plan) -> tuple[dict[str, Any], str]:
         )
     made = "plan.make_optimizer(model.parameters(), lr=args.learning_rate)"
     return {"optim": "adamw_torch"}, f"        optimizers=({made}, None),\n"
-
-
-def _builds(name: str) -> bool:
-    """Whether the installed ``TrainingArguments`` takes a name as ``optim``."""
-    return name in {each.value for each in OptimizerNames}
 
 
 def _check_names(wanted: dict[str, Any], known: Collection[str]) -> None:
@@ -155,7 +147,7 @@ def _check_names(wanted: dict[str, Any], known: Collection[str]) -> None:
 
 def _check_optimizer(name: str, recipe: Recipe, *, chosen: bool) -> None:
     """Refuse an optimizer that the Trainer would not build as planned."""
-    known = _builds(name)
+    known = name in transformers_names()
     if known and (chosen or not recipe.optimizer_in_backward):
         return
     reason = (

@@ -38,14 +38,11 @@ class ScriptParts:
     """The parts of a trainer's script.
 
     Attributes:
-        what: Description, for the docstring.
         library: Package that its classes are imported from.
-        trainer, arguments: The classes' names.
         extra: Fields of the arguments in addition to ``TrainingArguments``.
         settings: Values of a plan for these and others.
         columns: Of a text data set; empty where samples are tensors.
         cuts_loss: Whether the trainer itself chunks the loss.
-        remarks: More lines for the docstring.
     """
 
     what: str
@@ -165,7 +162,7 @@ def program_text(plan: Plan, plan_file: str, program: ScriptParts) -> str:
         article="an" if program.trainer.startswith("S") else "a",
         trainer=program.trainer,
         arguments_class=program.arguments,
-        arguments=keyword_lines(arguments, 8),
+        arguments=keyword_lines(arguments),
         more=f"{tokens}{callback}{optimizer}",
         main=_main(shown, program, loading),
     )

@@ -1,9 +1,9 @@
 """TRL: export a plan as ``SFTConfig`` arguments, SFT and DPO scripts."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from torch import nn
 
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
@@ -21,9 +21,6 @@ from budgetfit.integrations.source_code.python_source import (
 )
 from budgetfit.reporting.formatting import sample_text
 from budgetfit.utils.format_bytes import format_bytes
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def sft_arguments(plan: Plan, overrides: dict[str, Any]) -> dict[str, Any]:

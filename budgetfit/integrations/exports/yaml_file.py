@@ -4,14 +4,13 @@ These programs have no settings for checkpointing single blocks. Where a plan's 
 cannot be expressed, the nearest judged alternative is written instead.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from budgetfit.applying.optimizers.factory import transformers_names
 from budgetfit.core.parallelism import Engine
 from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.recipe import Recipe, Segment
@@ -28,12 +27,10 @@ from budgetfit.reporting.formatting import blocks_text
 from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 
-if TYPE_CHECKING:
-    # Returns the checkpointing settings of a recipe, given the blocks' names; None
-    # where there are none. A program must support checkpointing every block.
-    Checkpointing = Callable[[Recipe, tuple[str, ...]], "Settings | None"]
-
 Settings = dict[str, Any]
+# Returns the checkpointing settings of a recipe, given the blocks' names; None where
+# there are none. A program must support checkpointing every block.
+Checkpointing = Callable[[Recipe, tuple[str, ...]], Settings | None]
 _BARE_EXPONENT: Final = re.compile(r"-?\d+e-?\d+")
 
 
@@ -47,14 +44,10 @@ def config_text(  # noqa: PLR0913, PLR0917 - a plan, and what a program can say
 ) -> str:
     """Return the YAML text of a plan: remarks as comments, then groups of settings.
 
-    Args:
-        plan: The plan.
-        program: The program's name.
-        say: The program's checkpointing settings.
-        sections: Returns the settings by title, of a plan, the recipe that is written
-            and its checkpointing settings; those that are None are left out.
-        remarks: Returns what else the program cannot express.
-        engines: Those that it can be told to use on several GPUs.
+    ``sections`` returns the settings by title, of a plan, the recipe that is written
+    and its checkpointing settings, which ``say`` returns; those that are None are left
+    out. ``remarks``: what else the program cannot express. ``engines``: those that it
+    can be told to use on several GPUs.
 
     Raises:
         InputError: If the program cannot train this model or this optimizer.
@@ -172,10 +165,8 @@ def _numbers(estimate: Estimate) -> str:
 
 def _refuse_other_optimizers(plan: Plan, program: str) -> None:
     """Refuse optimizers without a transformers name."""
-    from transformers.training_args import OptimizerNames  # noqa: PLC0415 - takes seconds
-
     name = plan.recipe.optimizer
-    if name not in {each.value for each in OptimizerNames}:
+    if name not in transformers_names():
         kind = "the function " if "." in name else ""
         raise InputError(
             f"{program} takes transformers' optimizer names, and the plan was made "

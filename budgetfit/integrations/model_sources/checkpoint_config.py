@@ -88,9 +88,7 @@ class StoredWeights:
 def stored_weights(config: transformers.PreTrainedConfig, name: str) -> StoredWeights:
     """Read from a config how the weights are stored.
 
-    Args:
-        config: Its ``quantization_config`` is removed where loading dequantizes.
-        name: The model's name in errors.
+    Its ``quantization_config`` is removed where loading dequantizes.
 
     Raises:
         InputError: If the quantization is not supported.

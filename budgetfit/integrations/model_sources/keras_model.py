@@ -226,7 +226,11 @@ def _patched_layers(
                 forward = functools.partial(_redirect, part, training, device, cast)
                 _set_for_now(stack, part.keras_object, "forward", forward)
         if any(isinstance(item, FakeTensor) for item in tree.parameters()):
-            _seeds_without_values(stack)
+            # A fake seed tensor has no value: the default generator is used.
+            random: Any = import_module("keras.src.backend.torch.random")  # private API
+            seeded = random.torch_seed_generator
+            stack.callback(setattr, random, "torch_seed_generator", seeded)
+            random.torch_seed_generator = lambda _: torch.Generator()
         yield
 
 
@@ -272,14 +276,6 @@ def _set_for_now(stack: ExitStack, owner: Any, name: str, value: object) -> None
     else:
         stack.callback(attributes.pop, name)
     attributes[name] = value
-
-
-def _seeds_without_values(stack: ExitStack) -> None:
-    """Use the default generator: a fake seed tensor has no value."""
-    random: Any = import_module("keras.src.backend.torch.random")  # private API
-
-    stack.callback(setattr, random, "torch_seed_generator", random.torch_seed_generator)
-    random.torch_seed_generator = lambda _: torch.Generator()
 
 
 @contextmanager

@@ -28,12 +28,9 @@ def resolve_model(
 ) -> ResolvedModel:
     """Resolve a model argument to a module and its source.
 
-    A module is returned as it is; everything else is built without weights.
-
-    Args:
-        model: A module; a transformers config; or text: a folder, a ``config.json``, a
-            hub id, ``package.module:factory`` or ``file.py:factory``.
-        trust_remote_code: Allow a config's own code to run.
+    A module is returned as it is; everything else is built without weights: of a
+    transformers config, or text: a folder, a ``config.json``, a hub id,
+    ``package.module:factory`` or ``file.py:factory``.
 
     Raises:
         InputError: It is no known kind of model, or cannot be built.

@@ -39,13 +39,10 @@ def load_factory(text: str) -> ResolvedModel:
     Python runs a file, and stays there, because a model may import more while it runs;
     a failure removes it. What the code prints goes to stderr.
 
-    Args:
-        text: ``package.module:factory`` or ``path/file.py:factory``. The name may be
-            that of a function, a class, or an existing ``nn.Module``.
-
-    It may also return ``(model, batch)`` or ``(model, batch, loss)``. Meta tensors of a
-    batch get generated values; a batch that needs its own values can be a function
-    without arguments, which is called on the CPU.
+    The name may be that of a function, a class, or an existing ``nn.Module``. It may
+    also return ``(model, batch)`` or ``(model, batch, loss)``. Meta tensors of a batch
+    get generated values; a batch that needs its own values can be a function without
+    arguments, which is called on the CPU.
 
     Raises:
         InputError: No such file, module or name; the code raises, or returns no module.

@@ -33,7 +33,6 @@ class ResolvedModel:
         source: Where it came from, for reports.
         materialize: Builds it with random weights; None where the user passed the
             module itself.
-        notes: Assumptions.
         dtype_notes: Assumptions about the dtype of its weights; irrelevant where all
             are cast for training.
         frozen_in_compute_dtype: Whether adapters are trained on weights in the dtype of

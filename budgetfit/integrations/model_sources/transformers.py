@@ -51,42 +51,19 @@ from budgetfit.integrations.model_sources.transformers_config import (
 # Tried in this order for a config without ``architectures``: the most common training
 # task first.
 _HEADS = (
-    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
-    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-    "MODEL_FOR_SEMANTIC_SEGMENTATION_MAPPING_NAMES",
-    "MODEL_FOR_VIDEO_CLASSIFICATION_MAPPING_NAMES",
-    "MODEL_FOR_CTC_MAPPING_NAMES",
-    "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
-    "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
-    "MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES",
-    "MODEL_FOR_UNIVERSAL_SEGMENTATION_MAPPING_NAMES",
-    "MODEL_FOR_ZERO_SHOT_OBJECT_DETECTION_MAPPING_NAMES",
-    "MODEL_FOR_DEPTH_ESTIMATION_MAPPING_NAMES",
-    "MODEL_FOR_VISUAL_QUESTION_ANSWERING_MAPPING_NAMES",
-    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-    "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
-    "MODEL_FOR_RNNT_MAPPING_NAMES",
-    "MODEL_FOR_TDT_MAPPING_NAMES",
-    "MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES",
-    "MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES",
-    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
-    "MODEL_FOR_TIME_SERIES_PREDICTION_MAPPING_NAMES",
-    "MODEL_FOR_TIME_SERIES_CLASSIFICATION_MAPPING_NAMES",
-    "MODEL_FOR_AUDIO_FRAME_CLASSIFICATION_MAPPING_NAMES",
-    "MODEL_FOR_TEXT_RECOGNITION_MAPPING_NAMES",
-    "MODEL_FOR_TABLE_RECOGNITION_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_MATTING_MAPPING_NAMES",
-    "MODEL_FOR_IMAGE_TO_IMAGE_MAPPING_NAMES",
-    "MODEL_FOR_KEYPOINT_MATCHING_MAPPING_NAMES",
-    "MODEL_FOR_KEYPOINT_DETECTION_MAPPING_NAMES",
-    "MODEL_FOR_POSE_ESTIMATION_MAPPING_NAMES",
-    "MODEL_MAPPING_NAMES",
+    *("SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM"),
+    *("IMAGE_TEXT_TO_TEXT", "CAUSAL_LM", "ZERO_SHOT_IMAGE_CLASSIFICATION"),
+    *("IMAGE_CLASSIFICATION", "SEMANTIC_SEGMENTATION", "VIDEO_CLASSIFICATION"),
+    *("CTC", "AUDIO_CLASSIFICATION", "PRETRAINING", "OBJECT_DETECTION"),
+    *("UNIVERSAL_SEGMENTATION", "ZERO_SHOT_OBJECT_DETECTION", "DEPTH_ESTIMATION"),
+    *("VISUAL_QUESTION_ANSWERING", "SEQUENCE_CLASSIFICATION"),
+    *("TOKEN_CLASSIFICATION", "RNNT", "TDT", "TEXT_TO_SPECTROGRAM"),
+    *("TEXT_TO_WAVEFORM", "MULTIMODAL_LM", "TIME_SERIES_PREDICTION"),
+    *("TIME_SERIES_CLASSIFICATION", "AUDIO_FRAME_CLASSIFICATION"),
+    *("TEXT_RECOGNITION", "TABLE_RECOGNITION", "IMAGE_MATTING", "IMAGE_TO_IMAGE"),
+    *("KEYPOINT_MATCHING", "KEYPOINT_DETECTION", "POSE_ESTIMATION"),
 )
+_BARE = "MODEL_MAPPING_NAMES"
 
 
 def load_model_on_meta(text: str, *, trust_remote_code: bool = False) -> ResolvedModel:
@@ -153,7 +130,9 @@ def model_from_config(
     source = source or f"from a {type(config).__name__}, no weights loaded"
     if config.model_type == "timm_wrapper":
         return _resolved(timm_builder(vars(config)), name, source, ())
-    _switch_off_cache(config)
+    for part in parts(config):
+        if getattr(part, "use_cache", False):  # of keys and values, for generation
+            part.use_cache = False
     stored = stored_weights(config, name or type(config).__name__)
     dtype_notes = settle_dtype(config, stored, folder)
     notes = [*stored.notes(config)]
@@ -224,13 +203,6 @@ def _file_name(file: Path) -> str:
     return folder if file.name == "config.json" and folder else file.stem
 
 
-def _switch_off_cache(config: transformers.PreTrainedConfig) -> None:
-    """Switch off the KV cache in a config, which only generation needs."""
-    for part in parts(config):
-        if getattr(part, "use_cache", False):
-            part.use_cache = False
-
-
 def _native_builder(
     config: transformers.PreTrainedConfig, notes: list[str]
 ) -> Materialize:
@@ -275,7 +247,8 @@ def _usual_class(
     config: transformers.PreTrainedConfig,
 ) -> type[transformers.PreTrainedModel]:
     """Return the most common training class of a config type."""
-    for table in _HEADS:
+    tables = [*(f"MODEL_FOR_{task}_MAPPING_NAMES" for task in _HEADS), _BARE]
+    for table in tables:
         names = getattr(modeling_auto, table, {}).get(config.model_type, ())
         for name in (names,) if isinstance(names, str) else names:
             found = _model_class(name)

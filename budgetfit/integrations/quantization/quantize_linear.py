@@ -30,13 +30,8 @@ def quantize(
     """Replace linear layers by quantized ones, as transformers does.
 
     All but the output layer and layers tied to it, or but the heads that peft trains;
-    by bitsandbytes' own classes.
-
-    Args:
-        model: Changed in place. On meta its layers get the quantized layout; with
-            weights these are quantized.
-        adapter: Its ``quantization``.
-        device: Where quantized weights go; None: where they are.
+    by bitsandbytes' own classes. On meta they get the quantized layout; with weights
+    these are quantized. ``device``: where they go; None: where they are.
 
     Raises:
         InputError: If bitsandbytes is not installed, or there is no layer to quantize.

@@ -1,10 +1,10 @@
 """Traceable replacements for bitsandbytes' layers, which refuse fake tensors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from budgetfit.applying.meta_copy import copy_to_meta
 from budgetfit.applying.precision import DTYPE_NAMES
@@ -17,9 +17,6 @@ from budgetfit.integrations.quantization.quantize_linear import (
     meta_linear_8bit,
     requantized_every_step_error,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def is_quantized(model: nn.Module) -> bool:
@@ -60,11 +57,7 @@ def with_traceable_layers(model: nn.Module) -> nn.Module:
 
 
 def quantized_meta_copy(model: nn.Module) -> nn.Module:
-    """Return a meta copy that keeps bitsandbytes' own layers.
-
-    Raises:
-        InputError, TraceError: As ``with_traceable_layers``.
-    """
+    """Return a meta copy that keeps bitsandbytes' own layers."""
     return copy_to_meta(model, replace=partial(_replaced, traceable=False))
 
 

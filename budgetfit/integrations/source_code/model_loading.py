@@ -34,7 +34,6 @@ class Loading:
 
     Attributes:
         constants: Lines that come first.
-        code: Functions.
         modules: For ``import``.
         names: For ``from`` imports: module and name.
         from_hub: Whether a constant ``MODEL`` names weights and tokenizer.

@@ -53,12 +53,9 @@ def torch_script(plan: Plan) -> str:
 
     It builds the model, checkpoints the chosen blocks (non-reentrant), runs autocast,
     loss scaling (unscaled before clipping) and accumulation, and saves the states of
-    model, optimizer and scaler.
-
-    Args:
-        plan: Made from a transformers model or config, a config file, a hub id or a
-            factory, the script builds the model itself; else it has a placeholder
-            function.
+    model, optimizer and scaler. It builds the model itself where the plan was made from
+    a transformers model or config, a config file, a hub id or a factory; else it has a
+    placeholder function.
 
     Raises:
         InputError: If the plan offloads, chunks the loss, trains adapters, or has a

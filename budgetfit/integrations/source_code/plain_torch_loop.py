@@ -1,11 +1,9 @@
 """Data, loss and training loop of the exported training script."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from string import Template
 from textwrap import indent
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from budgetfit.applying.torch_compile import compiled_blocks
 from budgetfit.applying.zero import input_precision
@@ -19,9 +17,8 @@ from budgetfit.integrations.source_code.plain_torch_ranks import main_lines
 from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import DTYPES, to_source
 
-if TYPE_CHECKING:
-    # Name -> shape and dtype, as in ModelSummary.
-    Batch = dict[str, tuple[tuple[int, ...], str]]
+# Name -> shape and dtype, as in ModelSummary.
+Batch = dict[str, tuple[tuple[int, ...], str]]
 
 # Classes of transformers whose labels are classes of each position.
 _CLASSES_OF_POSITIONS: Final = ("ForTokenClassification", "ForSemanticSegmentation")
@@ -33,11 +30,8 @@ def data_parts(
 ) -> list[Part]:
     """Return source of random batches of the planned shape, one line per tensor.
 
-    Args:
-        batch: The planned batch.
-        dims: Its sample dimensions; the first, if unknown.
-        class_name: The model's class in transformers, which says what its labels are.
-        more: What else the loop expects of batches (``batches_text``).
+    ``dims``: the first, if unknown. ``class_name``: of the model in transformers, which
+    says what its labels are. ``more``: what else the loop expects of batches.
 
     Raises:
         InputError: For an unknown dtype.
@@ -59,7 +53,11 @@ def data_parts(
             value = f"{alike}.clone()"  # language modelling
         else:
             classes = name == "labels" and (of_positions or len(shape) == 1)
-            size = _shape(shape, counted.get(name))
+            words = [str(size) for size in shape]
+            dim = counted.get(name)
+            if dim is not None:
+                words[dim] = "BATCH_SIZE"
+            size = f"({', '.join(words)}{',' if len(words) == 1 else ''})"
             value = _random(name, size, kind, classes=classes)
             made.setdefault((shape, kind), variable)
         needs_tokens |= "tokens" in value
@@ -78,14 +76,6 @@ def data_parts(
 def batches_text(recipe: Recipe) -> str:
     """Return what the training loop expects of batches, for their docstring."""
     return parts.EQUAL_BATCHES + parts.OWN_SAMPLES * (recipe.parallelism is not None)
-
-
-def _shape(shape: tuple[int, ...], dim: int | None) -> str:
-    """Format a shape with BATCH_SIZE as its sample dimension."""
-    words = [str(size) for size in shape]
-    if dim is not None:
-        words[dim] = "BATCH_SIZE"
-    return f"({', '.join(words)}{',' if len(words) == 1 else ''})"
 
 
 def _random(name: str, shape: str, dtype: str, *, classes: bool) -> str:

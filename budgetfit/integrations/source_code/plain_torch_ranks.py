@@ -8,7 +8,11 @@ from budgetfit.applying.zero import deepspeed_config
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Recipe
 from budgetfit.integrations.source_code.plain_torch_templates import Part
-from budgetfit.integrations.source_code.python_source import DTYPES, to_source
+from budgetfit.integrations.source_code.python_source import (
+    DTYPES,
+    keyword_lines,
+    to_source,
+)
 
 
 def ranks_parts(recipe: Recipe) -> list[Part]:
@@ -83,13 +87,15 @@ def main_lines(parallelism: Parallelism | None) -> dict[str, str]:
     return {**found, "resume": _RESUME, "save": _SAVE}
 
 
+def ddp_settings(parallelism: Parallelism) -> dict[str, Any]:
+    """Return the arguments of ``DistributedDataParallel``, without its defaults."""
+    names = ("bucket_cap_mb", "gradient_as_bucket_view")
+    given = {name: getattr(parallelism, name) for name in names}
+    return {name: value for name, value in given.items() if value}
+
+
 def _ddp(parallelism: Parallelism) -> str:
-    options = []
-    if parallelism.bucket_cap_mb is not None:
-        options.append(f"bucket_cap_mb={parallelism.bucket_cap_mb}")
-    if parallelism.gradient_as_bucket_view:
-        options.append("gradient_as_bucket_view=True")
-    given = "".join(f"        {option},\n" for option in options)
+    given = keyword_lines(ddp_settings(parallelism))
     return (
         "def wrap(model, device):\n"
         '    """Let each rank hold the whole model, and exchange gradients."""\n'

@@ -167,11 +167,8 @@ def call_source(
 ) -> str:
     """Format a call as source, one argument per line where one line is too long.
 
-    Args:
-        function: The function's name.
-        arguments: As source; multi-line ones are indented by ``indent + 4``.
-        indent: Of the call's line.
-        before: Characters before the call in that line, without indentation.
+    Multi-line arguments are indented by ``indent + 4``. ``before``: characters before
+    the call in its line, without indentation.
     """
     line = f"{function}({', '.join(arguments)})"
     if "\n" not in line and indent + before + len(line) <= _WIDTH:
@@ -206,9 +203,8 @@ def _import_names(module: str, names: Iterable[str]) -> str:
     return call_source(f"from {module} import ", ordered, 0)
 
 
-def keyword_lines(arguments: Mapping[str, Any], indent: int) -> str:
-    """Format keyword arguments as ``name=value,`` lines."""
-    space = " " * indent
+def keyword_lines(arguments: Mapping[str, Any]) -> str:
+    """Format the arguments of a call in a function, ``name=value,`` in each line."""
     return "".join(
-        f"{space}{name}={to_source(value)},\n" for name, value in arguments.items()
+        f"        {name}={to_source(value)},\n" for name, value in arguments.items()
     )

@@ -54,11 +54,8 @@ class Section:
     """A figure and its table.
 
     Attributes:
-        title: What the figure shows.
-        text: What to see in it.
         figure: Inline SVG, from ``svg.draw``.
         legend: Names and colours (of ``colors.COLORS``), in the order of the figure.
-        table: Its numbers.
         note: Where the numbers are from, if that is not the replay.
     """
 

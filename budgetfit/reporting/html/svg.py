@@ -98,11 +98,8 @@ def draw(
 ) -> Markup:
     """Draw a figure for both widths; the page shows one of them.
 
-    Args:
-        paint: Draws on the axes.
-        label: What the figure shows, for those who do not see it.
-        height: In pixels.
-        narrow_height: On a phone; None: the same.
+    ``label``: what it shows, for those who do not see it. Heights are in pixels;
+    ``narrow_height``: on a phone, None: the same.
     """
     heights = (WIDE, height, False), (NARROW, narrow_height or height, True)
     return Markup("\n").join(_one(paint, label, *each) for each in heights)

@@ -35,7 +35,8 @@ def section(plan: Plan) -> Section | None:
     said = [_said(plan, name, own.get(name)) for name in blocks]
 
     def paint(drawing: Drawing) -> None:
-        per_row = _per_row(len(modes), drawing.narrow)
+        rows = -(-len(modes) // (_PER_NARROW_ROW if drawing.narrow else _PER_ROW))
+        per_row = -(-len(modes) // rows)
         for number, mode in enumerate(modes):
             row, column = divmod(number, per_row)
             shade = color(TREATMENTS[mode])
@@ -68,12 +69,6 @@ def section(plan: Plan) -> Section | None:
         ),
         table=_table(plan, own),
     )
-
-
-def _per_row(blocks: int, narrow: bool) -> int:
-    """Return how many blocks a row has: about as many as the others."""
-    rows = -(-blocks // (_PER_NARROW_ROW if narrow else _PER_ROW))
-    return -(-blocks // rows)
 
 
 def _number(axes: Axes, number: int, column: int, row: int) -> None:

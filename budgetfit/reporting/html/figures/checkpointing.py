@@ -126,8 +126,7 @@ def _said(plan: Plan, point: CheckpointingPoint) -> str:
     segments = type(recipe)(batch_size=recipe.batch_size, segments=point.segments)
     return (
         f"{name}{rate_text(point.samples_per_s)} samples/s at "
-        f"{format_bytes(point.peak_bytes)}; "
-        f"{blocks_text(segments, plan.model.blocks)}"
+        f"{format_bytes(point.peak_bytes)}; {blocks_text(segments, plan.model.blocks)}"
     )
 
 
