@@ -15,12 +15,12 @@ from budgetfit.api.in_loop import plan_in_loop
 from budgetfit.api.longest_context import plan_longest
 from budgetfit.api.what_would_fit import what_would_fit
 from budgetfit.applying.loss.prediction_loss import prediction_loss
-from budgetfit.core.allocator_settings import AllocatorSettings
-from budgetfit.core.image_sizes import ImageSizes, ImageSizeSummary
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.core.loop import PLAIN, RUN, Loop, as_loop
 from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.recipe import CompileMode, Recipe
-from budgetfit.core.sample_dims import BatchDims
+from budgetfit.core.samples.image_sizes import ImageSizes, ImageSizeSummary
+from budgetfit.core.samples.sample_dims import BatchDims
 from budgetfit.core.validation import ImageSize, format_image_size
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import Gpu

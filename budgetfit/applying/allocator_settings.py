@@ -6,7 +6,7 @@ import warnings
 import torch
 
 from budgetfit.applying.undo import Undo
-from budgetfit.core.allocator_settings import (
+from budgetfit.core.allocator.settings import (
     DEFAULT_SETTINGS,
     VARIABLE,
     VARIABLES,

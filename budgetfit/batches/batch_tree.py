@@ -24,7 +24,7 @@ from budgetfit.batches.sample_count import (
     packed_rows,
     sample_dimension,
 )
-from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 from budgetfit.errors import InputError
 
 # A tensor, or any nesting of containers that hold some.

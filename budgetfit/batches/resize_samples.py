@@ -7,7 +7,7 @@ import torch
 
 from budgetfit.batches.batch_tree import change_tensors, describe_batch
 from budgetfit.batches.sample_count import sample_dimensions
-from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
 Shape = tuple[int, ...]
 

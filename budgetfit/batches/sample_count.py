@@ -22,7 +22,7 @@ from budgetfit.batches.packed_rows import (
     packed_tensors,
     tensors_without_vote,
 )
-from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
 Shape = tuple[int, ...]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.errors import InputError
 from budgetfit.gpus.cuda_context import CudaContext, estimated_context
 from budgetfit.gpus.nccl_memory import NcclMemory

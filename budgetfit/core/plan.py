@@ -16,7 +16,7 @@ from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.plan_curves import LazyCurves
 from budgetfit.core.plan_exports import PlanExports
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.sample_dims import SampleDims
+from budgetfit.core.samples.sample_dims import SampleDims
 from budgetfit.core.validation import MAX_BATCH_SIZE, check_positive_int
 from budgetfit.core.varying_lengths import VaryingLengths
 from budgetfit.errors import InputError, file_error

@@ -4,8 +4,8 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from budgetfit.core.allocator_settings import VARIABLE, VARIABLES, AllocatorSettings
-from budgetfit.core.parse_allocator_settings import parse_values
+from budgetfit.core.allocator.parse_settings import parse_values
+from budgetfit.core.allocator.settings import VARIABLE, VARIABLES, AllocatorSettings
 from budgetfit.doctor.facts import Finding, Machine, note, ok, problem
 from budgetfit.errors import InputError
 

@@ -16,7 +16,7 @@ from budgetfit.batches.batch_tree import (
     map_batch,
     resize_batch,
 )
-from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.core.validation import parse_image_size
 from budgetfit.errors import InputError
 from budgetfit.example_batches import input_shapes, token_ids

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SampleDims
 
 Arguments = dict[str, Any]  # keyword arguments of a model's forward
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from budgetfit.core.out_of_memory_message import OutOfMemoryMessage
+from budgetfit.core.allocator.out_of_memory_message import OutOfMemoryMessage
 from budgetfit.explain.cause import Diagnosis
 from budgetfit.explain.explanation import Advice, Cause
 from budgetfit.explain.failed_phase import FailedPhase

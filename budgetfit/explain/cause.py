@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from budgetfit.core.out_of_memory_message import OutOfMemoryMessage
+from budgetfit.core.allocator.out_of_memory_message import OutOfMemoryMessage
 from budgetfit.explain.explanation import Cause
 from budgetfit.explain.memory_breakdown import ROUNDING_BYTES, MemoryBreakdown
 from budgetfit.utils.format_bytes import format_bytes

@@ -2,7 +2,7 @@
 
 import math
 
-from budgetfit.core.out_of_memory_message import (
+from budgetfit.core.allocator.out_of_memory_message import (
     OutOfMemoryMessage,
     parse_out_of_memory,
     strip_formatting,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from budgetfit.core.out_of_memory_message import OutOfMemoryMessage
+from budgetfit.core.allocator.out_of_memory_message import OutOfMemoryMessage
 from budgetfit.explain.failed_phase import FailedPhase
 
 Cause = Literal[

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Final
 
-from budgetfit.core.out_of_memory_message import OutOfMemoryMessage, own_process
+from budgetfit.core.allocator.out_of_memory_message import (
+    OutOfMemoryMessage,
+    own_process,
+)
 from budgetfit.explain.explanation import MemoryPart
 from budgetfit.gpus.cuda_context import estimated_context
 from budgetfit.gpus.table import generic_gpu

@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import replace
 
-from budgetfit.core.allocator_settings import (
+from budgetfit.core.allocator.settings import (
     DEFAULT_SETTINGS,
     VARIABLE,
     AllocatorSettings,

@@ -22,19 +22,19 @@ from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.batches.packed_rows import unnamed_offsets
 from budgetfit.batches.sample_count import children_of
 from budgetfit.core.adapter import Adapter
-from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.core.budget import Budget
-from budgetfit.core.image_sizes import (
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.precision import requested_precisions
+from budgetfit.core.recipe import CompileMode, check_compile, check_compile_on_ranks
+from budgetfit.core.samples.image_sizes import (
     ImageSizes,
     ImageSizeSummary,
     SampleSizes,
     summarize_image_sizes,
 )
-from budgetfit.core.parallelism import Parallelism
-from budgetfit.core.precision import requested_precisions
-from budgetfit.core.recipe import CompileMode, check_compile, check_compile_on_ranks
-from budgetfit.core.sample_dims import BatchDims, SampleDims
-from budgetfit.core.sample_lengths import summarize_lengths
+from budgetfit.core.samples.sample_dims import BatchDims, SampleDims
+from budgetfit.core.samples.sample_lengths import summarize_lengths
 from budgetfit.core.validation import (
     ImageSize,
     check_batch,

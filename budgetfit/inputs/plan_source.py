@@ -18,8 +18,8 @@ from budgetfit.applying.ranks import same_random_weights
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.plan import Plan
-from budgetfit.core.sample_dims import SampleDims
-from budgetfit.core.sample_lengths import summarize_lengths
+from budgetfit.core.samples.sample_dims import SampleDims
+from budgetfit.core.samples.sample_lengths import summarize_lengths
 from budgetfit.errors import InputError
 from budgetfit.example_batches.make_batch import make_batch
 from budgetfit.example_batches.plain_modules import batch_dimension

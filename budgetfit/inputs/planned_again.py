@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from budgetfit.core.plan import Plan
-from budgetfit.core.sample_dims import SampleDims
+from budgetfit.core.samples.sample_dims import SampleDims
 from budgetfit.inputs.arguments import Arguments, ParsedArguments
 from budgetfit.inputs.plan_source import (
     check_batch_shapes,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from budgetfit.calibration.known_measurements import context_for, gpu_of_device
-from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.budget import Budget, plan_budget
 from budgetfit.core.units import parse_bytes
 from budgetfit.errors import InputError

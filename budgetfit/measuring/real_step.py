@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from budgetfit.core.out_of_memory_message import is_out_of_memory
+from budgetfit.core.allocator.out_of_memory_message import is_out_of_memory
 from budgetfit.errors import InputError
 from budgetfit.measuring.categories import gradient_bytes, model_bytes, state_bytes
 from budgetfit.measuring.meters import CpuMeter, CudaMeter, Meter

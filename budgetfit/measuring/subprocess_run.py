@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from budgetfit.core.allocator_settings import VARIABLE, VARIABLES, AllocatorSettings
+from budgetfit.core.allocator.settings import VARIABLE, VARIABLES, AllocatorSettings
 from budgetfit.core.plan import Plan
 from budgetfit.core.verification import Verification
 from budgetfit.errors import BudgetfitError, InputError

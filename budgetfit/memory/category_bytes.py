@@ -7,7 +7,7 @@ from itertools import chain
 
 import numpy as np
 
-from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.step_trace import CATEGORIES, StepTrace
 from budgetfit.gpus.table import Gpu
 from budgetfit.memory.replay import unlimited_replay

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import Gpu
 from budgetfit.memory.caching_allocator import AllocatorState

@@ -8,7 +8,7 @@ Addresses are simulated; only their order is that of a real run.
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.step_trace import CATEGORIES, EMPTY_CACHE, StepTrace
 from budgetfit.gpus.table import Gpu
 from budgetfit.memory.caching_allocator import MappedBlock

@@ -6,7 +6,7 @@ from typing import Final
 
 from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.gpus.table import gpus_of_class
 from budgetfit.utils.format_bytes import format_bytes
 

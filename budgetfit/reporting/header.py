@@ -1,6 +1,6 @@
 """Report header: the model, one sample, the GPU and the memory limit."""
 
-from budgetfit.core.allocator_settings import VARIABLE
+from budgetfit.core.allocator.settings import VARIABLE
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import ModelSummary, Plan
 from budgetfit.gpus.table import Gpu

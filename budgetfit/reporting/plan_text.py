@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from budgetfit.core.allocator_settings import VARIABLE
+from budgetfit.core.allocator.settings import VARIABLE
 from budgetfit.core.plan import ACCUMULATING, NO_LOSS, Alternative, Estimate, Plan
 from budgetfit.reporting.estimate_text import (
     memory_section,

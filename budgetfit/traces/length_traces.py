@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetfit.core.image_sizes import SampleSizes
+from budgetfit.core.samples.image_sizes import SampleSizes
 from budgetfit.core.step_trace import Affine, KernelScratch, StepTrace
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 from budgetfit.batches.batch_tree import batch_size_of, describe_batch, resize_batch
 from budgetfit.batches.sample_count import batch_from_shapes, count_samples
 from budgetfit.core.plan import Plan
-from budgetfit.core.sample_dims import SampleDims
+from budgetfit.core.samples.sample_dims import SampleDims
 from budgetfit.measuring.longest_batch import (
     BatchSelection,
     element_count,

@@ -10,7 +10,7 @@ from torch import nn
 from budgetfit.applying.run.run import Run
 from budgetfit.batches.batch_tree import resize_batch
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.sample_dims import SampleDims
+from budgetfit.core.samples.sample_dims import SampleDims
 from budgetfit.measuring.protocols import MakeRun
 
 

@@ -16,10 +16,10 @@ from budgetfit.applying.quantized_layers.nf4_linear import Nf4Linear, parameter_
 from budgetfit.applying.torch_compile import unwrap_compiled
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.batches.resize_samples import with_image_size, with_length
-from budgetfit.core.image_sizes import SampleSizes, Size
 from budgetfit.core.plan import ModelSummary
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
+from budgetfit.core.samples.image_sizes import SampleSizes, Size
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.example_batches.make_batch import ExampleBatch
 from budgetfit.gpus.table import Gpu
 from budgetfit.tracing.blocks.find_blocks import find_blocks

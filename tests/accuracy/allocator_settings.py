@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import Gpu
 from budgetfit.memory.replay import replay

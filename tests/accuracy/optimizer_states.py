@@ -10,7 +10,7 @@ import torch
 
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.errors import InputError
-from tests.applying.optimizer_states import SHAPES, Kept, predicted, real
+from tests.applying.optimizers.optimizer_states import SHAPES, Kept, predicted, real
 
 ELEMENTS = sum(torch.Size(shape).numel() for shape in SHAPES)
 

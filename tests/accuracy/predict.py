@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
-from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.recipe import Recipe, Segment

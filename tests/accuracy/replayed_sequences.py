@@ -25,10 +25,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.sharding import for_batch_norms
-from budgetfit.core.image_sizes import ImageSizeSummary
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
+from budgetfit.core.samples.image_sizes import ImageSizeSummary
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.memory.replay_sequence import StepSequence

@@ -13,7 +13,7 @@ from budgetfit.applying.allocator_settings import (
     running_settings,
     warn_of_other_settings,
 )
-from budgetfit.core.allocator_settings import VARIABLE, VARIABLES, AllocatorSettings
+from budgetfit.core.allocator.settings import VARIABLE, VARIABLES, AllocatorSettings
 from budgetfit.inputs.allocator_settings import find_allocator_settings
 from budgetfit.measuring import subprocess_run
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay

@@ -13,7 +13,7 @@ from torch import nn
 import budgetfit
 from budgetfit import InputError, Recipe
 from budgetfit.api.plan import compare, estimate_settings, layers
-from budgetfit.core.sample_dims import SampleDims
+from budgetfit.core.samples.sample_dims import SampleDims
 from tests.core.test_sample_dims import MISVOTING
 from tests.models import alone
 

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import budgetfit
 from tests.cli.real_cli import CONFIG
 from tests.models import alone
-from tests.tracing.test_model_untouched import model_state, process_state
+from tests.tracing.isolation.test_model_untouched import model_state, process_state
 
 
 class Counts(TorchDispatchMode):

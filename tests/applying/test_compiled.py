@@ -18,8 +18,14 @@ from budgetfit.applying.torch_compile import (
     unwrap_compiled_for,
 )
 from budgetfit.applying.undo import Undo
+from tests.applying.ranks.training_runs import (
+    PAIRS,
+    assert_same,
+    batches,
+    recipe,
+    start,
+)
 from tests.applying.small_models import batch_for, make
-from tests.applying.training_runs import PAIRS, assert_same, batches, recipe, start
 
 COUNTED: list[int] = []
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budgetfit.core.allocator_settings import AllocatorSettings, variable_in
+from budgetfit.core.allocator.settings import AllocatorSettings, variable_in
 from budgetfit.errors import InputError
 from tests.core.record_allocator_settings import FILE, TEXTS
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetfit.core.out_of_memory_message import (
+from budgetfit.core.allocator.out_of_memory_message import (
     OutOfMemoryMessage,
     own_process,
     parse_out_of_memory,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch, split_batch
 from budgetfit.batches.batch_tree import describe_batch, resize_batch
 from budgetfit.batches.sample_count import count_samples, sample_dimensions
-from budgetfit.core.sample_dims import SampleDims
+from budgetfit.core.samples.sample_dims import SampleDims
 from budgetfit.errors import InputError
 from tests.core.test_sample_count import boxes, masks
 

@@ -10,8 +10,8 @@ from budgetfit.core.adapter import parse_adapter
 from budgetfit.core.loop import Loop
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.sample_dims import SampleDims
-from budgetfit.core.sample_lengths import summarize_lengths
+from budgetfit.core.samples.sample_dims import SampleDims
+from budgetfit.core.samples.sample_lengths import summarize_lengths
 from budgetfit.core.units import parse_bytes
 from budgetfit.core.validation import (
     MAX_SAMPLES,

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from budgetfit.core.parse_allocator_settings import parse_values
+from budgetfit.core.allocator.parse_settings import parse_values
 from budgetfit.doctor.check_allocator import mistyped_names, why_refused
 from tests.doctor.machines import GOOD, bad, only
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.memory.reference_allocator.allocator import (
     OutOfMemory,
     ReferenceAllocator,

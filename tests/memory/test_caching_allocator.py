@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.memory.caching_allocator import NO_STREAMS, CachingAllocator
 from budgetfit.memory.reference_allocator.allocator import (
     OutOfMemory,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.category_bytes import category_bytes
 from budgetfit.memory.replay import replay

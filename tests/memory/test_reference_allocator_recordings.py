@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.memory.reference_allocator.allocator import (
     OutOfMemory,
     ReferenceAllocator,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline
 from budgetfit.core.recipe import Recipe

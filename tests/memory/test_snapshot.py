@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.cuda import _memory_viz
 
-from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.memory.snapshot import step_snapshot

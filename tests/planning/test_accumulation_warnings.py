@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import budgetfit
-from tests.tracing.tiny_transformers import tiny_model
+from tests.example_batches.tiny_transformers import tiny_model
 
 pytestmark = pytest.mark.usefixtures("kept_traces")
 WIDTH = 16

@@ -11,7 +11,7 @@ from torch import nn
 from budgetfit.core.budget import Budget
 from budgetfit.core.loop import Loop
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.sample_dims import SampleDims
+from budgetfit.core.samples.sample_dims import SampleDims
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay

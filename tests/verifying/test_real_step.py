@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from budgetfit.applying.run.run import Run
-from budgetfit.core.out_of_memory_message import is_out_of_memory
+from budgetfit.core.allocator.out_of_memory_message import is_out_of_memory
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 from budgetfit.measuring import meters, real_step
 from budgetfit.measuring.process_memory import ProcessMemory
 from budgetfit.measuring.real_step import find_device, run_real_steps
-from tests.applying.live_bytes import LiveBytes
+from tests.applying.ranks.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, batch_for, make
 
 MIB = 2**20

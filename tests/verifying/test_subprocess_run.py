@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from budgetfit.core.allocator_settings import AllocatorSettings
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.errors import BudgetfitError, InputError
 from budgetfit.measuring import subprocess_run
 from budgetfit.reporting.json import error_json, verification_json

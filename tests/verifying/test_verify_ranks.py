@@ -13,7 +13,7 @@ from budgetfit import Parallelism
 from budgetfit.applying.loss import chunked_loss
 from budgetfit.core.parallelism import ZeroStage
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.sample_dims import FIRST_DIM
+from budgetfit.core.samples.sample_dims import FIRST_DIM
 from budgetfit.core.verification import Verification
 from budgetfit.reporting.verification_text import verdict_text
 from budgetfit.verification import ranks

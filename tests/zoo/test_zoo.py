@@ -2,7 +2,7 @@
 
 All of them take an hour (``make zoo``); here runs one of sixty of each family that is
 of an architecture of its own and quick, and what is known not to work. What another
-task asks of a batch is in tests/tracing/test_make_batch_transformers.py.
+task asks of a batch is in tests/example_batches/test_make_batch_transformers.py.
 """
 
 import re

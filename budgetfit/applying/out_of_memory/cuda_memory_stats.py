@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from budgetfit.core.out_of_memory_message import OutOfMemoryMessage, parse_out_of_memory
+from budgetfit.core.allocator.out_of_memory_message import (
+    OutOfMemoryMessage,
+    parse_out_of_memory,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from budgetfit.batches.sample_count import (
     sample_dimension,
     sample_dimensions,
 )
-from budgetfit.core.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleDims
 
 Shape = tuple[int, ...]
 

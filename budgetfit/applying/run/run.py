@@ -81,7 +81,7 @@ from budgetfit.batches.sample_count import count_samples
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.errors import InputError
 from budgetfit.measuring.preserve_model import preserved_model
 

@@ -25,10 +25,10 @@ from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.batches.resize_samples import with_shapes
 from budgetfit.batches.sample_count import count_samples
-from budgetfit.core.out_of_memory_message import is_out_of_memory
+from budgetfit.core.allocator.out_of_memory_message import is_out_of_memory
 from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.sample_dims import SampleDims
+from budgetfit.core.samples.sample_dims import SampleDims
 
 if TYPE_CHECKING:
     from budgetfit.applying.ranks import GroupRanks

@@ -14,7 +14,7 @@ from budgetfit.applying.run.num_items_in_batch import trainer_sums_losses
 from budgetfit.applying.undo import Undo
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
-from budgetfit.core.sample_dims import FIRST_DIM
+from budgetfit.core.samples.sample_dims import FIRST_DIM
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.prepared_model import (
     PreparedModel,

@@ -10,7 +10,7 @@ from budgetfit.applying.zero import input_precision
 from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
 from budgetfit.core.precision import Precision, find_precision
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.errors import InputError
 from budgetfit.integrations.source_code import plain_torch_templates as parts
 from budgetfit.integrations.source_code.plain_torch_ranks import main_lines

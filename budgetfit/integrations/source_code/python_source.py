@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from budgetfit.core.allocator_settings import VARIABLE
+from budgetfit.core.allocator.settings import VARIABLE
 from budgetfit.core.loop import RUN
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError

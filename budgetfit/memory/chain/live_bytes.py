@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.memory.replay import block_bytes, storage_bytes
 from budgetfit.memory.scratch_sizes.rules import DeviceProperties

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from budgetfit.core.allocator_settings import DEFAULT_SETTINGS, AllocatorSettings
+from budgetfit.core.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.precision import find_precision

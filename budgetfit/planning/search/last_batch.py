@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from budgetfit.core.allocator_settings import VARIABLE
+from budgetfit.core.allocator.settings import VARIABLE
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Alternative, Estimate
 from budgetfit.core.recipe import Recipe

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetfit.core.image_sizes import SampleSizes
 from budgetfit.core.plan import Estimate
+from budgetfit.core.samples.image_sizes import SampleSizes
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import Gpu
 from budgetfit.planning.judge import network_of, times_of_ops

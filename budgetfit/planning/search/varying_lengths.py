@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from budgetfit.core.budget import Budget
-from budgetfit.core.image_sizes import SampleSizes, Size
 from budgetfit.core.loop import RUN, Loop
 from budgetfit.core.plan import Estimate
+from budgetfit.core.samples.image_sizes import SampleSizes, Size
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.core.varying_lengths import LengthsMeasure, VaryingLengths
 from budgetfit.errors import InputError, TraceError

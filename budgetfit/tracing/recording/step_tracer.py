@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from budgetfit.batches.batch_tree import map_batch, resize_batch
 from budgetfit.core.parallelism import Parallelism
-from budgetfit.core.sample_dims import FIRST_DIM, SampleDims
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SampleDims
 from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.tracing.cuda.op_semantics import imitate_cuda
 from budgetfit.tracing.cuda.target import CudaTarget

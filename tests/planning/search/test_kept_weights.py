@@ -1,0 +1,118 @@
+"""FSDP2 that holds more weights is left out only where it is no faster."""
+
+from dataclasses import replace
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.gpus.nccl_memory import nccl_memory
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.search.kept_weights import holding_more_can_gain
+from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.search.search import SearchResult
+from budgetfit.planning.session import (
+    PlanningSession,
+    Request,
+    holding_more,
+    open_sessions,
+)
+from budgetfit.workload.workload import Workload
+from tests.models import MIB, Mebi
+from tests.planning.profiling.test_depth_extrapolation import MIB_BATCH
+
+FREED = Parallelism(engine="fsdp2", gpus=8)
+KEPT = replace(FREED, reshard_after_forward=False)
+NCCL = nccl_memory(2, 1).high_bytes
+SAMPLES = 4
+DDP = Parallelism(engine="ddp", gpus=8)
+OTHERWISE = (("reshard_after_forward", False), ("shard", 4))
+
+
+def sessions(usable_bytes: int, *ways: Parallelism) -> list[PlanningSession]:
+    """Sessions of sixteen blocks of 50 M weights, and samples of 4,096 tokens."""
+    config = LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=16,
+        num_attention_heads=16,
+        vocab_size=1000,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    tokens = torch.zeros(1, 4096, dtype=torch.int64)
+    workload = Workload(
+        model=model,
+        batch={"input_ids": tokens, "labels": tokens},
+        gpu=find_gpu("h100-80gb"),
+    )
+    return open_sessions(
+        workload.with_found_blocks(),
+        Budget(total_bytes=usable_bytes + NCCL, context_bytes=0, headroom_bytes=0),
+        Request(),
+        precisions=["bf16-mixed"],
+        optimizer="adamw_torch_fused",
+        effective_batch_size=SAMPLES,
+        parallelisms=ways,
+    )
+
+
+def test_where_there_is_no_room_for_all_weights_they_are_not_kept() -> None:
+    """Those of fourteen blocks are 1.3 GiB in bf16."""
+    freed, kept = sessions(6000 * MIB, FREED, KEPT)
+    found = search_with_loss_chunks(freed)
+    assert found.estimate is not None
+    assert not holding_more_can_gain(kept, found)
+    recipe = found.estimate.recipe
+    same = kept.settings.recipe(recipe.batch_size, recipe.segments)
+    assert not kept.judge(replace(same, loss_chunks=recipe.loss_chunks)).fits
+    room = replace(freed.budget, total_bytes=2**36)
+    roomy = replace(found, session=replace(freed, budget=room))
+    assert holding_more_can_gain(kept, roomy)
+
+
+def test_only_freed_weights_say_so() -> None:
+    """Other engines, and sessions that do not keep weights, are searched."""
+    workload = Workload(model=Mebi(6), batch=MIB_BATCH, gpu=find_gpu("t4"))
+    ddp, freed, kept = open_sessions(
+        workload.with_found_blocks(),
+        Budget(total_bytes=2**34, context_bytes=0, headroom_bytes=0),
+        Request(),
+        precisions=["fp32"],
+        optimizer="sgd",
+        parallelisms=[DDP, FREED, KEPT],
+    )
+    found = SearchResult(session=ddp, estimate=ddp.judge(ddp.settings.recipe(2)))
+    assert holding_more_can_gain(kept, found)
+    assert holding_more_can_gain(freed, found)
+
+
+def test_copies_in_each_node_are_tried_where_the_network_takes_long() -> None:
+    """A per cent of the step may be gained, if all that it waits for it is."""
+    spread = replace(FREED, gpus_per_node=4)
+    copied = replace(spread, shard=4)
+    whole, each_node = sessions(2**35, spread, copied)
+    assert each_node.settings.parallelism == copied
+    assert each_node.budget.usable_bytes < whole.budget.usable_bytes  # communicators
+    estimate = whole.judge(whole.settings.recipe(1))
+    assert estimate.network_ms > 0
+    found = SearchResult(session=whole, estimate=estimate)
+    assert holding_more_can_gain(each_node, found)
+    all_kept = search_with_loss_chunks(whole)
+    assert all_kept.estimate is not None
+    at_once = replace(all_kept.estimate, network_ms=0.0)
+    assert not holding_more_can_gain(each_node, replace(all_kept, estimate=at_once))
+
+
+def test_what_holds_more_weights() -> None:
+    spread = replace(FREED, gpus_per_node=4)
+    kept, copied = (replace(spread, **{key: value}) for key, value in OTHERWISE)
+    both = replace(copied, reshard_after_forward=False)
+    assert set(holding_more(spread)) == {kept, copied, both}
+    assert set(holding_more(copied)) == {both}
+    assert set(holding_more(kept)) == {both}
+    assert not holding_more(both)
+    assert holding_more(FREED) == (KEPT,)
+    assert not holding_more(DDP)
+    assert not holding_more(None)
