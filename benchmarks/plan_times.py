@@ -6,10 +6,11 @@
 Each plan is made in a process of its own on two cores, three times without the cache
 of traces (the median counts, the range is printed), then with one that was filled by
 the same plan. The rows of the table below the answer are worked out when somebody
-looks: in a run of its own, "with table". Memory is the most that the process ever held, imports included. Targets, for
-the answer without a cache: 5 s for 24 and 32 blocks, 15 s for 126, 1.5 GB; for several
-GPUs, where engines are compared too, 10 s for 32 blocks and 30 s for 80; under
-torch.compile 15 s for 24 blocks, and 60 s for a model of 24 as a whole.
+looks: in a run of its own, "with table". Memory is the most that the process ever held,
+imports included. Targets, for the answer without a cache: 5 s for 24 and 32 blocks,
+15 s for 126, 1.5 GB; for several GPUs, where engines are compared too, 10 s for 32
+blocks and 30 s for 80; under torch.compile 15 s for 24 blocks, and 60 s for a model of
+24 as a whole.
 
 With another revision the two trees make the same plans in turn, and processor seconds
 are compared: those depend least on what else a machine does. What the other one cannot
