@@ -59,13 +59,13 @@ def everything_kept(
     if chain_peak_bytes(smallest, ()) > limit_bytes:
         return None
     ns_per_byte = plain.block_chain.least_ns_per_freed_byte()
+    bus_bytes_per_ns = host_bytes_per_ns(session.workload.gpu)
 
     def recomputing(_: ChainProfile) -> float:
         return ns_per_byte
 
     def with_host(chain: ChainProfile) -> float:
-        copied_bytes = host_bytes_per_ns(session.workload.gpu)
-        return min(ns_per_byte, least_ns_per_offloaded_byte(chain, copied_bytes))
+        return min(ns_per_byte, least_ns_per_offloaded_byte(chain, bus_bytes_per_ns))
 
     may_be_faster: list[tuple[Rate, ChainChange, float]] = [
         (recomputing, _unchanged, SHOWN_AS_OPTIMAL),
