@@ -168,6 +168,7 @@ def times_of_ops(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> OpTimes:
         tf32=find_precision(recipe.precision).tf32,
         selective_blocks=selective_blocks(recipe.segments),
         micro_steps=recipe.gradient_accumulation_steps,
+        nodes=recipe.parallelism.nodes if recipe.parallelism else 1,
     )
 
 

@@ -14,6 +14,7 @@ themselves, the GPU waits for it.
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from functools import lru_cache
+from math import log2
 from operator import mul
 from typing import Any, Final, NamedTuple
 
@@ -99,6 +100,10 @@ VECTOR_BLOCK: Final = 18.0
 # that bytes do not count. Casts from bf16 to fp32 and copies of transposed tensors on
 # an H100 (the same), 2.2 to 2.7.
 ELEMENTS_PER_SM: Final = 2.5
+# Nodes wait for the slowest in each step: with each doubling of their number it takes so
+# much longer. llm-foundry's MPT-760m and MPT-7b on 2 to 64 nodes ask for 0.012 on A100s
+# and 0.013 on H100s (``python -m benchmarks.published_steps.scaling``).
+PER_DOUBLED_NODES: Final = 0.012
 _TRACES: Final = 16  # of which it is remembered where their ops are
 _COPY: Final = OP_KINDS.index("host")
 _ELEMENTS: Final = RATES.index("elements")
@@ -174,6 +179,7 @@ def op_times(  # noqa: PLR0913 - one value each, all needed
     tf32: bool,
     selective_blocks: Collection[str] = (),
     micro_steps: int = 1,
+    nodes: int = 1,
     waiting: int | None = None,
 ) -> OpTimes:
     """Return the times of all ops of a trace; they are not to be changed.
@@ -185,11 +191,13 @@ def op_times(  # noqa: PLR0913 - one value each, all needed
         tf32: Whether fp32 matrix products run on tf32 tensor cores, if there are any.
         selective_blocks: Names of blocks under selective checkpointing.
         micro_steps: Micro-batches in each step.
+        nodes: Machines that train together; their kernels take longer by what each
+            waits for the slowest.
         waiting: How many of the first phases take what the host needs; None: so many
             that the step takes longest, as it does.
     """
     selective = frozenset(selective_blocks)
-    own = _op_times(trace, batch_size, gpu, tf32, selective, micro_steps)
+    own = _op_times(trace, batch_size, gpu, tf32, selective, micro_steps, nodes)
     if waiting is None or waiting == own.waiting:
         return own
     issue_ns = find_shares(gpu).host * _issue_ns(trace, selective)
@@ -205,11 +213,13 @@ def _op_times(  # noqa: PLR0913, PLR0917 - as of ``op_times``
     tf32: bool,
     selective_blocks: frozenset[str],
     micro_steps: int,
+    nodes: int,
 ) -> OpTimes:
     exchanges = collectives(trace)
     kernels_ns = kernel_times_ns(
         OpWork.of(trace, batch_size), gpu, tf32=tf32, together=bool(exchanges.any())
     )
+    kernels_ns *= 1 + PER_DOUBLED_NODES * log2(nodes)
     kernels_ns[exchanges] = 0.0  # beside the kernels: ``timing.collectives``
     issue_ns = find_shares(gpu).host * _issue_ns(trace, selective_blocks)
     is_copy = trace.ops.kind == _COPY

@@ -483,6 +483,17 @@ def test_the_host_runs_ahead_of_long_kernels() -> None:
     assert len(set(times_ns.tolist())) == 1
 
 
+def test_each_doubling_of_the_nodes_makes_kernels_longer() -> None:
+    rows: list[Row] = [(event, "fp16", 1e13, 0.0, 0.0, 0.0) for event in range(1, 6)]
+    trace = trace_of(rows, phases=STEP, in_optimizer=[4])
+    one, two, four = (
+        op_times(trace, 1, H100, tf32=False, nodes=nodes).times_ns.sum()
+        for nodes in (1, 2, 4)
+    )
+    assert one < two < four
+    assert four - two == pytest.approx(two - one)
+
+
 def test_the_range_of_a_step_follows_from_its_ops() -> None:
     idle = idle_ops(range(1, 6), phases=STEP, in_optimizer=[4])
     rows: list[Row] = [(event, "fp16", 1e13, 0.0, 0.0, 0.0) for event in range(1, 6)]

@@ -480,6 +480,7 @@ class BlockChain:
     def _op_times(
         self, option_trace: OptionTrace, batch_size: int, waiting: int | None = None
     ) -> OpTimes:
+        parallelism = self.settings.parallelism
         return op_times(
             option_trace.trace,
             batch_size,
@@ -487,6 +488,7 @@ class BlockChain:
             tf32=find_precision(self.settings.precision).tf32,
             selective_blocks=selective_blocks(option_trace.segments),
             micro_steps=self.settings.accumulation_at(batch_size),
+            nodes=parallelism.nodes if parallelism else 1,
             waiting=waiting,
         )
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -18,6 +19,7 @@ from budgetfit.planning.session import (
     holding_more,
     open_sessions,
 )
+from budgetfit.timing.kernel_times import PER_DOUBLED_NODES
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
 from tests.planning.profiling.test_depth_extrapolation import MIB_BATCH
@@ -103,6 +105,19 @@ def test_copies_in_each_node_are_tried_where_the_network_takes_long() -> None:
     assert all_kept.estimate is not None
     at_once = replace(all_kept.estimate, network_ms=0.0)
     assert not holding_more_can_gain(each_node, replace(all_kept, estimate=at_once))
+
+
+def test_ranks_of_two_nodes_wait_for_the_slowest() -> None:
+    """So the judge says, and the solver."""
+    judged, solved = [], []
+    for parallelism in (FREED, replace(FREED, gpus_per_node=4)):
+        session, *_ = sessions(2**35, parallelism)
+        estimate = session.judge(session.settings.recipe(1))
+        judged.append(estimate.step_ms - estimate.network_ms)
+        blocks = session.block_chain.profile_at(1).blocks
+        solved.append(sum(block.backward_ns for block in blocks))
+    for one, two in (judged, solved):
+        assert two / one == pytest.approx(1 + PER_DOUBLED_NODES, rel=1e-4)
 
 
 def test_what_holds_more_weights() -> None:
