@@ -100,9 +100,9 @@ VECTOR_BLOCK: Final = 18.0
 # that bytes do not count. Casts from bf16 to fp32 and copies of transposed tensors on
 # an H100 (the same), 2.2 to 2.7.
 ELEMENTS_PER_SM: Final = 2.5
-# Nodes wait for the slowest in each step: with each doubling of their number it takes so
-# much longer. llm-foundry's MPT-760m and MPT-7b on 2 to 64 nodes ask for 0.012 on A100s
-# and 0.013 on H100s (``python -m benchmarks.published_steps.scaling``).
+# Nodes wait for the slowest in each step: with each doubling of their number it takes
+# so much longer. llm-foundry's MPT-760m and MPT-7b on 2 to 64 nodes ask for 0.012 on
+# A100s and 0.013 on H100s (``python -m benchmarks.published_steps.scaling``).
 PER_DOUBLED_NODES: Final = 0.012
 _TRACES: Final = 16  # of which it is remembered where their ops are
 _COPY: Final = OP_KINDS.index("host")
