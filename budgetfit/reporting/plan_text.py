@@ -30,8 +30,8 @@ USUAL = {
 }
 _DETAILS = "--details, or plan.details(): where the memory goes, more alternatives"
 _SEARCHED_BRIEFLY = (
-    "what changes training is searched for briefly here: asked for by itself, it may "
-    "be a few per cent faster"
+    "what changes training is searched for briefly here: a plan made with it may be a "
+    "few per cent faster"
 )
 _SHOWN = 5e-5  # less is 0.00 %
 _VERSIONS = ("budgetfit", "torch", "transformers")
@@ -76,12 +76,7 @@ def reasons_text(plan: Plan, saved_as: str | None = None) -> RenderableType:
     """Render the rest of ``details_text``: alternatives, warnings, next commands."""
     parts: list[RenderableType] = [_alternatives(plan)] if plan.alternatives else []
     parts += [*_warnings(plan), *_next(plan, saved_as), Text("")]
-    solver = plan.provenance.get("solver")
-    origin = [
-        *([f"Solver: {solver}"] if solver else []),
-        versions_text(plan.provenance),
-    ]
-    parts.append(Text("\n".join(origin), style="dim"))
+    parts.append(Text(versions_text(plan.provenance), style="dim"))
     return Group(*parts)
 
 
