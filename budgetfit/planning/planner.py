@@ -220,7 +220,7 @@ def _host_warnings(session: PlanningSession, estimate: Estimate) -> tuple[str, .
     return (
         (
             f"{format_bytes(estimate.host_bytes)}{limit} wait in pinned host memory: "
-            f"the machine needs as much RAM free{ranks}, and the time rests on its bus"
+            f"the machine needs as much RAM free{ranks}, and times depend on its bus"
         ),
     )
 

@@ -33,6 +33,10 @@ _SEARCHED_BRIEFLY = (
     "what changes training is searched for briefly here: a plan made with it may be a "
     "few per cent faster"
 )
+_OF_THE_LONGEST = (
+    "samples/s: of the longest samples alone; over all, smaller batches are padded "
+    "less and may be faster"
+)
 _SHOWN = 5e-5  # less is 0.00 %
 _VERSIONS = ("budgetfit", "torch", "transformers")
 
@@ -50,7 +54,7 @@ def plan_text(
     rows += [(USUAL[row.label], *_row(row, plan)[1:]) for row in known]
     parts = [_header(plan), _recommendation(plan, samples), *_gpus_tried(plan)]
     if known:
-        body = Group(_table(rows), *_notes(known, USUAL))
+        body = Group(_table(rows), *_notes(plan, known, USUAL))
         parts.append(section("COMPARED WITH USUAL SETTINGS", body))
     parts += [*_warnings(plan), *_next(plan, saved_as)]
     parts.append(Text(f"  {_DETAILS}"))
@@ -204,17 +208,18 @@ def _alternatives(plan: Plan) -> RenderableType:
     if changing:
         rows.append(("changes what is trained:", "", "", "", "", ""))
         rows += [_row(row, plan) for row in changing]
-    notes = _notes(plan.alternatives, {})
+    notes = _notes(plan, plan.alternatives, {})
     if changing:
         notes.append(Text(_SEARCHED_BRIEFLY, style="dim"))
     return section("ALTERNATIVES", Group(_table(rows), *notes))
 
 
 def _notes(
-    rows: Sequence[Alternative], names: Mapping[str, str]
+    plan: Plan, rows: Sequence[Alternative], names: Mapping[str, str]
 ) -> list[RenderableType]:
     """What to know before a row is chosen; ``names``: labels that are shown."""
-    notes = [
+    notes = [_OF_THE_LONGEST] if plan.varying_lengths else []
+    notes += [
         f"{names.get(row.label, row.label)}: {row.note}" for row in rows if row.note
     ]
     return [Text("\n".join(notes), style="dim")] if notes else []

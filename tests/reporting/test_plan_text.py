@@ -232,6 +232,13 @@ def test_the_largest_part_has_the_longest_bar_and_zero_has_none() -> None:
     assert bars == [14, 1]
 
 
+def test_rates_of_rows_are_those_of_the_longest_samples() -> None:
+    said = "samples/s: of the longest samples alone"
+    varying = sample_plan(varying_lengths=sample_lengths())
+    assert said in varying.details()
+    assert said not in sample_plan().details()
+
+
 def test_hours_and_prices_are_of_the_rate_over_all_lengths() -> None:
     plain, plan = sample_plan(), sample_plan(varying_lengths=sample_lengths())
     assert plain.hours(7200) == pytest.approx(plain.estimate.hours(7200))
