@@ -115,7 +115,6 @@ def recipe_lines(
 
     ``as_is``: the dtypes of weights that the recipe does not cast.
     """
-    weights = f" (weights {as_is}, no autocast)" if as_is else ""
     if blocks or not recipe.segments:
         checkpointing = blocks_text(recipe, blocks) if blocks else "everything is kept"
     else:
@@ -129,7 +128,8 @@ def recipe_lines(
     texts = [
         *engine_lines(several),
         batch,
-        f"precision {recipe.precision}{weights}   optimizer {recipe.optimizer}",
+        f"precision {recipe.precision}   optimizer {recipe.optimizer}",
+        *([f"as-is: weights {as_is}, no autocast"] if as_is else []),
         checkpointing,
     ]
     if recipe.compile == "blocks":

@@ -73,7 +73,7 @@ def test_a_limit_above_the_card_is_the_card() -> None:
 def test_as_it_is_says_what_that_is() -> None:
     as_is = sample_recipe(precision="as-is", batch_size=8, segments=())
     text = str(sample_estimate(as_is, as_is="bf16"))
-    assert "precision as-is (weights bf16, no autocast)   optimizer" in text
+    assert "\n  as-is: weights bf16, no autocast\n" in text
     assert "no autocast" not in str(sample_estimate())
 
 
