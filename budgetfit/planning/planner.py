@@ -232,7 +232,7 @@ def _compile_warnings(estimate: Estimate) -> tuple[str, ...]:
     return (
         (
             "torch.compile: the first run.step() compiles, which takes a minute or so; "
-            "batches of other sizes compile again, with another peak: pad all to one size"
+            "batches of other sizes compile again, with another peak: pad all alike"
         ),
         (
             "torch.compile: times count what fused kernels read and write, and were "
