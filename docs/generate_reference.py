@@ -128,8 +128,8 @@ def step_memory() -> str:
 
 
 def changelog() -> str:
-    """Return CHANGELOG.md."""
-    return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    """Return CHANGELOG.md, its links from ``docs/`` instead of from the root."""
+    return (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
 
 
 def _replaced(nav: Any, title: str, lines: list[str]) -> Any:  # noqa: ANN401 - YAML

@@ -215,7 +215,7 @@ def _speeds(model: Model, found: list[Answer]) -> list[str]:
     """Return one cell for each card: what fits there, with its samples/s."""
     return [
         "<br>".join(
-            f"{METHODS[answer['method']]} {rate_text(answer['samples_per_s'])}"
+            f"{METHODS[answer['method']]}&nbsp;{rate_text(answer['samples_per_s'])}"
             for answer in found
             if (answer["model"], answer["gpu"]) == (model.name, gpu) and answer["fits"]
         )
@@ -304,7 +304,8 @@ repository: another model's hub id or folder goes in place of the path.
 
 ## What fits, in samples per second
 
-Beside each card its usable memory: without what CUDA itself takes and the headroom.
+Below each card its usable memory: without the CUDA context and the headroom. `-`: no
+method fits.
 """
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from budgetfit.api.estimate import estimate_recipe
 from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.precision import requested_precisions
+from budgetfit.errors import InputError
 from budgetfit.inputs.plan_source import check_plan, planned_arguments
 from budgetfit.inputs.planned_again import parse_again
 from budgetfit.planning.search.varying_lengths import with_lengths
@@ -71,7 +72,12 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
         trust_remote_code=trust_remote_code,
         progress=progress,
     )
-    requested_precisions(plan.recipe.precision, parsed.target.gpu)
+    try:
+        requested_precisions(plan.recipe.precision, parsed.target.gpu)
+    except InputError as error:
+        raise InputError(
+            f"{error} A check changes no setting: plan for this card anew."
+        ) from error
     found = estimate_recipe(parsed, plan.recipe)
     return at_least_planned(plan, found, parsed.workload)
 

@@ -84,7 +84,7 @@ def plan_auto(
         why = "the cheapest; numbers were doubled while samples got cheaper"
     said = {
         "gpus_tried": search.said,
-        "gpus_chosen": f"{1 if chosen is None else chosen.gpus}: {why}",
+        "gpus_chosen": f"{1 if chosen is None else chosen.gpus}, {why}",
     }
     return best.changed(provenance={**best.provenance, **said})
 

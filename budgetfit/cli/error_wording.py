@@ -15,7 +15,7 @@ from budgetfit.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from budgetfit.core.plan import Estimate, GpuComparison, Plan
+    from budgetfit.core.plan import Alternative, Estimate, GpuComparison, Plan
 
 _STRING = r"""(?:"[^"]*"|'[^']*')"""
 # Arguments inside a call are Python and stay.
@@ -47,10 +47,23 @@ def _with_options(line: str) -> str:
 
 
 def plan_with_option_names(plan: Plan) -> Plan:
-    """Return a plan to print, whose warnings name options."""
+    """Return a plan to print, whose warnings and alternatives name options."""
     warnings = tuple(map(with_option_names, plan.warnings))
     estimate = estimate_with_option_names(plan.estimate)
-    return plan.changed(warnings=warnings, estimate=estimate)
+    shown = plan.changed(warnings=warnings, estimate=estimate)
+    lazy = plan.lazy_alternatives
+    if lazy is None:
+        return shown.changed(alternatives=_alternatives(plan.alternatives))
+    lazy = replace(
+        lazy,
+        known=_alternatives(lazy.known),
+        evaluate=lambda: _alternatives(plan.alternatives),
+    )
+    return shown.changed(lazy_alternatives=lazy)
+
+
+def _alternatives(rows: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    return tuple(replace(row, note=with_option_names(row.note)) for row in rows)
 
 
 def estimate_with_option_names(estimate: Estimate) -> Estimate:

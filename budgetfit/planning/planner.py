@@ -220,7 +220,7 @@ def _host_warnings(session: PlanningSession, estimate: Estimate) -> tuple[str, .
     return (
         (
             f"{format_bytes(estimate.host_bytes)}{limit} wait in pinned host memory: "
-            f"the machine needs as much RAM free{ranks}, and the time rests on its bus"
+            f"the machine needs as much RAM free{ranks}, and times depend on its bus"
         ),
     )
 
@@ -232,7 +232,7 @@ def _compile_warnings(estimate: Estimate) -> tuple[str, ...]:
     return (
         (
             "torch.compile: the first run.step() compiles, which takes a minute or so; "
-            "batches of other sizes compile again, and take other bytes: pad all to one"
+            "batches of other sizes compile again, with another peak: pad all alike"
         ),
         (
             "torch.compile: times count what fused kernels read and write, and were "

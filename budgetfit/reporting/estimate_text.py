@@ -53,9 +53,8 @@ def estimate_text(  # noqa: PLR0913 - what may be shown
     blocks = model.blocks if model else ()
     body = lines(
         [
-            *as_is_lines(estimate),
             *_loop_lines(estimate),
-            *recipe_lines(estimate.recipe, blocks),
+            *recipe_lines(estimate.recipe, blocks, as_is=estimate.as_is),
             *time_lines(estimate, samples),
             *peak_lines(estimate),
             *phase_lines(estimate),
@@ -89,21 +88,6 @@ def _next(then: str) -> list[RenderableType]:
     return [Text("NEXT: settings that fit", "bold"), commands_text([command])]
 
 
-def as_is_lines(estimate: Estimate) -> list[str]:
-    """The settings that "as it is" stands for."""
-    if not estimate.as_is:
-        return []
-    recipe = estimate.recipe
-    wrapped = len(recipe.wrapped_blocks)
-    own = f"{wrapped} blocks checkpointed" if wrapped else "no checkpointing"
-    return [
-        (
-            f"as it is: {estimate.as_is}, no autocast, {own}, {recipe.optimizer}, "
-            f"batch {recipe.batch_size}"
-        )
-    ]
-
-
 def _loop_lines(estimate: Estimate) -> list[str]:
     """The training loop, where it is another than that of plans."""
     if estimate.loop == RUN:
@@ -124,8 +108,13 @@ def _header(model: ModelSummary | None, vram: str | None, gpu: str | None) -> li
     return [*texts, origin_line(model)] if model else texts
 
 
-def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
-    """The settings, by their names in transformers."""
+def recipe_lines(
+    recipe: Recipe, blocks: Sequence[str], *, as_is: str = ""
+) -> list[str]:
+    """The settings, by their names in transformers.
+
+    ``as_is``: the dtypes of weights that the recipe does not cast.
+    """
     if blocks or not recipe.segments:
         checkpointing = blocks_text(recipe, blocks) if blocks else "everything is kept"
     else:
@@ -140,6 +129,7 @@ def recipe_lines(recipe: Recipe, blocks: Sequence[str]) -> list[str]:
         *engine_lines(several),
         batch,
         f"precision {recipe.precision}   optimizer {recipe.optimizer}",
+        *([f"as-is: weights {as_is}, no autocast"] if as_is else []),
         checkpointing,
     ]
     if recipe.compile == "blocks":

@@ -30,8 +30,12 @@ USUAL = {
 }
 _DETAILS = "--details, or plan.details(): where the memory goes, more alternatives"
 _SEARCHED_BRIEFLY = (
-    "what changes training is searched for briefly here: asked for by itself, it may "
-    "be a few per cent faster"
+    "what changes training is searched for briefly here: a plan made with it may be a "
+    "few per cent faster"
+)
+_OF_THE_LONGEST = (
+    "samples/s: of the longest samples alone; over all, smaller batches are padded "
+    "less and may be faster"
 )
 _SHOWN = 5e-5  # less is 0.00 %
 _VERSIONS = ("budgetfit", "torch", "transformers")
@@ -50,7 +54,7 @@ def plan_text(
     rows += [(USUAL[row.label], *_row(row, plan)[1:]) for row in known]
     parts = [_header(plan), _recommendation(plan, samples), *_gpus_tried(plan)]
     if known:
-        body = Group(_table(rows), *_notes(known, USUAL))
+        body = Group(_table(rows), *_notes(plan, known, USUAL))
         parts.append(section("COMPARED WITH USUAL SETTINGS", body))
     parts += [*_warnings(plan), *_next(plan, saved_as)]
     parts.append(Text(f"  {_DETAILS}"))
@@ -76,12 +80,7 @@ def reasons_text(plan: Plan, saved_as: str | None = None) -> RenderableType:
     """Render the rest of ``details_text``: alternatives, warnings, next commands."""
     parts: list[RenderableType] = [_alternatives(plan)] if plan.alternatives else []
     parts += [*_warnings(plan), *_next(plan, saved_as), Text("")]
-    solver = plan.provenance.get("solver")
-    origin = [
-        *([f"Solver: {solver}"] if solver else []),
-        versions_text(plan.provenance),
-    ]
-    parts.append(Text("\n".join(origin), style="dim"))
+    parts.append(Text(versions_text(plan.provenance), style="dim"))
     return Group(*parts)
 
 
@@ -209,17 +208,18 @@ def _alternatives(plan: Plan) -> RenderableType:
     if changing:
         rows.append(("changes what is trained:", "", "", "", "", ""))
         rows += [_row(row, plan) for row in changing]
-    notes = _notes(plan.alternatives, {})
+    notes = _notes(plan, plan.alternatives, {})
     if changing:
         notes.append(Text(_SEARCHED_BRIEFLY, style="dim"))
     return section("ALTERNATIVES", Group(_table(rows), *notes))
 
 
 def _notes(
-    rows: Sequence[Alternative], names: Mapping[str, str]
+    plan: Plan, rows: Sequence[Alternative], names: Mapping[str, str]
 ) -> list[RenderableType]:
     """What to know before a row is chosen; ``names``: labels that are shown."""
-    notes = [
+    notes = [_OF_THE_LONGEST] if plan.varying_lengths else []
+    notes += [
         f"{names.get(row.label, row.label)}: {row.note}" for row in rows if row.note
     ]
     return [Text("\n".join(notes), style="dim")] if notes else []

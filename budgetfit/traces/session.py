@@ -96,8 +96,8 @@ class TraceSession:
         if key is None and cache.folder is not None:
             reason = why_not_cacheable(self.workload)
             trouble = (
-                "traces of this model cannot be kept, so that every plan makes them "
-                f"again: nothing says what they depend on in {reason}"
+                "every plan traces this model again: traces cannot be kept because of "
+                f"{reason}"
             )
         return (trouble,) if trouble else ()
 

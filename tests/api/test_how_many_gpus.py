@@ -70,7 +70,7 @@ def test_the_fewest_that_fit_are_taken_and_the_others_are_said() -> None:
     plan = alone(plan)
     for text in (str(plan), plan.details(), str(from_json(to_json(plan)))):
         assert "HOW MANY GPUS" in text
-        assert "taken: 4: the fewest that fit" in text
+        assert "taken: 4, the fewest that fit" in text
 
 
 def test_one_is_taken_where_it_fits() -> None:
@@ -138,8 +138,8 @@ def test_with_a_price_numbers_are_doubled_while_samples_get_cheaper(
     rates = {1: 10.0, 2: 25.0, 4: 60.0, 8: 110.0}
     tried, taken = chosen(rates, price=0.35)
     assert tried == ["1", "2", "4", "8"]  # 10, 12.5, 15 and 13.75 for each
-    assert taken.startswith("4: the cheapest")
-    assert chosen(rates) == (["1"], "1: the fewest that fit")
+    assert taken.startswith("4, the cheapest")
+    assert chosen(rates) == (["1"], "1, the fewest that fit")
     # As cheap as fewer is not cheaper; what does not divide the batch is passed over.
     assert chosen({1: 1.0, 2: 2.0}, price=1)[1].startswith("1: ")
     tried, taken = chosen({1: 1.0, 2: 3.0}, price=1, effective_batch_size=6)

@@ -11,7 +11,8 @@ from click.testing import Result
 
 from budgetfit.cli import error_wording
 from budgetfit.cli.app import app
-from budgetfit.cli.error_wording import with_option_names
+from budgetfit.cli.error_wording import plan_with_option_names, with_option_names
+from budgetfit.core.plan import LazyAlternatives
 from budgetfit.errors import DoesNotFitError, InputError, Suggestion
 from tests.cli.fake_api import FakeApi
 from tests.reporting.sample_plans import (
@@ -66,6 +67,18 @@ def test_arguments_become_options(python: str, options: str) -> None:
 )
 def test_what_has_no_option_or_is_python_stays_as_it_is(text: str) -> None:
     assert with_option_names(text) == text
+
+
+def test_alternatives_of_a_printed_plan_name_options() -> None:
+    note = 'optimizer="adamw_bnb_8bit"'
+    row = dataclasses.replace(sample_plan().alternatives[0], note=note)
+    evaluated = sample_plan(alternatives=(row,))
+    lazy = LazyAlternatives(known=(row,), evaluate=lambda: (row,))
+    for plan in (evaluated, sample_plan(lazy_alternatives=lazy)):
+        shown = plan_with_option_names(plan)
+        assert shown.judged_alternatives[0].note == "--optimizer adamw_bnb_8bit"
+        assert shown.alternatives[0].note == "--optimizer adamw_bnb_8bit"
+        assert plan.alternatives[0].note == note  # what is saved
 
 
 def test_a_line_that_names_an_option_leaves_the_arguments_of_others_to_be_told() -> (

@@ -93,7 +93,12 @@ def prose(page: str) -> str:
 
 def links(page: str) -> list[str]:
     """Return the targets of all links of a page."""
-    return _LINK.findall(prose(page))
+    return links_in(prose(page))
+
+
+def links_in(text: str) -> list[str]:
+    """Return the targets of all links of a text."""
+    return _LINK.findall(text)
 
 
 def anchors(page: str) -> set[str]:

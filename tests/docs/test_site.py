@@ -12,7 +12,7 @@ import yaml
 
 import budgetfit
 from budgetfit.cli.app import app
-from tests.docs.markdown import DOCS, ROOT, anchors, links, pages, read
+from tests.docs.markdown import DOCS, ROOT, anchors, links, links_in, pages, read
 
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
@@ -83,6 +83,18 @@ def test_pages_of_the_site_link_only_to_what_is_on_it(page: str) -> None:
         and not _from(page, link.partition("#")[0]).startswith("docs/")
     ]
     assert outside == []
+
+
+def test_pages_that_are_made_link_only_to_pages_of_the_site() -> None:
+    made = hook().GENERATED
+    for page, make in made.items():
+        for link in links_in(make()):
+            target = _from(f"docs/{page}", link.partition("#")[0])
+            assert (
+                re.match(r"[a-z]+:", link)
+                or target.removeprefix("docs/") in made
+                or (target.startswith("docs/") and (ROOT / target).exists())
+            ), f"{page}: {link}"
 
 
 def _from(page: str, path: str) -> str:

@@ -588,7 +588,7 @@ def test_weights_of_a_hub_id_are_loaded_only_on_request() -> None:
     source = torch_script(replace(plan, model=named))
     assert "kind = transformers.LlamaForCausalLM\n" in source
     assert 'MODEL = "org/model-1.0"' in source
-    assert 'parser.add_argument("--pretrained", action="store_true")' in source
+    assert '"--pretrained", action="store_true", help="not random weights"' in source
     assert "build_model(pretrained=options.pretrained)" in source
     compile(source, "train.py", "exec")
 

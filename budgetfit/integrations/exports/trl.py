@@ -97,23 +97,24 @@ def dpo_text(plan: Plan, plan_file: str) -> str:
 
 
 def _reference(plan: Plan) -> list[str]:
-    """Say what the card holds for what the model said before training."""
+    """Say what the card holds for the reference log-probabilities."""
     # See TRL 1.16's ``DPOTrainer.__init__`` and ``_precompute_ref_logps``.
-    pair = (
-        "A pair is two of the planned samples. What the model said before training is"
-    )
+    pair = "A pair is two of the planned samples. The reference log-probabilities are"
     parallelism = plan.recipe.parallelism
     if plan.adapter is not None:
         copy = format_bytes(_BYTES_OF_FLOAT32 * plan.model.trainable_count)
-        base = "worked out before it, so that no second base model is on the card."
+        base = "computed before training: no second base model is on the card."
         adapters = f"the frozen copy of the adapters that TRL adds and keeps ({copy})."
         return [pair, f"{base} Not predicted:", adapters]
     if parallelism is not None and parallelism.engine == "fsdp2":
         return [
             pair,
-            "worked out before it with a second copy, which TRL drops before training.",
+            "computed with a second copy of the model, dropped before training.",
         ]
-    return [pair, "worked out before it, so that no second copy of it is on the card."]
+    return [
+        pair,
+        "computed before training: no second copy of the model is on the card.",
+    ]
 
 
 def _length(plan: Plan) -> dict[str, Any]:

@@ -140,8 +140,8 @@ def settle_dtype(
     if found is None:
         found = torch.float32
         why = (
-            "from_pretrained takes that of the weights: name another in config.json "
-            '("dtype": "bfloat16")'
+            "but from_pretrained loads the weights as they are stored: if not in fp32, "
+            'write the dtype into config.json ("dtype": "bfloat16")'
         )
     config.dtype = found
     return (f"the config names no dtype: planned in {_name(found)}, {why}",)

@@ -146,7 +146,9 @@ def main_part(recipe: Recipe, *, pretrained: bool) -> Part:
         {**scaling, **ranks, **states},
         part="part" if ranks["sync"] else "_",
         pretrained_option=(
-            '    parser.add_argument("--pretrained", action="store_true")\n'
+            "    parser.add_argument(\n"
+            '        "--pretrained", action="store_true", help="not random weights"\n'
+            "    )\n"
             if pretrained
             else ""
         ),

@@ -42,9 +42,9 @@ from budgetfit.workload.workload import Workload
 
 COMPILED: Final = "with torch.compile (blocks)"
 _COMPILED_NOTE: Final = (
-    'compile="blocks" (--compile blocks): here with the batch and recomputed blocks of '
-    "this plan, planned with it maybe with others; the first step compiles, which "
-    "takes a minute or so"
+    'compile="blocks": shown with the batch and recomputed blocks of this plan; a plan '
+    "made with it may choose others; the first step compiles, which takes about a "
+    "minute"
 )
 OBJECTIVES: Final[tuple[tuple[str, Objective], ...]] = (
     ("fastest", "throughput"),

@@ -34,8 +34,8 @@ MOST_GROWTH: Final = 0.04
 # own results are often as far from the fastest.
 SMALL_LOSS: Final = 0.005
 LEFT_ROOM: Final = (
-    "room is left for the smaller last batch of an epoch: after it, the next full one "
-    "would run out of memory with faster settings"
+    "room is left for the smaller last batch of an epoch: with faster settings the "
+    "full batch after it would run out of memory"
 )
 NEEDS_DROP_LAST: Final = (
     "needs drop_last=True in the DataLoader: after the smaller last batch of an epoch "

@@ -81,7 +81,7 @@ def test_the_row_is_the_plans_recipe_compiled_and_judged() -> None:
     assert row.estimate.recipe == with_compiled_blocks(plan.recipe)
     assert row.estimate == session().judge(row.estimate.recipe)
     assert row.is_suggestion
-    assert 'compile="blocks" (--compile blocks)' in row.note
+    assert 'compile="blocks"' in row.note
     assert not compiled_row(session(), row.estimate)
 
 

@@ -38,8 +38,8 @@ from budgetfit.tracing.records import Free, Output
 VOLUME = 3  # spatial dimensions with a separate kernel
 BIAS = 2  # its place among the gradients
 CUDNN_CONVOLUTION = Unverified(
-    "convolutions run in cuDNN on this card: of its workspaces only an upper bound for "
-    "copies of images, with channels first, is in the prediction"
+    "convolutions run in cuDNN on this card: its workspaces are not in the prediction, "
+    "but for an upper bound of the copies that it makes of images with channels first"
 )
 # The step that allocates a gradient; empty where it is not needed.
 Results = list[KernelStep]
