@@ -34,6 +34,12 @@ class RateShares(NamedTuple):
     host: float = 1.0
     together: float = 0.0
 
+    @property
+    def origins(self) -> str:
+        """The source in short: which of measured, by analogy and assumed."""
+        known = ("measured", "by analogy", "assumed")
+        return ", ".join(origin for origin in known if origin in self.source)
+
 
 @functools.cache
 def find_shares(gpu: Gpu, *, together: bool = False) -> RateShares:

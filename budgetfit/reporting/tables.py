@@ -9,6 +9,7 @@ from rich.text import Text
 
 from budgetfit.core.plan import Layer, LayerMemory
 from budgetfit.gpus.interconnect import find_link
+from budgetfit.gpus.kernel_shares import find_shares
 from budgetfit.gpus.table import Gpu
 from budgetfit.reporting.formatting import count_text
 from budgetfit.reporting.layout import section, table
@@ -22,8 +23,7 @@ _LAYER_NOTE: Final = (
 )
 _GPU_NOTE: Final = (
     "memory: as torch reports it. CC: compute capability. fp32 to bf16: dense TFLOP/s. "
-    "link: GB/s\nto the host. - unknown or not in hardware, ~ assumed. --json: the "
-    "share of each that kernels reach.\n"
+    "link: GB/s\nto the host. - unknown or not in hardware, ~ assumed."
 )
 
 
@@ -77,8 +77,11 @@ def gpus_text(gpus: Iterable[Gpu]) -> RenderableType:
     columns = ("--gpu", "sold as", "memory", "CC", "SMs", *rated)
     gpus = list(gpus)
     rates = Group(table(columns, map(_gpu_row, gpus)), Text(_GPU_NOTE, style="dim"))
+    shares = ("--gpu", "16-bit", "tf32", "fp32", "GB/s", "from")
+    reached = table(shares, map(_shares_row, gpus), left=(0, 5))
     return Group(
         rates,
+        section("SHARES OF THESE RATES THAT KERNELS REACH", reached),
         section("WHAT CONNECTS SEVERAL (--gpus), WITHOUT --link", _links(gpus)),
     )
 
@@ -95,6 +98,18 @@ def _links(gpus: Sequence[Gpu]) -> RenderableType:
     ]
     node = find_link(gpus[0], across_nodes=True).name
     return table(("link", "--gpu"), [*rows, (node, "all")], left=(0, 1))
+
+
+def _shares_row(gpu: Gpu) -> tuple[str, ...]:
+    shares = find_shares(gpu)
+    reached = (
+        (shares.tensor_16bit, gpu.fp16_tflops),
+        (shares.tf32, gpu.tf32_tflops),
+        (shares.fp32, gpu.fp32_tflops),
+        (shares.bandwidth, gpu.memory_gb_per_s),
+    )
+    cells = ("-" if rate is None else f"{share:.0%}" for share, rate in reached)
+    return (gpu.name, *cells, shares.origins)
 
 
 def _gpu_row(gpu: Gpu) -> tuple[str, ...]:

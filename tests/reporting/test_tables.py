@@ -48,9 +48,11 @@ def test_a_model_without_layers_is_an_empty_table() -> None:
 def test_every_card_is_a_row_within_100_columns() -> None:
     text = render(gpus_text(all_gpus()), width=WIDE)
     assert max(map(len, text.splitlines())) <= 100
-    rates, links = text.split("WITHOUT --link")
-    names = [line.split()[0] for line in rates.splitlines() if line.split()]
-    assert all(names.count(gpu.name) == 1 for gpu in all_gpus())
+    rates, shares = text.split("SHARES OF THESE RATES")
+    for part in (rates, shares):
+        names = [line.split()[0] for line in part.splitlines() if line.split()]
+        assert all(names.count(gpu.name) == 1 for gpu in all_gpus())
+    links = shares.split("WITHOUT --link")[1]
     for name, cards in (("NVLink 4", "h100-80gb, h200"), ("PCIe", "all others")):
         assert any(name in row and cards in row for row in links.splitlines())
 
