@@ -120,7 +120,8 @@ class OutOfMemoryMessage:
         """What this process's allocator could have reserved."""
         if self.free_bytes is None or self.reserved_bytes is None:
             return None
-        return self.free_bytes + self.reserved_bytes
+        size = self.free_bytes + self.reserved_bytes
+        return size if self.allowed_bytes is None else min(size, self.allowed_bytes)
 
     def other_bytes(self, context_bytes: int) -> int | None:
         """Return about how much memory other processes use.

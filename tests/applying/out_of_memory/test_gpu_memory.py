@@ -30,6 +30,12 @@ def test_the_text_of_the_error_is_read() -> None:
     assert card.other_bytes(0) == round(23.64 * GIB) - 512 * MIB - 17 * GIB
 
 
+def test_no_more_is_usable_than_a_memory_fraction_allows() -> None:
+    text = CUDA.replace("Of the allocated", "16.00 GiB allowed; Of the allocated")
+    card = read_gpu_memory(text, torch.device("cpu"))
+    assert card.usable_bytes == 16 * GIB
+
+
 def test_other_processes_are_what_is_left_without_the_context() -> None:
     card = OutOfMemoryMessage(
         kind="allocator",
