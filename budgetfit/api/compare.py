@@ -67,23 +67,7 @@ def compare(
     """
     # The rows have the memory of their GPUs, and weights that are updated at the end.
     asked = Arguments(model=model, vram=None, optimizer_in_backward=False, **given)
-    check_objective(asked.objective)
-    if asked.objective == "length":
-        raise InputError(
-            'objective="length" is a question to one card at a time. Use plan: '
-            "budgetfit plan MODEL --gpu NAME --objective length."
-        )
-    if asked.compile != "none":
-        raise InputError(
-            f"compile={asked.compile!r} is planned for one card at a time: use plan, "
-            "or leave compile= out."
-        )
-    if asked.gpu is not None:
-        raise InputError(
-            f"gpu={asked.gpu!r} is one card, and compare takes a list: name all in "
-            f"gpus, for example [{asked.gpu!r}]."
-        )
-    check_batch(asked.batch_size, asked.effective_batch_size)
+    _check_question(asked)
     if (
         isinstance(gpus, str)
         or not isinstance(gpus, Iterable)
@@ -123,6 +107,27 @@ def compare(
         for name, row in zip(wanted, rows_of_gpu, strict=True)
     )
     return tuple(found), summaries[0]
+
+
+def _check_question(asked: Arguments) -> None:
+    """Refuse what is planned for one GPU at a time."""
+    check_objective(asked.objective)
+    if asked.objective == "length":
+        raise InputError(
+            'objective="length" is a question to one card at a time. Use plan: '
+            "budgetfit plan MODEL --gpu NAME --objective length."
+        )
+    if asked.compile != "none":
+        raise InputError(
+            f"compile={asked.compile!r} is planned for one card at a time: use plan, "
+            "or leave compile= out."
+        )
+    if asked.gpu is not None:
+        raise InputError(
+            f"gpu={asked.gpu!r} is one card, and compare takes a list: name all in "
+            f"gpus, for example [{asked.gpu!r}]."
+        )
+    check_batch(asked.batch_size, asked.effective_batch_size)
 
 
 def _named(

@@ -1,7 +1,7 @@
 """Dry run of a forward on fake tensors, to validate an example batch."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensorMode,
 )
 
 from budgetfit.batches.batch_tree import Batch, map_batch
@@ -39,14 +40,7 @@ def forward_accepts(model: nn.Module, batch: Batch) -> bool:
     """
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         return True
-    with (
-        silence_fake_tensor_log(),
-        python_state_preserved(),
-        lru_caches_cleared(list(model.modules())),
-        user_state_preserved(model),
-        fake_mode() as mode,
-        torch.no_grad(),
-    ):
+    with _fakes_for(model) as mode:
         try:
             fake_model = fake_copy(model, mode)
             with CudaDevicesOnCpu() as device:
@@ -74,18 +68,25 @@ def call_on_fakes(
         values.record(fake, tensor)
         return fake
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(silence_fake_tensor_log())
-        stack.enter_context(python_state_preserved())
-        stack.enter_context(lru_caches_cleared(list(model.modules())))
-        stack.enter_context(user_state_preserved(model))
-        mode = stack.enter_context(fake_mode())
-        stack.enter_context(torch.no_grad())
+    with _fakes_for(model) as mode:
         fake_model = fake_copy(model, mode, on_fake=values.record_weight)
         fakes = map_batch(inputs, known)
-        stack.enter_context(patch_libraries(values))
-        stack.enter_context(StorageLog(None, values.run))
-        return call(fake_model, fakes)
+        with patch_libraries(values), StorageLog(None, values.run):
+            return call(fake_model, fakes)
+
+
+@contextlib.contextmanager
+def _fakes_for(model: nn.Module) -> Iterator[FakeTensorMode]:
+    """Run with fake tensors; afterwards the model and Python's state are as before."""
+    with (
+        silence_fake_tensor_log(),
+        python_state_preserved(),
+        lru_caches_cleared(list(model.modules())),
+        user_state_preserved(model),
+        fake_mode() as mode,
+        torch.no_grad(),
+    ):
+        yield mode
 
 
 def _call(model: nn.Module, batch: Batch) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from budgetfit.applying.loss.call_model import is_transformers_model
+from budgetfit.applying.loss.call_model import is_transformers_model, unwrap_model
 from budgetfit.applying.loss.prediction_loss import TARGET, prediction_loss
 from budgetfit.batches.batch_tree import (
     Batch,
@@ -25,7 +25,7 @@ from budgetfit.example_batches.plain_modules import (
     make_plain_module_batch,
     no_example_batch,
 )
-from budgetfit.example_batches.request import BatchRequest, unwrap_model
+from budgetfit.example_batches.request import BatchRequest
 from budgetfit.example_batches.transformers_inputs import make_transformers_batch
 
 

@@ -6,6 +6,7 @@ from itertools import zip_longest
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from budgetfit.applying.loss.call_model import unwrap_model
 from budgetfit.batches.batch_tree import Batch
 from budgetfit.errors import InputError
 from budgetfit.example_batches.dry_run import forward_accepts
@@ -18,11 +19,7 @@ from budgetfit.example_batches.input_shapes import (
     first_attention,
     is_length_first,
 )
-from budgetfit.example_batches.request import (
-    BatchRequest,
-    forward_arguments,
-    unwrap_model,
-)
+from budgetfit.example_batches.request import BatchRequest, forward_arguments
 
 # The first layer to run is nearly always among the first ones.
 _MAX_LAYERS, _MAX_SHAPES = 64, 64

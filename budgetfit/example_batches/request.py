@@ -100,21 +100,3 @@ def forward_arguments(model: nn.Module) -> tuple[frozenset[str], tuple[str, ...]
         if parameter.default is Parameter.empty:
             needs.append(name)
     return frozenset(takes), tuple(needs)
-
-
-def unwrap_model(model: nn.Module) -> nn.Module:
-    """Return the model inside PEFT, ``torch.compile`` and data-parallel wrappers."""
-    while True:
-        inner: Any = None
-        find: Any = getattr(model, "get_base_model", None)
-        if callable(find):
-            inner = find()
-        elif type(model).__name__ in (
-            "OptimizedModule",
-            "DataParallel",
-            "DistributedDataParallel",
-        ):
-            inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
-        if not isinstance(inner, nn.Module) or inner is model:
-            return model
-        model = inner

@@ -402,27 +402,13 @@ def _read_model(
         check_positive_int("frames", asked.frames)
     if asked.progress is not None:
         asked.progress("reading the model")
-    model, is_live = asked.model, isinstance(asked.model, nn.Module)
-    if isinstance(model, nn.Module):
-        model = unwrap_compiled(model)
-    resolved = resolve_model(model, trust_remote_code=asked.trust_remote_code)
-    resolved = base_of_adapter(resolved, adapter)
+    resolved, traced, adapter, adapter_notes = _resolved(asked, adapter)
     live = resolved.model
-    refuse_lazy_parameters(live, resolved.name)
-    refuse_planning_distributed(live)
-    adapter, stored_notes = adapter_as_stored(resolved, adapter, given=is_live)
-    traced, adapter_notes = model_to_trace(live, adapter)
-    if not any(p.requires_grad for p in traced.parameters()):
-        raise InputError(
-            f"{resolved.name} has no trainable parameter, so there is nothing to "
-            "train. Check requires_grad."
-        )
-    notes = [*target.notes, *resolved.notes, *stored_notes, *adapter_notes]
+    notes = [*target.notes, *resolved.notes, *adapter_notes]
     if keeps_dtypes or adapter is not None:
         notes += resolved.dtype_notes
-    given = asked.model
-    compiled = isinstance(given, nn.Module) and compiled_modules(given)
-    if asked.compile == "none" and compiled:
+    given = asked.model if isinstance(asked.model, nn.Module) else None
+    if asked.compile == "none" and given is not None and compiled_modules(given):
         notes.append(EAGER_NOTE)
     batch, dims, remake, batch_notes = _example_batch(asked, resolved, lengths)
     loss = parse_loss(asked.loss) or resolved.loss or loss_for(live, batch)
@@ -432,7 +418,7 @@ def _read_model(
     notes += [] if lengths is None else lengths.notes()
     notes += unpredicted_settings()
     source = PlanSource(
-        model=live if is_live else None,
+        model=None if given is None else live,
         adapter=adapter,
         materialize=materialize_with_adapter(resolved.materialize, adapter),
         batch=batch,
@@ -458,6 +444,27 @@ def _read_model(
         lengths=lengths,
     )
     return workload.with_found_blocks(), source
+
+
+def _resolved(
+    asked: Arguments, adapter: Adapter | None
+) -> tuple[ResolvedModel, nn.Module, Adapter | None, tuple[str, ...]]:
+    """Return the model, the one to trace, its adapter as it is stored, and notes."""
+    model, is_live = asked.model, isinstance(asked.model, nn.Module)
+    if isinstance(model, nn.Module):
+        model = unwrap_compiled(model)
+    resolved = resolve_model(model, trust_remote_code=asked.trust_remote_code)
+    resolved = base_of_adapter(resolved, adapter)
+    refuse_lazy_parameters(resolved.model, resolved.name)
+    refuse_planning_distributed(resolved.model)
+    adapter, stored_notes = adapter_as_stored(resolved, adapter, given=is_live)
+    traced, adapter_notes = model_to_trace(resolved.model, adapter)
+    if not any(p.requires_grad for p in traced.parameters()):
+        raise InputError(
+            f"{resolved.name} has no trainable parameter, so there is nothing to "
+            "train. Check requires_grad."
+        )
+    return resolved, traced, adapter, (*stored_notes, *adapter_notes)
 
 
 def _example_batch(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -68,18 +68,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     host_bytes = step_host_bytes(trace, recipe.batch_size)
     # A limit changes nothing before the first request that goes beyond it.
     fits = budget.holds(reserved_bytes, host_bytes)
-    measured = time_factor(gpu, recipe.precision)
-    ratio = measured.ratio if measured is not None else 1.0
-    times = times_of_ops(trace, recipe, gpu)
-    time = step_time_ns(trace, times.times_ns)
-    predicted_ms = time.total_ns(recipe.gradient_accumulation_steps) / 1e6 * ratio
-    expected = step_time_range(trace, times, gpu)
-    span_ms = predicted_ms * expected.low, predicted_ms * expected.high
-    network = network_of(trace, times, recipe, gpu, recipe.gradient_accumulation_steps)
-    if network is not None:
-        predicted_ms += network.expected_ns / 1e6
-        waits_ms = network.low_ns / 1e6, network.high_ns / 1e6
-        span_ms = span_ms[0] + waits_ms[0], span_ms[1] + waits_ms[1]
+    times, time_note = _step_times(trace, recipe, gpu)
     nccl = budget.nccl
     process_range_bytes, context_notes = _process_range(reserved_bytes, budget)
     return Estimate(
@@ -89,9 +78,6 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         process_bytes=reserved_bytes + context_bytes + (nccl.high_bytes if nccl else 0),
         phase_peaks_bytes=timeline.phase_peaks_bytes,
         at_peak_bytes=timeline.at_peak_bytes,
-        step_ms=predicted_ms,
-        optimizer_ms=time.optimizer_ns / 1e6 * ratio,
-        step_range_ms=span_ms,
         timeline=timeline,
         notes=(
             *trace.notes,
@@ -101,17 +87,41 @@ def judge(  # noqa: PLR0913 - one value each, all needed
             *optimizer_notes(recipe.optimizer, recipe.engine),
             *notes,
             *context_notes,
-            expected.note if measured is None else measured.note,
+            time_note,
         ),
         fits=fits,
         usable_bytes=budget.usable_bytes,
         process_range_bytes=process_range_bytes,
         host_bytes=host_bytes,
-        time_factor=ratio,
         nccl_bytes=(nccl.low_bytes, nccl.high_bytes) if nccl else None,
-        network_ms=network.expected_ns / 1e6 if network is not None else 0.0,
-        network=network.link if network is not None else "",
+        **times,
     )
+
+
+def _step_times(
+    trace: StepTrace, recipe: Recipe, gpu: Gpu
+) -> tuple[dict[str, Any], str]:
+    """Return the times of an ``Estimate``, and what they are based on."""
+    measured = time_factor(gpu, recipe.precision)
+    ratio = measured.ratio if measured is not None else 1.0
+    micro_steps = recipe.gradient_accumulation_steps
+    times = times_of_ops(trace, recipe, gpu)
+    time = step_time_ns(trace, times.times_ns)
+    step_ms = time.total_ns(micro_steps) / 1e6 * ratio
+    expected = step_time_range(trace, times, gpu)
+    low_ms, high_ms = step_ms * expected.low, step_ms * expected.high
+    found: dict[str, Any] = {
+        "optimizer_ms": time.optimizer_ns / 1e6 * ratio,
+        "time_factor": ratio,
+    }
+    network = network_of(trace, times, recipe, gpu, micro_steps)
+    if network is not None:
+        found |= {"network_ms": network.expected_ns / 1e6, "network": network.link}
+        step_ms += network.expected_ns / 1e6
+        low_ms += network.low_ns / 1e6
+        high_ms += network.high_ns / 1e6
+    found |= {"step_ms": step_ms, "step_range_ms": (low_ms, high_ms)}
+    return found, expected.note if measured is None else measured.note
 
 
 def _replayed_within(

@@ -151,7 +151,7 @@ def _report(
     recipe, estimate = estimate.recipe, plan.estimate
     block_chain = session.block_chain
     if not recipe.segments:  # other options may not have been traced
-        block_chain = block_chain.without_options()
+        block_chain = block_chain.without_options
     chain = block_chain.profile_at(recipe.batch_size)
     return plan.changed(
         budget=budget_for_lengths(session.budget, judged.lengths),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypedDict, Unpack
 
-from budgetfit.batches.batch_tree import batch_size_of, has_sparse_tensors
 from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Estimate
@@ -28,7 +27,7 @@ from budgetfit.planning.profiling.block_chain import (
 from budgetfit.planning.profiling.first_trace import block_chain_per_precision
 from budgetfit.solvers.batch_size import Objective
 from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE, LARGEST_TRACED_SIZE
-from budgetfit.traces.session import TraceSession, smallest_sizes
+from budgetfit.traces.session import TraceSession
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 from budgetfit.workload.workload import Workload
 
@@ -151,7 +150,7 @@ class PlanningSession:
     @property
     def optimizer_step_fits(self) -> bool:
         """Whether the optimizer step fits, whatever is recomputed."""
-        plain = self.block_chain.without_options()
+        plain = self.block_chain.without_options
         chain = plain.profile_at(self.smallest_searched, exact_blocks=False)
         return optimizer_step_bytes(chain) <= self.budget.usable_bytes
 
@@ -162,7 +161,7 @@ class PlanningSession:
         if not self.optimizer_step_fits:
             return False
         size = self.smallest_searched
-        trace = self.block_chain.without_options().all_kept(size)
+        trace = self.block_chain.without_options.all_kept(size)
         if (trace.events[: trace.phases[0].end] > 0).all():
             return True  # nothing temporary: the optimizer step has all of it
         settings = self.budget.allocator
@@ -239,7 +238,7 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
     request: Request,
     *,
     accumulation: int | None = None,
-    at_smallest: bool = False,
+    sizes: Sequence[int | None] = (None,),
     failed: TraceError | None = None,
     **settings: Unpack[SessionSettings],
 ) -> list[PlanningSession]:
@@ -248,9 +247,9 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
     They share their traces, but for those of other parallelisms. An engine that cannot
     train the model is left out where another can. ``accumulation`` is the number of
     micro-batches per optimizer step to plan for, without an effective batch size; None
-    for one. ``at_smallest``: traced at the smallest batch size alone. ``failed``: why
-    the model does not run with two and three samples; it is planned for the requested
-    batch size, or for its example's, with a note.
+    for one. ``sizes``: the batch sizes to trace first, in turn until one runs; None is
+    a trace for all sizes, of two and three samples. ``failed``: why the model does not
+    run with those; it is planned for the one of ``sizes``, with a note.
 
     Raises:
         InputError: If no tensor grows with the batch size.
@@ -283,8 +282,8 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
                 accumulation,
                 parallelism,
                 settings,
-                at_smallest=at_smallest,
-                failed=failed,
+                sizes,
+                failed,
             )
         except TraceError as error:
             if parallelism is None:
@@ -368,8 +367,7 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
     accumulation: int | None,
     parallelism: Parallelism | None,
     settings: SessionSettings,
-    *,
-    at_smallest: bool,
+    sizes: Sequence[int | None],
     failed: TraceError | None,
 ) -> list[PlanningSession]:
     """Return the sessions of one parallelism, with NCCL's memory set aside."""
@@ -377,12 +375,6 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
         budget = budget_of_rank(budget, parallelism)
     precisions = settings["precisions"]
     first: TraceError | None = None
-    sizes = _sizes_of_first_trace(
-        traces.workload,
-        request,
-        at_smallest=at_smallest,
-        at_one_size=failed is not None,
-    )
     for only_at in sizes:
         try:
             chains = block_chain_per_precision(
@@ -405,39 +397,12 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
         except TraceError as error:
             first = first or error
             continue
-        if failed is None:
-            return [PlanningSession(chain, request, budget) for chain in chains]
-        return _at_one_size(chains, request, budget, only_at, failed)
+        notes: tuple[str, ...] = ()
+        if failed is not None:
+            if request.batch_size is None:
+                text = f"planned for {only_at} samples at a time, as the example has"
+                notes = (f"{text}: {failed}",)
+            request = replace(request, batch_size=only_at)
+        return [PlanningSession(chain, request, budget, notes) for chain in chains]
     assert first is not None  # noqa: S101 - every size has failed
     raise first
-
-
-def _sizes_of_first_trace(
-    workload: Workload, request: Request, *, at_smallest: bool, at_one_size: bool
-) -> Sequence[int | None]:
-    """Return the batch sizes to trace first, in turn until one runs."""
-    # None is a trace for all sizes, of two and three samples.
-    size = request.batch_size
-    if not at_smallest and not at_one_size:
-        return [None]
-    if size is not None:
-        return [size]
-    if has_sparse_tensors(workload.batch):  # whose other sizes are not known
-        return [1]
-    if at_smallest:
-        return smallest_sizes(workload)
-    return [batch_size_of(workload.batch, dims=workload.batch_dims)]
-
-
-def _at_one_size(
-    chains: Iterable[BlockChain],
-    request: Request,
-    budget: Budget,
-    size: int | None,
-    error: TraceError,
-) -> list[PlanningSession]:
-    """Return sessions of a model that was found to run at one batch size only."""
-    text = f"planned for {size} samples at a time, as the example has: {error}"
-    notes = () if request.batch_size is not None else (text,)
-    asked = replace(request, batch_size=size)
-    return [PlanningSession(chain, asked, budget, notes) for chain in chains]

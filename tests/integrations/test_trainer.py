@@ -304,18 +304,13 @@ def test_pure_bf16_trains_and_gives_exact_buffers_back(tmp_path: Path) -> None:
         assert torch.equal(each, buffers[name])
 
 
-def test_floating_point_inputs_of_a_bf16_model_are_cast() -> None:
-    config = transformers.ViTConfig(
-        num_hidden_layers=2,
-        hidden_size=16,
-        intermediate_size=32,
-        num_attention_heads=2,
-        image_size=8,
-        patch_size=4,
-        num_labels=3,
-    )
-    model = transformers.ViTForImageClassification(config)
-    plan = plan_for(tiny_model("llama"), (), precision="bf16")
+@pytest.mark.parametrize("compiled", ["none", "model"])
+def test_floating_point_inputs_of_a_bf16_model_are_cast(
+    compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    plan = plan_for(tiny_model("llama"), (), precision="bf16", compile=compiled)
     count = sum(parameter.numel() for parameter in model.parameters())
     described = replace(
         plan.model,
@@ -328,9 +323,10 @@ def test_floating_point_inputs_of_a_bf16_model_are_cast() -> None:
     plan = replace(plan, model=described)
 
     prepared = plan.prepare(model)
-    loss = model(pixel_values=torch.randn(2, 3, 8, 8), labels=torch.tensor([0, 1])).loss
-
-    loss.backward()
+    for restored in (False, True):
+        model(torch.ones(1, 4)).sum().backward()
+        model[0].forward = model[0].forward  # as others set it
+        assert prepared.restore() is not restored
     assert {each.grad.dtype for each in model.parameters()} == {torch.bfloat16}
     prepared.undo()
     assert "forward" not in vars(model)

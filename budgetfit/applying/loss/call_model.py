@@ -118,13 +118,18 @@ def inner_model(model: nn.Module) -> nn.Module:
     return inner_model(getattr(model, names[0])) if names else model
 
 
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """Return the model inside of peft's wrapper and of those of ``inner_model``."""
+    inner: Any = inner_model(model)
+    if callable(find_base := getattr(inner, "get_base_model", None)):
+        inner = find_base()
+    return inner if inner is model else unwrap_model(inner)
+
+
 def _argument_names(model: nn.Module) -> set[str] | None:
     """Return the forward's argument names; None if it has ``**kwargs``."""
     # A peft model hands what it is given to its base.
-    model = inner_model(model)
-    find_base = getattr(model, "get_base_model", None)
-    model = find_base() if callable(find_base) else model
-    parameters = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(unwrap_model(model).forward).parameters
     if any(item.kind is item.VAR_KEYWORD for item in parameters.values()):
         return None
     return set(parameters)

@@ -4,23 +4,24 @@ The error holds text and numbers only, no tensor, frame or other exception: thes
 keep the memory of the failed step alive.
 """
 
+import contextlib
 import gc
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
 from torch import nn
 
 from budgetfit.applying.allocator_settings import running_settings
-from budgetfit.applying.out_of_memory.cuda_memory_stats import (
-    GpuMemoryStats,
-    read_gpu_memory,
-)
 from budgetfit.applying.out_of_memory.expected_batch import LargerTensor
 from budgetfit.applying.out_of_memory.fallback_recipe import (
     FallbackRecipe,
     find_fallback_recipe,
+)
+from budgetfit.core.allocator.out_of_memory_message import (
+    OutOfMemoryMessage,
+    parse_out_of_memory,
 )
 from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Recipe
@@ -49,7 +50,7 @@ class TrainingOutOfMemoryError(BudgetfitError, torch.OutOfMemoryError):
     module: str
     dropped_micro_batches: int
     weights_intact: bool
-    card: GpuMemoryStats
+    card: OutOfMemoryMessage
     recipe: Recipe | None
     reasons: tuple[str, ...]
     original: str
@@ -97,6 +98,23 @@ def out_of_memory_error(
     return report
 
 
+def read_gpu_memory(text: str, device: torch.device) -> OutOfMemoryMessage:
+    """Read memory statistics from an error's text; missing ones from torch."""
+    # The text is preferred: it is from the moment of the failure; much is freed since.
+    unknown = OutOfMemoryMessage(kind="allocator", start=0)
+    card = next(iter(parse_out_of_memory(text)), unknown)
+    if device.type == "cuda":
+        with contextlib.suppress(RuntimeError):  # the device may be unusable
+            if card.reserved_bytes is None:
+                allocated = torch.cuda.memory_allocated(device)
+                idle = torch.cuda.memory_reserved(device) - allocated
+                card = replace(card, allocated_bytes=allocated, idle_bytes=idle)
+            if card.total_bytes is None or card.free_bytes is None:
+                free, total = torch.cuda.mem_get_info(device)
+                card = replace(card, free_bytes=free, total_bytes=total)
+    return card
+
+
 def free_memory(device: torch.device) -> None:
     """Free the memory of earlier steps, after their frames are gone."""
     # The allocator's cache and cuBLAS workspaces: one lives as long as its thread, and
@@ -107,7 +125,7 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _shortfall(card: GpuMemoryStats, plan: Plan | None) -> float:
+def _shortfall(card: OutOfMemoryMessage, plan: Plan | None) -> float:
     """Return the ratio of needed to predicted bytes; 1 if about equal."""
     if plan is None or card.allocated_bytes is None:
         return 1.0
@@ -117,7 +135,7 @@ def _shortfall(card: GpuMemoryStats, plan: Plan | None) -> float:
 
 
 def _reasons(
-    step: FailedStep, card: GpuMemoryStats, plan: Plan | None
+    step: FailedStep, card: OutOfMemoryMessage, plan: Plan | None
 ) -> tuple[str, ...]:
     """Return likely causes, the strongest evidence first."""
     found = []
@@ -127,7 +145,7 @@ def _reasons(
         )
     if plan is not None:
         found += _gpu_reasons(card, plan)
-    idle = card.idle_bytes
+    idle = card.idle_bytes or 0
     if card.requested_bytes is not None and idle >= max(card.requested_bytes, 1):
         running = running_settings()
         advice = (
@@ -147,7 +165,7 @@ def _reasons(
     return tuple(found)
 
 
-def _gpu_reasons(card: GpuMemoryStats, plan: Plan) -> list[str]:
+def _gpu_reasons(card: OutOfMemoryMessage, plan: Plan) -> list[str]:
     found = []
     others = card.other_bytes(plan.budget.context_bytes) or 0
     if others > max(_NOTABLE_BYTES, plan.budget.headroom_bytes):
@@ -166,7 +184,7 @@ def _gpu_reasons(card: GpuMemoryStats, plan: Plan) -> list[str]:
 
 def _text(
     step: FailedStep,
-    card: GpuMemoryStats,
+    card: OutOfMemoryMessage,
     plan: Plan | None,
     reasons: tuple[str, ...],
     smaller: FallbackRecipe | None,
@@ -197,7 +215,7 @@ def _text(
     return "\n".join(lines)
 
 
-def _first_line(step: FailedStep, card: GpuMemoryStats) -> str:
+def _first_line(step: FailedStep, card: OutOfMemoryMessage) -> str:
     place = f" of {step.module}" if step.module else ""
     tried = (
         ""
@@ -210,7 +228,7 @@ def _first_line(step: FailedStep, card: GpuMemoryStats) -> str:
     )
 
 
-def _memory_lines(card: GpuMemoryStats, plan: Plan | None) -> list[str]:
+def _memory_lines(card: OutOfMemoryMessage, plan: Plan | None) -> list[str]:
     lines = []
     if plan is not None:
         lines.append(

@@ -10,6 +10,7 @@ from budgetfit.applying.ranks import Ranks
 from budgetfit.applying.run.accumulation import AccumulatedGradients, AccumulationGroup
 from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
 from budgetfit.applying.run.state_by_name import (
+    check_groups,
     is_by_name,
     load_by_name,
     rank_states_from_bytes,
@@ -150,10 +151,8 @@ def _check_state(run: Resumable, state: dict[str, Any]) -> bool:
         )
     if gradients is not None:
         _check_unscales(run, state)
-    by_name = run.ranks is not None or is_by_name(state["optimizer"])
-    if not by_name:
-        _check_groups(run.optimizer, state["optimizer"])
-    return by_name
+    check_groups(run.model, run.optimizer, state["optimizer"])
+    return run.ranks is not None or is_by_name(state["optimizer"])
 
 
 def _saved_scale(state: dict[str, Any]) -> float:
@@ -211,16 +210,4 @@ def _check_class(optimizer: torch.optim.Optimizer, saved_class: str | None) -> N
             f"This is the state of another optimizer: it was saved from {saved_class}, "
             f"and this run trains with {own_class}. Plan with the optimizer that it "
             "was saved from, or load state['model'] into the model before you apply."
-        )
-
-
-def _check_groups(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Refuse the state of an optimizer over other numbers of parameters."""
-    own = [len(group["params"]) for group in optimizer.param_groups]
-    saved = [len(group["params"]) for group in state["param_groups"]]
-    if own != saved:
-        raise InputError(
-            f"This is the state of another optimizer: it has {saved} parameters in "
-            f"its groups, and this one has {own}. Train the same parameters in the "
-            "same groups as when it was saved."
         )

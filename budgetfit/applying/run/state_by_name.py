@@ -73,6 +73,24 @@ def is_by_name(state: State) -> bool:
     )
 
 
+def check_groups(
+    model: nn.Module, optimizer: torch.optim.Optimizer, state: State
+) -> None:
+    """Refuse the state of an optimizer over other parameters."""
+    saved = [group["params"] for group in state["param_groups"]]
+    own = [group["params"] for group in optimizer.param_groups]
+    counts = [list(map(len, each)) for each in (saved, own)]
+    same = counts[0] == counts[1]
+    if same and is_by_name(state):
+        same = list(map(set, saved)) == list(map(set, _names(model, optimizer)))
+    if not same:
+        raise InputError(
+            f"This is the state of another optimizer: it has {counts[0]} parameters "
+            f"in its groups, and this one has {counts[1]}. Train the same parameters "
+            "in the same groups as when it was saved."
+        )
+
+
 def load_by_name(
     model: nn.Module, optimizer: torch.optim.Optimizer, weights: State, trained: State
 ) -> None:
@@ -80,13 +98,9 @@ def load_by_name(
 
     ``trained``: state of the optimizer, by names or numbers of parameters. Some may be
     without state, or all, as those of plain SGD are.
-
-    Raises:
-        InputError: If the optimizer trains other parameters.
     """
     if not is_by_name(trained):
         trained = _named(model, optimizer, trained)
-    _check_names(model, optimizer, trained)
     without = set(trained.get(_WITHOUT, ()))
     states = {name: x for name, x in trained["state"].items() if name not in without}
     trained = {"state": states, "param_groups": trained["param_groups"]}
@@ -146,26 +160,10 @@ def _named(model: nn.Module, optimizer: torch.optim.Optimizer, state: State) -> 
     """Return the state of an optimizer by names, of one by numbers."""
     names: dict[int, str] = {}
     groups = []
-    for group, own in zip(
-        state["param_groups"], _names(model, optimizer), strict=False
-    ):
-        names |= dict(zip(group["params"], own, strict=False))
-        groups.append({**group, "params": own[: len(group["params"])]})
+    for group, own in zip(state["param_groups"], _names(model, optimizer), strict=True):
+        names |= dict(zip(group["params"], own, strict=True))
+        groups.append({**group, "params": own})
     return {
         "state": {names[number]: item for number, item in state["state"].items()},
         "param_groups": groups,
     }
-
-
-def _check_names(
-    model: nn.Module, optimizer: torch.optim.Optimizer, state: State
-) -> None:
-    own = _names(model, optimizer)
-    saved = [list(group["params"]) for group in state["param_groups"]]
-    if list(map(set, own)) != list(map(set, saved)):
-        counts = [list(map(len, each)) for each in (saved, own)]
-        raise InputError(
-            f"This is the state of another optimizer: it has {counts[0]} parameters "
-            f"in its groups, and this one has {counts[1]}. Train the same parameters "
-            "in the same groups as when it was saved."
-        )

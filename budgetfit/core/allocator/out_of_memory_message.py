@@ -115,6 +115,26 @@ class OutOfMemoryMessage:
             return None
         return self.allocated_bytes + self.idle_bytes
 
+    @property
+    def usable_bytes(self) -> int | None:
+        """What this process's allocator could have reserved."""
+        if self.free_bytes is None or self.reserved_bytes is None:
+            return None
+        size = self.free_bytes + self.reserved_bytes
+        return size if self.allowed_bytes is None else min(size, self.allowed_bytes)
+
+    def other_bytes(self, context_bytes: int) -> int | None:
+        """Return about how much memory other processes use.
+
+        ``context_bytes``: of this process, for when the driver does not report it.
+        """
+        if self.total_bytes is None or self.free_bytes is None:
+            return None
+        mine = self.process_bytes
+        if mine is None:
+            mine = (self.reserved_bytes or 0) + context_bytes
+        return max(0, self.total_bytes - self.free_bytes - mine)
+
 
 def strip_formatting(text: str) -> str:
     """Strip ANSI colours, boxes and rank prefixes; keep line breaks."""

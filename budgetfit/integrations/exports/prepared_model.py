@@ -66,6 +66,7 @@ class PreparedModel:
             TrainingModes(model)  # not undone, as with every trainer
             self._take_back = self._applied()
             self._undo.add(self._undo_checkpointing)
+            compile_model(model, plan.recipe, self._undo)
             chunked: ChunkedLoss | None = None
             if plan.recipe.loss_chunks > 1 and chunks_loss:
                 chunked = chunk_loss(model, plan.recipe.loss_chunks, self._undo)
@@ -107,13 +108,12 @@ class PreparedModel:
         self.undo()
 
     def _applied(self) -> Undo:
-        """Compile and checkpoint as planned; returns what reverts that."""
+        """Compile and checkpoint blocks as planned; returns what reverts that."""
         recipe = self._plan.recipe
         with Undo() as undo:
             compile_blocks(self.model, recipe, self._plan.model.blocks, undo)
             in_graph = recipe.compile == "model"
             undo.add(apply_segments(self.model, recipe.segments, in_graph=in_graph))
-            compile_model(self.model, recipe, undo)
         return undo
 
     def _undo_checkpointing(self) -> None:

@@ -52,26 +52,28 @@ def load_model_text(plan: Plan) -> Loading:
     A model of transformers or diffusers is loaded by its class; a factory is called;
     for any other model there is a placeholder.
     """
-    if plan.model.class_name.startswith(DIFFUSERS):
-        return _load_diffusers_text(plan)
-    text = asked_model(plan)
-    adapter = plan.adapter
-    modules = {"torch"}
+    text, adapter, class_name = asked_model(plan), plan.adapter, plan.model.class_name
     names = [] if adapter is None else adapter_imports(adapter)
-    names += device_imports(plan)
-    class_name = plan.model.class_name
+    modules, constants, builder = {"torch"}, "", ""
+    said = "Load the model as it was planned."
     a_name = class_name.isidentifier() and not keyword.iskeyword(class_name)
     from_hub = a_name and not is_factory_text(text)
-    if from_hub:
-        constants, builder = f"MODEL = {to_source(weights_of(plan))}\n", ""
-        names.append(("transformers", class_name))
+    if class_name.startswith(DIFFUSERS):
+        kind = class_name.removeprefix(DIFFUSERS)
+        names.append(("diffusers", kind))
+        place, arguments = _part_of_pipeline(plan)
+        constants = f"MODEL = {to_source(place)}\n"
+        loaded = call_source(f"{kind}.from_pretrained", arguments, 4, len("model = "))
+    elif from_hub:
+        constants = f"MODEL = {to_source(weights_of(plan))}\n"
+        names += [*device_imports(plan), ("transformers", class_name)]
         if dequantizer := dequantizer_of(plan):
             names.append(("transformers", dequantizer))
         loader, arguments = f"{class_name}.from_pretrained", _loading_arguments(plan)
         loaded = call_source(loader, arguments, 4, len("model = "))
-        said = "Load the model as it was planned."
     else:
-        constants, (builder, needed) = "", _own_builder(plan, text)
+        names += device_imports(plan)
+        builder, needed = _own_builder(plan, text)
         modules |= needed
         loaded = f"build_model(){_cast(plan)}"
         said = "Build the model as it was planned; load your own weights here."
@@ -84,32 +86,19 @@ def load_model_text(plan: Plan) -> Loading:
     return Loading(constants, code, frozenset(modules), tuple(names), from_hub)
 
 
-def _load_diffusers_text(plan: Plan) -> Loading:
-    """Return source that loads a model of diffusers, from its part of a pipeline."""
-    kind = plan.model.class_name.removeprefix(DIFFUSERS)
-    adapter, place = plan.adapter, weights_of(plan)
-    arguments = ["MODEL"]
+def _part_of_pipeline(plan: Plan) -> tuple[str, list[str]]:
+    """Return the place of a model of diffusers, and how to load it from there."""
+    place, arguments = weights_of(plan), ["MODEL"]
     if Path(place).expanduser().is_dir():
         place = str(config_file(place).parent)
     elif "/" in plan.model.name:
         arguments.append(f"subfolder={to_source(plan.model.name.rpartition('/')[2])}")
     dtype = dtype_of(plan)
-    if adapter is not None and dtype == '"auto"':  # as their training scripts do
-        dtype = f"torch.{DTYPES[adapter.compute_dtype]}"
+    if plan.adapter is not None and dtype == '"auto"':  # as their training scripts do
+        dtype = f"torch.{DTYPES[plan.adapter.compute_dtype]}"
     if dtype not in ('"auto"', "torch.float32"):
         arguments.append(f"torch_dtype={dtype}")
-    names = [] if adapter is None else adapter_imports(adapter)
-    loaded = call_source(f"{kind}.from_pretrained", arguments, 4, len("model = "))
-    lines = ['"""Load the model as it was planned."""', f"model = {loaded}"]
-    lines += adapter_lines(adapter, plan.recipe.precision, indent=4)
-    body = "".join(f"    {line}\n" for line in lines)
-    return Loading(
-        constants=f"MODEL = {to_source(place)}\n",
-        code=f"def load_model():\n{body}    return model\n",
-        modules=frozenset({"torch"} if "torch." in body else ()),
-        names=(*names, ("diffusers", kind)),
-        from_hub=False,
-    )
+    return place, arguments
 
 
 def weights_of(plan: Plan) -> str:

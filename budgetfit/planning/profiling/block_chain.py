@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from budgetfit.core.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
@@ -140,12 +140,9 @@ class BlockChain:
             self.option_kinds = frozenset()
         self._unchunked = unchunked
         self._selective_waits = selective_waits
-        self._bounding: BlockChain | None = None
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}
         self._option_segments: list[tuple[Segment, ...]] | None = None
-        self._accumulating_chain: BlockChain | None = None
         self._chunked: dict[int, BlockChain] = {}
-        self._plain: BlockChain | None = None
         self._lower_bounds: dict[ChainProfile, int] = {}
 
     def all_kept(self, batch_size: int) -> StepTrace:
@@ -214,18 +211,13 @@ class BlockChain:
             else:
                 return tried
 
+    @cached_property
     def without_options(self) -> BlockChain:
-        """Return the chain whose blocks are kept or recomputed, with these traces."""
+        """The chain whose blocks are kept or recomputed, with these traces."""
         if not self.option_kinds:
             return self
-        if self._plain is None:
-            self._plain = BlockChain(
-                self.traces,
-                self.settings,
-                frozenset(),
-                self._unchunked and self._unchunked.without_options(),
-            )
-        return self._plain
+        unchunked = self._unchunked and self._unchunked.without_options
+        return BlockChain(self.traces, self.settings, frozenset(), unchunked)
 
     def waiting_phases(self, batch_size: int) -> int:
         """Return how many phases of a step take what the host needs to issue them."""
@@ -288,26 +280,21 @@ class BlockChain:
         """
         waiting = self.waiting_phases(batch_size)
         whole = self._unchunked or self
-        measured = whole.accumulating() if whole.is_whole(batch_size) else whole
+        measured = whole.accumulating if whole.is_whole(batch_size) else whole
         if not any(
             selective_blocks(each.segments)
             and self._op_times(each, batch_size).waiting > waiting
             for each in measured.option_traces(batch_size)
         ):
             return self.profile_at(batch_size)
-        return self.for_bounds().profile_at(batch_size)
+        return self.for_bounds.profile_at(batch_size)
 
+    @cached_property
     def for_bounds(self) -> BlockChain:
-        """Return the chain whose selective options wait as everything kept does."""
-        if self._bounding is None:
-            self._bounding = BlockChain(
-                self.traces,
-                self.settings,
-                self.option_kinds,
-                self._unchunked and self._unchunked.for_bounds(),
-                selective_waits=False,
-            )
-        return self._bounding
+        """The chain whose selective options wait as everything kept does."""
+        unchunked = self._unchunked and self._unchunked.for_bounds
+        given = self.traces, self.settings, self.option_kinds, unchunked
+        return BlockChain(*given, selective_waits=False)
 
     def profile_waiting(
         self, batch_size: int, exact_blocks: bool, waiting: int
@@ -358,7 +345,7 @@ class BlockChain:
         """Return ``profile_at`` for a search under a limit."""
         # Without accumulation (one micro-batch of the effective size) gradients are
         # freed within the step: another program, traced only if it may fit.
-        accumulating = self.accumulating()
+        accumulating = self.accumulating
 
         def profile_at(batch_size: int) -> ChainProfile:
             if self.is_whole(batch_size):
@@ -373,19 +360,13 @@ class BlockChain:
         """Whether a micro-batch is the whole effective batch, of several samples."""
         return 1 < batch_size == self.settings.effective_batch_size
 
+    @cached_property
     def accumulating(self) -> BlockChain:
-        """Return the chain of these settings with gradients that outlive a step."""
-        if self._accumulating_chain is None:
-            settings = replace(self.settings, effective_batch_size=None, accumulation=2)
-            whole = self._unchunked and self._unchunked.accumulating()
-            self._accumulating_chain = BlockChain(
-                self.traces,
-                settings,
-                self.option_kinds,
-                whole,
-                selective_waits=self._selective_waits,
-            )
-        return self._accumulating_chain
+        """The chain of these settings with gradients that outlive a step."""
+        settings = replace(self.settings, effective_batch_size=None, accumulation=2)
+        unchunked = self._unchunked and self._unchunked.accumulating
+        given = self.traces, settings, self.option_kinds, unchunked
+        return BlockChain(*given, selective_waits=self._selective_waits)
 
     def _peak_lower_bound(self, chain: ChainProfile) -> int:
         """Return a lower bound of any plan's peak, without gradients."""
@@ -450,7 +431,7 @@ class BlockChain:
         profile = replace(profile, shortest_ns=shortest_ns, waiting_ns=waiting_ns)
         if not alike:
             return profile
-        other = self.accumulating().profile_waiting(batch_size, exact_blocks, waiting)
+        other = self.accumulating.profile_waiting(batch_size, exact_blocks, waiting)
         return with_options_of(profile, other)
 
     def _network_ns(self, batch_size: int) -> tuple[int, int]:

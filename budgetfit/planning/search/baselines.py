@@ -88,7 +88,7 @@ def _without_chunks_and_options(session: PlanningSession) -> PlanningSession:
     # Where it has a whole loss already, its chain's profiles serve.
     if session.settings.loss_chunks > 1:
         session = session.changed(loss_chunks=1)
-    return replace(session, block_chain=session.block_chain.without_options())
+    return replace(session, block_chain=session.block_chain.without_options)
 
 
 def best_with_segments(

@@ -51,7 +51,7 @@ def everything_kept(
     request, limit_bytes = session.request, session.budget.usable_bytes
     if (request.checkpointing, request.objective) != ("auto", "throughput"):
         return None
-    plain = replace(session, block_chain=session.block_chain.without_options())
+    plain = replace(session, block_chain=session.block_chain.without_options)
     size = session.smallest_searched
     if len(plain.block_chain.all_kept(size).batch_sizes) == 1:
         return None  # not affine: each batch size is traced
@@ -143,7 +143,7 @@ def _shortest_ns(session: PlanningSession, rate: Rate, change: ChainChange) -> f
                 limit_bytes,
             )
         else:
-            accumulating = chain.accumulating()
+            accumulating = chain.accumulating
             profile = accumulating.profile_at(batch_size, exact_blocks=False)
             limit = limit_bytes + chain.gradient_bytes()
         ns_per_byte = rate(profile)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, Unpack
 
+from budgetfit.batches.batch_tree import has_sparse_tensors
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Estimate
@@ -35,6 +36,7 @@ from budgetfit.solvers.chain_dp import lowest_peak
 from budgetfit.solvers.host_limit import host_holds
 from budgetfit.solvers.problem import Problem, longest_segment, segment
 from budgetfit.solvers.uniform_segments import every_uniform_length
+from budgetfit.traces.session import smallest_sizes
 from budgetfit.utils.garbage_collection import freeze_gc
 from budgetfit.workload.workload import Workload
 
@@ -90,10 +92,13 @@ def lowest_peak_plan(
     Raises:
         TraceError: If the model cannot be traced.
     """
+    sizes = [1]  # other sizes of sparse batches are not known
+    if request.batch_size is not None:
+        sizes = [request.batch_size]
+    elif not has_sparse_tensors(workload.batch):
+        sizes = smallest_sizes(workload)
     found: list[LowestPeak] = []
-    for session in open_sessions(
-        workload, budget, request, at_smallest=True, **settings
-    ):
+    for session in open_sessions(workload, budget, request, sizes=sizes, **settings):
         least = fitting_or_lowest(session)
         if least.fits:
             return least

@@ -237,7 +237,7 @@ class _Proposals:
             try:
                 exact = None
                 if not rough.solution.segments:
-                    plain = self._session.block_chain.without_options()
+                    plain = self._session.block_chain.without_options
                     exact = self._exactly(plain, limit_bytes, rough.batch_size)
                 if exact is None or exact.solution.segments:
                     chain = self._session.block_chain

@@ -2,7 +2,7 @@
 
 from typing import Unpack
 
-from budgetfit.batches.batch_tree import has_sparse_tensors
+from budgetfit.batches.batch_tree import batch_size_of, has_sparse_tensors
 from budgetfit.core.budget import Budget
 from budgetfit.errors import TraceError
 from budgetfit.planning.search.accumulation import planned_accumulation
@@ -39,7 +39,8 @@ def traced_sessions(
     failed: TraceError | None = None
     # Of sparse batches and on several GPUs, other sizes say nothing.
     fixed = settings.get("parallelisms") or has_sparse_tensors(workload.batch)
-    for at_one_size in (False,) if fixed else (False, True):
+    own = batch_size_of(workload.batch, dims=workload.batch_dims)
+    for size in (None,) if fixed else (None, request.batch_size or own):
         for micro_batches, asked in ways:
             try:
                 return open_sessions(
@@ -47,7 +48,8 @@ def traced_sessions(
                     budget,
                     request,
                     accumulation=micro_batches,
-                    failed=failed if at_one_size else None,
+                    sizes=(size,),
+                    failed=None if size is None else failed,
                     **asked,
                 )
             except TraceError as error:

@@ -64,6 +64,13 @@ def _states(alone: dict[str, Any]) -> None:
         new.state_dict()
     with pytest.raises(InputError, match="gradients of micro-batches that wait"):
         new.load_state_dict({**alone, "gradients": []})
+    (group,) = alone["optimizer"]["param_groups"]
+    more = [{**group, "params": [*group["params"], len(group["params"])]}]
+    with pytest.raises(InputError, match=r"it has \[53\] parameters .* has \[52\]"):
+        new.load_state_dict(
+            {**alone, "optimizer": {**alone["optimizer"], "param_groups": more}}
+        )
+    assert new.group.count == 1
     other = start("fsdp2", 2, optimizer="sgd")
     with pytest.raises(InputError, match=r"saved from AdamW, and this run .* SGD"):
         other.load_state_dict(state)

@@ -211,6 +211,10 @@ def test_random_generators_stay_where_they_are_if_asked() -> None:
             lambda state: state["optimizer"]["param_groups"][0].update(params=[0]),
             r"another optimizer: it has \[1\] parameters",
         ),
+        (
+            lambda state: state["optimizer"]["param_groups"][0].update(params=["x"]),
+            r"it has \[1\] parameters in its groups",
+        ),
     ],
 )
 def test_the_state_of_another_model_is_refused_before_anything_is_loaded(
@@ -224,6 +228,11 @@ def test_the_state_of_another_model_is_refused_before_anything_is_loaded(
         run.load_state_dict(state)
     assert_same(run, fresh)
     assert not run.optimizer.state
+    waiting = start(recipe(4, 3))
+    losses(waiting, batches(1))
+    with pytest.raises(InputError, match=message):
+        waiting.load_state_dict(state)
+    assert waiting.group.count == 1
 
 
 def test_torch_python_and_numpy_draw_again_what_they_drew() -> None:

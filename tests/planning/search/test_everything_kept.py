@@ -74,7 +74,7 @@ def test_an_option_changes_a_block_alike_with_and_without_accumulation() -> None
         chains("llama", *PAIRS["llama"], accumulation).profile_at(16)
         for accumulation in (1, 2)
     )
-    plain = chains("llama", *PAIRS["llama"]).without_options().profile_at(16)
+    plain = chains("llama", *PAIRS["llama"]).without_options.profile_at(16)
     found = with_options_of(plain, many)
     for mine, traced in zip(found.blocks, one.blocks, strict=True):
         assert len(mine.options) == len(traced.options)

@@ -1,9 +1,9 @@
+from dataclasses import replace
+
 import torch
 
-from budgetfit.applying.out_of_memory.cuda_memory_stats import (
-    GpuMemoryStats,
-    read_gpu_memory,
-)
+from budgetfit.applying.out_of_memory.error import read_gpu_memory
+from budgetfit.core.allocator.out_of_memory_message import OutOfMemoryMessage
 
 MIB, GIB = 2**20, 2**30
 # c10/cuda/CUDACachingAllocator.cpp of torch 2.13.
@@ -23,32 +23,37 @@ HOST = (
 
 def test_the_text_of_the_error_is_read() -> None:
     card = read_gpu_memory(CUDA, torch.device("cpu"))
-    assert card == GpuMemoryStats(
-        requested_bytes=1536 * MIB,
-        allocated_bytes=15 * GIB,
-        reserved_bytes=15 * GIB + 1280 * MIB,
-        process_bytes=17 * GIB,
-        total_bytes=round(23.64 * GIB),
-        free_bytes=512 * MIB,
-    )
-    assert card.idle_bytes == 1280 * MIB
+    assert card.requested_bytes == 1536 * MIB
+    assert card.reserved_bytes == 15 * GIB + 1280 * MIB
     # What this process's allocator has, and what nobody has.
     assert card.usable_bytes == 15 * GIB + 1792 * MIB
     assert card.other_bytes(0) == round(23.64 * GIB) - 512 * MIB - 17 * GIB
 
 
+def test_no_more_is_usable_than_a_memory_fraction_allows() -> None:
+    text = CUDA.replace("Of the allocated", "16.00 GiB allowed; Of the allocated")
+    card = read_gpu_memory(text, torch.device("cpu"))
+    assert card.usable_bytes == 16 * GIB
+
+
 def test_other_processes_are_what_is_left_without_the_context() -> None:
-    card = GpuMemoryStats(total_bytes=100, free_bytes=10, reserved_bytes=60)
+    card = OutOfMemoryMessage(
+        kind="allocator",
+        start=0,
+        total_bytes=100,
+        free_bytes=10,
+        allocated_bytes=50,
+        idle_bytes=10,
+    )
     assert card.other_bytes(5) == 25
     assert card.other_bytes(50) == 0
-    assert GpuMemoryStats(total_bytes=100).other_bytes(5) is None
+    assert replace(card, free_bytes=None).other_bytes(5) is None
 
 
 def test_a_text_without_numbers_leaves_them_unknown() -> None:
     card = read_gpu_memory("CUBLAS_STATUS_ALLOC_FAILED", torch.device("cpu"))
-    assert card == GpuMemoryStats()
+    assert card == OutOfMemoryMessage(kind="library", start=0)
     assert card.usable_bytes is None
-    assert card.idle_bytes == 0
 
 
 def test_small_requests_are_read_in_their_unit() -> None:
