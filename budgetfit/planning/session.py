@@ -151,8 +151,11 @@ class PlanningSession:
     def optimizer_step_fits(self) -> bool:
         """Whether the optimizer step fits, whatever is recomputed."""
         plain = self.block_chain.without_options
-        chain = plain.profile_at(self.smallest_searched, exact_blocks=False)
-        return optimizer_step_bytes(chain) <= self.budget.usable_bytes
+        size, usable_bytes = self.smallest_searched, self.budget.usable_bytes
+        if plain.optimizer_bytes(size) > usable_bytes:
+            return False  # without the trace with every block recomputed
+        chain = plain.profile_at(size, exact_blocks=False)
+        return optimizer_step_bytes(chain) <= usable_bytes
 
     @property
     def may_fit(self) -> bool:

@@ -16,6 +16,7 @@ from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import CompileMode, Recipe, Segment, selective_blocks
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.errors import InputError, TraceError
+from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.memory.chain.profile import (
     block_types,
@@ -118,10 +119,10 @@ class BlockChain:
     """The blocks of a workload under given settings: profiles at any batch size.
 
     Each program (kept, recomputed, one per set of options) is traced on first use.
-    ``selective_waits``: see ``bounding_profile_at``.
+    ``selective_waits``: see ``bounding_profile_at``; ``streams_apart``: see the method.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - of chains for bounds
         self,
         traces: TraceSession,
         settings: TrainingSettings,
@@ -129,6 +130,7 @@ class BlockChain:
         unchunked: BlockChain | None = None,
         *,
         selective_waits: bool = True,
+        streams_apart: bool = False,
     ) -> None:
         self.traces = traces
         self.settings = settings
@@ -140,6 +142,7 @@ class BlockChain:
             self.option_kinds = frozenset()
         self._unchunked = unchunked
         self._selective_waits = selective_waits
+        self._streams_apart = streams_apart
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}
         self._option_segments: list[tuple[Segment, ...]] | None = None
         self._chunked: dict[int, BlockChain] = {}
@@ -148,6 +151,12 @@ class BlockChain:
     def all_kept(self, batch_size: int) -> StepTrace:
         """Return the trace with no block recomputed."""
         return self._traced(batch_size)
+
+    def optimizer_bytes(self, batch_size: int) -> int:
+        """Return the most bytes alive in an optimizer step, with everything kept."""
+        kept = OptionTrace(self.all_kept(batch_size), ())
+        measure = self._measure(batch_size, 0, exact_blocks=False)
+        return measure(kept).optimizer_peak
 
     def op_count(self, batch_size: int) -> int:
         """Return the number of ops of a step without recomputation or loss chunks."""
@@ -296,6 +305,42 @@ class BlockChain:
         given = self.traces, self.settings, self.option_kinds, unchunked
         return BlockChain(*given, selective_waits=False)
 
+    @cached_property
+    def streams_apart(self) -> BlockChain:
+        """The chain for bounds, whose bytes no plan reserves less than.
+
+        The allocator has pools for each stream. Those beside the default one have
+        gathered weights and reduced gradients, as many bytes in any plan. The same
+        chain on one GPU, and where what is cached may be released.
+        """
+        gpu, allocator = self.traces.workload.gpu, self.settings.allocator
+        releases = allocator.collect_above_bytes(gpu.total_bytes) is not None
+        if self.settings.parallelism is None or releases or self._streams_apart:
+            return self
+        unchunked = self._unchunked and self._unchunked.streams_apart
+        return BlockChain(
+            *(self.traces, self.settings, self.option_kinds, unchunked),
+            selective_waits=self._selective_waits,
+            streams_apart=True,
+        )
+
+    def _beside_bytes(self, batch_size: int) -> int:
+        """Return what the streams but the default one hold in any plan."""
+        whole = self._unchunked or self
+        recomputed = whole.all_recomputed(batch_size)
+        traces = [whole.all_kept(batch_size)]
+        traces += [recomputed.trace] if recomputed else []
+        return min(
+            LiveBytes.of(
+                trace,
+                batch_size,
+                device_properties(self.traces.workload.gpu),
+                self.settings.allocator,
+                exact_blocks=False,
+            ).side_stream_bytes()
+            for trace in traces
+        )
+
     def profile_waiting(
         self, batch_size: int, exact_blocks: bool, waiting: int
     ) -> ChainProfile:
@@ -365,8 +410,11 @@ class BlockChain:
         """The chain of these settings with gradients that outlive a step."""
         settings = replace(self.settings, effective_batch_size=None, accumulation=2)
         unchunked = self._unchunked and self._unchunked.accumulating
-        given = self.traces, settings, self.option_kinds, unchunked
-        return BlockChain(*given, selective_waits=self._selective_waits)
+        return BlockChain(
+            *(self.traces, settings, self.option_kinds, unchunked),
+            selective_waits=self._selective_waits,
+            streams_apart=self._streams_apart,
+        )
 
     def _peak_lower_bound(self, chain: ChainProfile) -> int:
         """Return a lower bound of any plan's peak, without gradients."""
@@ -406,6 +454,9 @@ class BlockChain:
             times_of=partial(self._times_of, batch_size, waiting),
             settings=self.settings.allocator,
             exact_blocks=exact_blocks,
+            beside_bytes=self._beside_bytes(batch_size)
+            if self._streams_apart
+            else None,
         )
 
     def _profile(

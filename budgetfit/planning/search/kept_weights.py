@@ -12,7 +12,11 @@ from typing import Final
 
 import numpy as np
 
+from budgetfit.applying.precision import DTYPES
 from budgetfit.core.block_profile import ChainProfile
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.precision import find_precision
+from budgetfit.memory.chain.peak import optimizer_step_bytes
 from budgetfit.planning.judge import times_of_ops
 from budgetfit.planning.search.search import SearchResult, can_gain
 from budgetfit.planning.session import PlanningSession, holding_more
@@ -32,30 +36,58 @@ def holding_more_can_gain(session: PlanningSession, least: SearchResult) -> bool
     """
     settings, before = session.settings, least.session.settings
     one, other = settings.parallelism, before.parallelism
-    estimate = least.estimate
     if (
-        estimate is None
-        or one is None
+        one is None
         or other is None
         or settings.precision != before.precision
         or one not in holding_more(other)
     ):
         return True
-    saved_ms, held_bytes = estimate.network_ms, 0
-    if one.reshard_after_forward != other.reshard_after_forward:
-        saved_ms += _gathering_ms(least)
-        held_bytes = _held_bytes(session)
+    keeps = one.reshard_after_forward != other.reshard_after_forward
+    held_bytes = _held_bytes(session) if keeps else 0
+    weights_bytes, gradients_bytes = (
+        _shard_bytes(session, one, trained=trained)
+        - _shard_bytes(session, other, trained=trained)
+        for trained in (False, True)
+    )
 
     def with_weights(chain: ChainProfile) -> ChainProfile:
+        left_bytes = max(0, chain.optimizer_bytes - held_bytes)
         return replace(
             chain,
-            static_bytes=chain.static_bytes + held_bytes,
-            optimizer_bytes=max(0, chain.optimizer_bytes - held_bytes),
+            static_bytes=chain.static_bytes + held_bytes + weights_bytes,
+            optimizer_bytes=left_bytes + gradients_bytes,
         )
 
+    within = replace(least.session, budget=session.budget)
+    estimate = least.estimate
+    if estimate is None:
+        size, chain = within.smallest_searched, within.block_chain.streams_apart
+        smallest = with_weights(chain.profile_at(size, exact_blocks=False))
+        return optimizer_step_bytes(smallest) <= within.budget.usable_bytes
+    saved_ms = estimate.network_ms + (_gathering_ms(least) if keeps else 0)
     saved = saved_ms / estimate.step_ms
     gain = 1 - (1 - MIN_GAIN) / (1 - min(saved, 0.99))
-    return can_gain(least.session, estimate, gain, with_weights)
+    return can_gain(within, estimate, gain, with_weights)
+
+
+def _shard_bytes(
+    session: PlanningSession, parallelism: Parallelism, *, trained: bool
+) -> int:
+    """Return the bytes of a rank's shards of the weights, or of those it trains."""
+    # ``fully_shard`` cuts along the first dimension; the first ranks have the most.
+    ranks = parallelism.gpus // parallelism.replicate
+    dtype = DTYPES.get(find_precision(session.settings.precision).weights)
+    total = 0
+    for each in session.workload.model.parameters():
+        if not (trained and not each.requires_grad):
+            length = each.shape[0] if each.dim() else 1
+            size = each.element_size()
+            if dtype is not None:
+                cast = each.requires_grad and each.is_floating_point()
+                size = dtype.itemsize if cast else min(size, dtype.itemsize)
+            total += -(-length // ranks) * (each.numel() // max(1, length)) * size
+    return total
 
 
 def _held_bytes(session: PlanningSession) -> int:

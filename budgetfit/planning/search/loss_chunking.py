@@ -53,11 +53,17 @@ def search_with_loss_chunks(
     if kept is not None:
         return kept
     solved = fastest_by_formula(session)
+    apart = session.block_chain.streams_apart is not session.block_chain
     ahead = _search_ahead(session, solved.best, max_rounds)
-    if ahead is not None and _beats_fewer_chunks(ahead, session):
-        return _with_more_chunks(session, ahead, max_rounds)
+    if ahead is not None and solved.best and _beats_fewer_chunks(ahead, session):
+        # More chunks are tried where a search with the plain loss would try them.
+        size = solved.best.batch_size if apart else None
+        return _with_more_chunks(session, ahead, max_rounds, size=size)
     best = search_within_limits(
-        session, max_rounds, solved, partial(best_with_segments, session, ())
+        session,
+        max_rounds,
+        None if apart else solved,  # a search begins with live bytes alone
+        partial(best_with_segments, session, ()),
     )
     if best.estimate and not can_gain(session, best.estimate, MIN_GAIN, _chunked_best):
         return with_near_misses(best, max_rounds)
@@ -69,6 +75,7 @@ def _with_more_chunks(
     best: SearchResult,
     max_rounds: int,
     ahead: SearchResult | None = None,
+    size: int | None = None,
 ) -> SearchResult:
     """Return the best with as many chunks as ``best`` has or more.
 
@@ -77,10 +84,11 @@ def _with_more_chunks(
         best: Without near misses if its loss is plain.
         max_rounds: Of each search.
         ahead: The result with some number of chunks, searched already.
+        size: The batch size at which more have to be worth it; that of ``best``.
     """
     unchunked = best if _chunks(best.session) == 1 else None
     known = best.estimate
-    size = known.recipe.batch_size if known else session.smallest_searched
+    size = size or (known.recipe.batch_size if known else session.smallest_searched)
     searched = {} if ahead is None else {_chunks(ahead.session): ahead}
 
     def found_with(chunked: PlanningSession) -> SearchResult:

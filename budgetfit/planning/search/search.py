@@ -139,10 +139,12 @@ def fastest_by_formula(
 ) -> BatchChoice:
     """Return the solver's plan in all usable bytes: no search finds a faster one.
 
-    ``chain_of`` as in ``can_gain``, ``below_ns`` as in ``choose_batch_size``.
+    That is what the streams' pools leave of them. ``chain_of`` as in ``can_gain``,
+    ``below_ns`` as in ``choose_batch_size``.
     """
     limit_bytes = session.budget.usable_bytes
-    profile_at = session.block_chain.profiles_within(limit_bytes, exact_blocks=False)
+    block_chain = session.block_chain.streams_apart
+    profile_at = block_chain.profiles_within(limit_bytes, exact_blocks=False)
     solve = solver_for(session)
     return best_batch(
         session,
@@ -443,8 +445,12 @@ def _over_limit_candidates(
     bound = (
         chain if below_ns is None else block_chain.bounding_profile_at(found.batch_size)
     )
+    apart = block_chain.streams_apart
+    least = apart.profile_at(found.batch_size, exact_blocks=False)
     for solution in islice(held, count):
         segments = solution.segments or ()
+        recipe = session.settings.recipe(found.batch_size, segments)
+        if chain_peak_bytes(least, recipe.segments) > problem.limit_bytes:
+            continue  # with the pools of all streams
         if bound.step_ns(chain_time_ns(bound, segments), micro_steps) < most_ns:
-            recipe = session.settings.recipe(found.batch_size, segments)
             yield recipe, solution.explanation

@@ -55,11 +55,12 @@ def session(
     block_chain: Any = SimpleNamespace(
         traces=traces,
         settings=settings,
-        profile_at=lambda size: replace(chain, batch_size=size),
+        profile_at=lambda size, **_: replace(chain, batch_size=size),
         bounding_profile_at=lambda size: replace(chain, batch_size=size),
         profiles_within=lambda _limit, **_: None,
         op_count=lambda _: ops,
     )
+    block_chain.streams_apart = block_chain
     budget = Budget(total_bytes=usable, context_bytes=0, headroom_bytes=0)
     return PlanningSession(block_chain, request or Request(), budget)
 
@@ -232,6 +233,28 @@ def test_near_misses_are_left_out_where_something_else_is_faster() -> None:
     assert made(times[0]) == tried[1:]
     assert made(times[1]) == tried[2:]
     assert made(times[-1]) == []
+
+
+def test_near_misses_are_left_out_that_the_pools_of_all_streams_rule_out() -> None:
+    tight = session(usable=chain_peak_bytes(CHAIN, ()) - 1)
+    slowest = tight.settings.recipe(8, single(0, 1, 2, 3, 4, 5))
+
+    def made() -> list[Recipe]:
+        candidates = search._over_limit_candidates(tight, slowest, None)  # noqa: SLF001
+        return [recipe for recipe, _ in candidates]
+
+    tried = made()
+    peaks = [chain_peak_bytes(CHAIN, each.segments) for each in tried]
+    beside = tight.budget.usable_bytes - peaks[1]  # as much is on other streams
+    apart = session(replace(CHAIN, static_bytes=CHAIN.static_bytes + beside))
+    block_chain: Any = tight.block_chain
+    block_chain.streams_apart = apart.block_chain
+    assert made() == [
+        each
+        for each, peak in zip(tried, peaks, strict=True)
+        if peak + beside <= tight.budget.usable_bytes
+    ]
+    assert 0 < len(made()) < len(tried)
 
 
 @pytest.mark.parametrize(("saved_ns", "on_host"), [(4, False), (5, True)])

@@ -1,0 +1,121 @@
+"""Bounds by which plans of several GPUs are ruled out without a trace."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from budgetfit.core.allocator.settings import AllocatorSettings
+from budgetfit.core.budget import Budget
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.recipe import Segment
+from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.chain.peak import chain_peak_bytes, optimizer_step_bytes
+from budgetfit.planning.search import traced_sessions
+from budgetfit.planning.search.kept_weights import holding_more_can_gain
+from budgetfit.planning.search.search import SearchResult
+from budgetfit.planning.session import PlanningSession, Request, open_sessions
+from budgetfit.workload.workload import Workload
+from tests.models import MIB, Mebi
+from tests.planning.profiling.test_depth_extrapolation import MIB_BATCH
+
+WHOLE = Parallelism(engine="fsdp2", gpus=8, gpus_per_node=2)
+COPIED = replace(WHOLE, shard=2)
+DDP = Parallelism(engine="ddp", gpus=8)
+BLOCKS = tuple(f"blocks.{number}" for number in range(6))
+
+
+def workload() -> Workload:
+    found = Workload(model=Mebi(6), batch=MIB_BATCH, gpu=find_gpu("t4"))
+    return found.with_found_blocks()
+
+
+def budget(usable_bytes: int = 2**34) -> Budget:
+    return Budget(total_bytes=usable_bytes, context_bytes=0, headroom_bytes=0)
+
+
+def sessions(*ways: Parallelism) -> list[PlanningSession]:
+    return open_sessions(
+        *(workload(), budget(), Request()),
+        accumulation=2,
+        precisions=["fp32"],
+        optimizer="sgd",
+        parallelisms=ways,
+    )
+
+
+def test_pools_of_all_streams_are_reserved_whatever_is_recomputed() -> None:
+    (session,) = sessions(WHOLE)
+    chain = session.block_chain
+    profiles = [
+        each.profile_at(4, exact_blocks=False) for each in (chain, chain.streams_apart)
+    ]
+    for count in (0, 2, 6):
+        segments = tuple(Segment((name,)) for name in BLOCKS[:count])
+        judged = session.judge(session.settings.recipe(4, segments))
+        live, least = (chain_peak_bytes(each, segments) for each in profiles)
+        assert live <= judged.allocated_bytes
+        assert live + MIB <= least <= judged.reserved_bytes
+
+
+def test_there_are_no_such_pools_on_one_gpu_or_where_they_are_released() -> None:
+    (one,) = sessions()
+    assert one.block_chain.streams_apart is one.block_chain
+    (several,) = sessions(WHOLE)
+    released = AllocatorSettings(
+        garbage_collection_threshold=0.5, per_process_memory_fraction=0.9
+    )
+    chain = several.changed(allocator=released).block_chain
+    assert chain.streams_apart is chain
+    apart = several.block_chain.streams_apart
+    assert apart.streams_apart is apart is not several.block_chain
+
+
+def test_copies_in_each_node_are_left_out_where_their_shards_do_not_fit() -> None:
+    """Of 6 MiB of weights and as much of gradients each rank has 3, and not 0.75."""
+    whole, copied = sessions(WHOLE, COPIED)
+    none = SearchResult(session=whole, estimate=None)
+    least = whole.block_chain.streams_apart.profile_at(1, exact_blocks=False)
+    for room, may_gain in ((int(4.4 * MIB), False), (int(4.6 * MIB), True)):
+        tight = budget(optimizer_step_bytes(least) + room)
+        assert holding_more_can_gain(replace(copied, budget=tight), none) == may_gain
+
+
+def test_an_optimizer_step_is_ruled_out_before_blocks_are_recomputed() -> None:
+    _, copied = sessions(WHOLE, COPIED)
+    tight = replace(copied, budget=budget(4 * MIB))
+    assert not tight.optimizer_step_fits
+    log = copied.traces.log
+    assert log
+    assert not any("6 blocks recomputed" in line for line in log)
+
+
+@pytest.mark.parametrize(
+    ("ways", "usable_bytes", "planned"),
+    [
+        ([WHOLE], 3 * MIB, 2),
+        ([WHOLE], 3 * MIB - 1, None),
+        ([WHOLE, DDP], 3 * MIB - 1, 2),
+        ([replace(WHOLE, sync_each_batch=True)], 3 * MIB - 1, 2),
+        ([], 3 * MIB - 1, 2),
+    ],
+)
+def test_no_accumulation_is_traced_whose_gradients_alone_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+    ways: list[Parallelism],
+    usable_bytes: int,
+    planned: int | None,
+) -> None:
+    """Six weights of 512 x 512, in half precision at least."""
+
+    def opened(*_: object, accumulation: int | None, **__: Any) -> list[Any]:
+        return [accumulation]
+
+    monkeypatch.setattr(traced_sessions, "open_sessions", opened)
+    found = traced_sessions.traced_sessions(
+        *(workload(), budget(usable_bytes), Request()),
+        precisions=["fp32"],
+        optimizer="sgd",
+        parallelisms=ways,
+    )
+    assert found == [planned]
