@@ -2,6 +2,8 @@
 
 # ruff: noqa: ANN401 - arguments of the library
 
+import pickle
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +15,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD, AdamW
 
 from budgetfit.core.plan import Plan as PlanType
 
@@ -46,6 +49,7 @@ from tests.integrations.tiny_training import (  # noqa: E402
     runs,
     tiny_model,
 )
+from tests.zoo.state import assert_same  # noqa: E402
 
 QUIET: dict[str, Any] = {
     "use_cpu": True,
@@ -125,6 +129,20 @@ def test_what_is_generated_while_training_is_no_larger_batch(tmp_path: Path) -> 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*larger than the plan's")
         trained(model, arguments(plan, tmp_path), plan.trainer_callback(), Generating())
+
+
+def test_a_model_can_be_pickled_while_it_trains(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model)
+
+    class Saving(transformers.TrainerCallback):
+        """As ``torch.save(model, path)``."""
+
+        def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+            copied = pickle.loads(pickle.dumps(model))  # noqa: S301 - just pickled
+            assert_same(model.state_dict(), copied.state_dict())
+
+    trained(model, arguments(plan, tmp_path), plan.trainer_callback(), Saving())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -263,6 +281,7 @@ def test_losses_in_chunks_are_those_of_the_plain_trainer(
     assert head.forward is watched
 
 
+@pytest.mark.filterwarnings("ignore:Training with label_smoothing_factor")
 def test_label_smoothing_is_refused_where_the_loss_is_cut(tmp_path: Path) -> None:
     model = tiny_model("llama")
     plan = plan_for(model, loss_chunks=4)
@@ -455,6 +474,7 @@ def test_a_library_that_steps_later_refuses_it(export: str) -> None:
         ("gradient_accumulation_steps", 1, "2"),
         ("bf16", True, "False"),
         ("optim", "adamw_torch", "sgd"),
+        ("label_smoothing_factor", 0.1, "0.0"),
     ],
 )
 def test_other_settings_than_the_planned_ones_are_warned_about(
@@ -466,6 +486,33 @@ def test_other_settings_than_the_planned_ones_are_warned_about(
     message = rf"{name}={value} \(planned: {planned}\): the plan's prediction"
     with pytest.warns(UserWarning, match=message):
         trained(model, args, plan.trainer_callback())
+
+
+@pytest.mark.parametrize(
+    ("planned", "own", "said"),
+    [
+        ("sgd", SGD, ""),
+        ("sgd", partial(SGD, weight_decay=0.1), ""),
+        ("sgd", partial(SGD, momentum=0.9), r"momentum=0.9 \(planned: 0\)"),
+        ("sgd", AdamW, r"AdamW \(planned: SGD\)"),
+        ("adamw_torch", AdamW, ""),
+        ("adamw_torch", partial(AdamW, betas=(0.8, 0.9)), ""),
+        ("adamw_torch", partial(AdamW, amsgrad=True), r"amsgrad=True \(.*False\)"),
+    ],
+)
+def test_an_optimizer_with_other_states_is_warned_about_whatever_optim_says(
+    tmp_path: Path, planned: str, own: Any, said: str
+) -> None:
+    model = tiny_model("llama")
+    plan = plan_for(model, optimizer=planned)
+    args = arguments(plan, tmp_path, max_steps=1)
+    options = {"optimizers": (own(model.parameters(), lr=1e-4), None)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained(model, args, plan.trainer_callback(), **options)
+    texts = [str(each.message) for each in caught if "planned:" in str(each.message)]
+    assert len(texts) == bool(said)
+    assert all(re.match(f"Training with {said}: the plan's", each) for each in texts)
 
 
 @pytest.mark.parametrize(

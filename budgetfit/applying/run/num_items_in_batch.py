@@ -70,9 +70,10 @@ def trainer_sums_losses(model: nn.Module) -> bool:
     # It takes a forward with ``**kwargs`` for one that divides by the number of items
     # in all of them, and divides no more; on several ranks it multiplies by their
     # number.
-    own = next(filter(is_transformers_model, model.modules()), model)
-    told = hasattr(own, "accepts_loss_kwargs")
-    return not told and _takes_any(own.forward) and not _divides(model)
+    find_base = getattr(model, "get_base_model", None)  # of a PEFT model
+    asked = find_base() if callable(find_base) else model
+    told = hasattr(asked, "accepts_loss_kwargs")
+    return not told and _takes_any(asked.forward) and not _divides(model)
 
 
 def _divides(model: nn.Module) -> bool:

@@ -227,7 +227,8 @@ def _warn_untrained(model: nn.Module, skipped: Iterable[str]) -> None:
         count = sum(parameter.requires_grad for parameter in model.parameters())
         warnings.warn(
             f"{len(names)} of {count} trainable parameters got no gradient in the "
-            f"first step and do not train: {shown}. If that is meant, freeze them with "
-            "requires_grad_(False).",
+            f"first step: {shown}. If they are not to train, freeze them with "
+            "requires_grad_(False); if other batches train them, they may take more "
+            "memory than planned.",
             stacklevel=5,
         )

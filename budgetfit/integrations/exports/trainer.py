@@ -1,10 +1,12 @@
 """transformers' ``Trainer``: a callback that applies a plan, and a training script."""
 
+import functools
 import warnings
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback
 
@@ -131,10 +133,13 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:
             f"per_device_train_batch_size={pairs}, pairs of two sequences each "
             f"(planned: {sequences} sequences)"
         )
-    if optimizer is not None and args.optim != plan.recipe.optimizer:
-        chosen = getattr(args.optim, "value", args.optim)
-        if not _is_planned(plan, optimizer):
-            other.append(f"optim={chosen} (planned: {plan.recipe.optimizer})")
+    if optimizer is not None:
+        other += _other_optimizer(plan, args, optimizer)
+    if args.label_smoothing_factor and "labels" in plan.model.batch:
+        # Log-probabilities of all tokens are kept once more.
+        other.append(
+            f"label_smoothing_factor={args.label_smoothing_factor} (planned: 0.0)"
+        )
     if getattr(args, "torch_compile", False):
         other.append(f"torch_compile=True (planned: compile={plan.recipe.compile!r})")
     if args.world_size != plan.recipe.ranks:
@@ -153,13 +158,18 @@ def _watch_batches(plan: Plan, model: nn.Module) -> RemovableHandle | None:
         return None
     dims = plan.model.batch_dims or FIRST_DIM
     expected = ExpectedBatch.of(plan.model.batch, plan.recipe.batch_size, dims)
+    # No closure: a model is pickled with its hooks.
+    return model.register_forward_pre_hook(
+        functools.partial(_warn_if_larger, expected), with_kwargs=True
+    )
 
-    def before(module: nn.Module, _: object, batch: dict[str, Any]) -> None:
-        # TRL generates in training mode.
-        if module.training and torch.is_grad_enabled():
-            expected.warn_if_larger(batch)
 
-    return model.register_forward_pre_hook(before, with_kwargs=True)
+def _warn_if_larger(
+    expected: ExpectedBatch, module: nn.Module, _: object, batch: dict[str, Any]
+) -> None:
+    # TRL generates in training mode.
+    if module.training and torch.is_grad_enabled():
+        expected.warn_if_larger(batch)
 
 
 def _warn_of_summed_losses(plan: Plan, args: Any, model: nn.Module) -> None:
@@ -172,25 +182,57 @@ def _warn_of_summed_losses(plan: Plan, args: Any, model: nn.Module) -> None:
         and trainer_sums_losses(model)
     ):
         warnings.warn(
-            f"The Trainer adds up the losses of {type(model).__name__} over the "
-            "micro-batches of an update, and they are means: gradients are that many "
-            "times larger than planned. Set model.accepts_loss_kwargs = False before "
-            "the Trainer is made (of a PEFT model, on model.get_base_model()).",
+            f"The Trainer adds up the losses that {type(model).__name__} computes over "
+            "the micro-batches of an update, and they are means: gradients are that "
+            "many times larger than planned. Set model.accepts_loss_kwargs = False "
+            "before the Trainer is made (of a PEFT model, on model.get_base_model()). "
+            "Label smoothing and a compute_loss_func that divide by num_items_in_batch "
+            "need nothing.",
             stacklevel=2,
         )
 
 
-def _is_planned(plan: Plan, optimizer: Any) -> bool:
-    """Whether an optimizer is of the planned class; True if unknown."""
-    if plan.recipe.optimizer not in OPTIMIZER_NAMES:
-        return True
-    made = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
+def _other_optimizer(plan: Plan, args: Any, optimizer: Any) -> list[str]:
+    """Return in what an optimizer has other states than planned; nothing if unknown."""
+    recipe = plan.recipe
+    if recipe.optimizer not in OPTIMIZER_NAMES:
+        return []
+    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer  # inside of accelerate's or DeepSpeed's
+    chosen = getattr(args.optim, "value", args.optim)
+    by_name = [f"optim={chosen} (planned: {recipe.optimizer})"]
     try:
         planned = make_plan_optimizer(plan, [nn.Parameter(torch.empty(1))], lr=1.0)
     except InputError:  # its library is not installed, so it is another one
-        return False
-    kinds = [(type(each), bool(each.defaults.get("fused"))) for each in (made, planned)]
-    return kinds[0] == kinds[1]
+        return by_name if chosen != recipe.optimizer else []
+    kinds = [_kind(each) for each in (optimizer, planned)]
+    used = [_used_settings(each) for each in (optimizer, planned)]
+    if kinds[0] == kinds[1] and used[0] == used[1]:
+        return []
+    if chosen != recipe.optimizer:
+        return by_name
+    if kinds[0] != kinds[1]:
+        return [f"{type(optimizer).__name__} (planned: {type(planned).__name__})"]
+    now, then = optimizer.defaults, planned.defaults
+    return [
+        f"{name}={now.get(name)} (planned: {then.get(name)})"
+        for name in sorted(used[0] ^ used[1])
+    ]
+
+
+def _kind(optimizer: Any) -> tuple[object, ...]:
+    """Return the class of an optimizer, and what bitsandbytes has beside it."""
+    bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
+    return type(optimizer), bits, getattr(optimizer, "is_paged", False)
+
+
+def _used_settings(optimizer: Any) -> set[str]:
+    """Return which settings of an optimizer are not off: they decide on its states."""
+    # momentum=0.8 takes what momentum=0.9 does.
+    return {name for name, value in optimizer.defaults.items() if value} - {
+        "lr",
+        "weight_decay",
+    }
 
 
 def export_text(plan: Plan, plan_file: str) -> str:

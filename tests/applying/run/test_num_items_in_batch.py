@@ -133,6 +133,18 @@ class TakesAnything(nn.Linear):
         return super().forward(x).mean()
 
 
+class Around(nn.Module):
+    """A model of one's own around one of transformers: the Trainer asks it alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = models.bert()
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.inner(input_ids=input_ids, labels=labels).loss
+        return loss
+
+
 @pytest.mark.parametrize(
     ("make_model", "sums"),
     [
@@ -145,6 +157,7 @@ class TakesAnything(nn.Linear):
         (models.mixtral, False),
         (models.vit, False),
         (lambda: nn.Linear(2, 2), False),
+        (Around, False),
     ],
 )
 def test_of_which_models_the_trainer_adds_up_losses(
