@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
@@ -34,6 +34,7 @@ from budgetfit.tracing.recording.second_micro_batch import append_micro_batch
 from budgetfit.tracing.recording.steady_state import append_steady_step, keeps_tensors
 from budgetfit.tracing.recording.step_tracer import TraceOptions, trace_step
 from budgetfit.tracing.values.value_checks import ValueChecks
+from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.workload.training_setup import TrainingSetup
 from budgetfit.workload.workload import Workload
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 TRACED_STEPS: dict[str | None, int] = {"ddp": 3, "deepspeed": 2}
 MICRO_STEPS = 2  # a third micro-batch does what the second did
 EVALUATED_BATCHES = 2  # one after the other
+NOTABLE_SHARE = 0.01  # of the trained bytes: less without a gradient is not noted
+_SHOWN = 3  # of their names
 # A Run and the trainers switch it off (transformers 5.23, ``TrainingArguments``).
 _KEEP_GENERATION_CACHE = frozenset({"plain", "accelerate", "lightning"})
 
@@ -150,7 +153,32 @@ class _Training(NamedTuple):
         )
         raw.notes.extend(dict.fromkeys(assumed))
         raw.notes.extend(_notes(self.recipe))
+        raw.notes.extend(self._untrained_notes(raw))
         return raw
+
+    def _untrained_notes(self, raw: RawTrace) -> Iterator[str]:
+        """Note that other batches may train more: heads that are used in turns."""
+        # Elsewhere gradients are gone by the end of a backward pass, or sharded.
+        complete = raw.gradients is not None and raw.gradients.complete
+        taken = self.recipe.optimizer_in_backward or self.recipe.parallelism is not None
+        if taken or not complete:
+            return
+        inside = tuple(f"{name}." for name in self.options["blocks"])  # LayerDrop
+        sizes = {
+            name: size
+            for name, size in raw.without_gradient.items()
+            if not name.startswith(inside)
+        }
+        parameters = self.trained.model.parameters()
+        trained = sum(each.nbytes for each in parameters if each.requires_grad)
+        total = sum(sizes.values())
+        if total > NOTABLE_SHARE * trained:
+            shown = ", ".join([*sizes][:_SHOWN]) + ", ..." * (len(sizes) > _SHOWN)
+            yield (
+                f"no gradient from the planned batch for {shown}: if other batches "
+                f"train them, gradients and optimizer states of {format_bytes(total)} "
+                "of weights come on top. Plan with a batch or loss= that trains all"
+            )
 
     def _loop(self, _: int, steps: int, no_loss: Callable[[], object]) -> RawTrace:
         return trace_loop(

@@ -3,6 +3,7 @@
 import queue
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -327,3 +328,44 @@ def test_what_is_on_no_line_with_everything_kept_is_tried_at_two_sizes_once() ->
     assert not traces.is_affine(recomputed)
     assert len(traces.log) == before
     assert traces.affine(recomputed).batch_sizes == (2,)
+
+
+class Heads(nn.Module):
+    """Heads that are used in turns: this batch trains the first."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.body = nn.Linear(64, 64)
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.first(self.body(x)).sum()
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "noted"),
+    [
+        (Heads, {}, True),
+        (partial(Heads, 1), {}, False),  # under one per cent of the weights
+        (Heads, {"optimizer": "sgd", "optimizer_in_backward": True}, False),
+        (lambda: frozen(Heads()), {}, False),
+        (lambda: nn.Sequential(nn.Linear(64, 64)), {}, False),
+    ],
+)
+def test_weights_that_other_batches_may_train_are_noted(
+    make: Callable[[], nn.Module], changes: dict[str, Any], *, noted: bool
+) -> None:
+    workload = Workload(model=make(), batch=torch.zeros(2, 64), gpu=ADA, loss=loss_of)
+    notes = TraceSession(workload).affine(Recipe(batch_size=2, **changes)).notes
+    assert any("second.weight, second.bias" in each for each in notes) == noted
+    assert any("16.2 KiB of weights" in each for each in notes) == noted
+
+
+def frozen(model: Heads) -> Heads:
+    model.second.requires_grad_(requires_grad=False)
+    return model
+
+
+def loss_of(output: torch.Tensor, _: object) -> torch.Tensor:
+    return output.sum()

@@ -56,6 +56,7 @@ class RawTrace:
     ``ops_before_update`` counts the ops before the first optimizer step;
     ``last_new_step`` is the last one in which the optimizer does something new;
     ``adds_parameters``: whether it takes further parameters after the first.
+    ``without_gradient``: names and bytes of trainable parameters that get no gradient.
     """
 
     batch_size: int
@@ -70,6 +71,7 @@ class RawTrace:
     passes: list[BlockPass] = field(default_factory=list)
     random_blocks: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    without_gradient: dict[str, int] = field(default_factory=dict)
     gives_containers: bool = False
     gradients: GradientLog | None = None
 

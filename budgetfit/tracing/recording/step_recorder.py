@@ -124,6 +124,12 @@ class StepRecorder:
                 if parameter.grad is not None:
                     self.log.set_category(parameter.grad, "gradients")
                     self.log.inherit_layer(parameter.grad, parameter)
+            if (phase.step, phase.micro_step) == (0, 0):
+                self.raw.without_gradient = {
+                    name: parameter.nbytes
+                    for name, parameter in self.fake.named_parameters()
+                    if parameter.requires_grad and parameter.grad is None
+                }
         self.raw.phases.append(phase)
 
     def _add_backward_passes(self, phase: Phase) -> None:
