@@ -77,7 +77,8 @@ def _shard_bytes(
     """Return the bytes of a rank's shards of the weights, or of those it trains."""
     # ``fully_shard`` cuts along the first dimension; the first ranks have the most.
     ranks = parallelism.gpus // parallelism.replicate
-    dtype = DTYPES.get(find_precision(session.settings.precision).weights)
+    weights = find_precision(session.settings.precision).weights
+    dtype = None if weights == "as-is" else DTYPES[weights]
     total = 0
     for each in session.workload.model.parameters():
         if not (trained and not each.requires_grad):
