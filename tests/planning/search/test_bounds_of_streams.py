@@ -1,5 +1,6 @@
 """Bounds by which plans of several GPUs are ruled out without a trace."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,11 @@ from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Segment
+from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.chain.peak import chain_peak_bytes, optimizer_step_bytes
+from budgetfit.memory.replay import device_properties
 from budgetfit.planning.search import traced_sessions
 from budgetfit.planning.search.kept_weights import holding_more_can_gain
 from budgetfit.planning.search.search import SearchResult
@@ -56,6 +60,22 @@ def test_pools_of_all_streams_are_reserved_whatever_is_recomputed() -> None:
         live, least = (chain_peak_bytes(each, segments) for each in profiles)
         assert live <= judged.allocated_bytes
         assert live + MIB <= least <= judged.reserved_bytes
+    trace = chain.all_kept(4)
+    assert chain_peak_bytes(profiles[1], ()) == pools_bytes(trace)
+
+
+def pools_bytes(trace: StepTrace) -> int:
+    """Add up the most that each stream holds in training steps of four samples."""
+    device = device_properties(find_gpu("t4"))
+    sizes = LiveBytes.of(trace, 4, device, exact_blocks=False).sizes
+    streams = trace.side_streams()
+    held, most = Counter[int](), Counter[int]()
+    for number, event in enumerate(trace.events.tolist()):
+        stream = streams.get(abs(event), 0)
+        held[stream] += int(sizes[abs(event) - 1]) * (1 if event > 0 else -1)
+        if number >= trace.phases[0].end:
+            most[stream] = max(most[stream], held[stream])
+    return most.total()
 
 
 def test_there_are_no_such_pools_on_one_gpu_or_where_they_are_released() -> None:
@@ -112,7 +132,8 @@ def test_no_accumulation_is_traced_whose_gradients_alone_do_not_fit(
         return [accumulation]
 
     monkeypatch.setattr(traced_sessions, "open_sessions", opened)
-    found = traced_sessions.traced_sessions(
+    found: list[object] = []
+    found += traced_sessions.traced_sessions(
         *(workload(), budget(usable_bytes), Request()),
         precisions=["fp32"],
         optimizer="sgd",
