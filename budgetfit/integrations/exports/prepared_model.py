@@ -6,11 +6,13 @@ dtypes) is set up here, by the same code as in ``Run``, and undone afterwards.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from budgetfit.applying.applied_models import claim
 from budgetfit.applying.checkpointing.apply_segments import apply_segments
@@ -18,6 +20,7 @@ from budgetfit.applying.checkpointing.recipe_application import instance_flags
 from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.applying.optimizers.for_recipe import make_recipe_optimizer
+from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch
 from budgetfit.applying.precision import apply_precision, cast_batch, make_scaler
 from budgetfit.applying.torch_compile import compile_blocks, compile_model
 from budgetfit.applying.training_modes import TrainingModes
@@ -25,6 +28,7 @@ from budgetfit.applying.undo import Undo
 from budgetfit.applying.zero import input_precision
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import Precision, find_precision
+from budgetfit.core.samples.sample_dims import FIRST_DIM, SINGLE_TENSOR
 from budgetfit.errors import InputError
 from budgetfit.integrations.peft import has_adapters, loading_code
 from budgetfit.workload.model_check import check_same_model, is_same_model
@@ -74,6 +78,8 @@ class PreparedModel:
             if chunked is not None or inputs.weights == "bf16":
                 forward = _PlannedForward(model, inputs, chunked)
                 self._undo.set_attribute(model, "forward", forward)
+            if plan.recipe.compile != "model":  # a hook would be compiled
+                self._undo.add(_watch_batches(plan, model).remove)
         self._flags = instance_flags(model, _FLAGS)
 
     def restore(self) -> bool:
@@ -118,6 +124,33 @@ class PreparedModel:
 
     def _undo_checkpointing(self) -> None:
         self._take_back()
+
+
+def _watch_batches(plan: Plan, model: nn.Module) -> RemovableHandle:
+    """Warn of batches larger than planned from now on."""
+    dims = plan.model.batch_dims or FIRST_DIM
+    expected = ExpectedBatch.of(plan.model.batch, plan.recipe.batch_size, dims)
+    # No closure: a model is pickled with its hooks.
+    return model.register_forward_pre_hook(
+        functools.partial(_warn_if_larger, expected), with_kwargs=True
+    )
+
+
+def _warn_if_larger(
+    expected: ExpectedBatch,
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    if not module.training or not torch.is_grad_enabled():
+        return  # TRL generates in training mode
+    batch: Any = kwargs
+    if args and any(name in expected.shapes for name in (SINGLE_TENSOR, "0")):
+        batch = args[0] if SINGLE_TENSOR in expected.shapes else args
+    elif args:
+        names = inspect.signature(module.forward).parameters
+        batch = {**dict(zip(names, args, strict=False)), **kwargs}
+    expected.warn_if_larger(batch)
 
 
 def prepare(plan: Plan, model: nn.Module) -> PreparedModel:

@@ -1,22 +1,18 @@
 """transformers' ``Trainer``: a callback that applies a plan, and a training script."""
 
-import functools
 import warnings
 from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback
 
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
-from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch
 from budgetfit.applying.run.num_items_in_batch import trainer_sums_losses
 from budgetfit.applying.undo import Undo
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
-from budgetfit.core.samples.sample_dims import FIRST_DIM
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports.prepared_model import (
     PreparedModel,
@@ -45,16 +41,12 @@ class PlanCallback(TrainerCallback):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._prepared: PreparedModel | None = None
-        self._watching: RemovableHandle | None = None
 
     def undo(self) -> None:
         """Restore the model; weights keep the dtype they were trained in."""
         if self._prepared is not None:
             self._prepared.undo()
             self._prepared = None
-        if self._watching is not None:
-            self._watching.remove()
-            self._watching = None
 
     def on_init_end(
         self, *_: object, model: nn.Module | None = None, **__: object
@@ -73,7 +65,7 @@ class PlanCallback(TrainerCallback):
     def on_train_begin(
         self, args: Any, *_: object, model: Any = None, **kwargs: Any
     ) -> None:
-        """Apply checkpointing and chunked loss; warn of larger batches from now on."""
+        """Apply checkpointing and chunked loss."""
         self.undo()  # auto_find_batch_size begins training several times
         _check_arguments(self._plan, args, kwargs.get("optimizer"))
         planned = find_planned(self._plan, model)
@@ -86,7 +78,6 @@ class PlanCallback(TrainerCallback):
             casts_weights=self._plan.recipe.zero_stage is None,
             sets_tf32=False,  # set by args.tf32, with torch's newer API
         )
-        self._watching = _watch_batches(self._plan, planned)
 
     def on_step_begin(self, *_: object, **__: object) -> None:
         """Apply checkpointing again if something has replaced it meanwhile."""
@@ -150,26 +141,6 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:
             "settings.",
             stacklevel=2,
         )
-
-
-def _watch_batches(plan: Plan, model: nn.Module) -> RemovableHandle | None:
-    """Warn of batches larger than planned; None where a hook would be compiled."""
-    if plan.recipe.compile == "model":
-        return None
-    dims = plan.model.batch_dims or FIRST_DIM
-    expected = ExpectedBatch.of(plan.model.batch, plan.recipe.batch_size, dims)
-    # No closure: a model is pickled with its hooks.
-    return model.register_forward_pre_hook(
-        functools.partial(_warn_if_larger, expected), with_kwargs=True
-    )
-
-
-def _warn_if_larger(
-    expected: ExpectedBatch, module: nn.Module, _: object, batch: dict[str, Any]
-) -> None:
-    # TRL generates in training mode.
-    if module.training and torch.is_grad_enabled():
-        expected.warn_if_larger(batch)
 
 
 def _warn_of_summed_losses(plan: Plan, args: Any, model: nn.Module) -> None:
