@@ -75,7 +75,7 @@ def test_a_model_whose_traces_have_no_key_is_told_the_reason(
     model = Mebi(3)
     model.source = torch.Generator()
     found = budgetfit.estimate(model, gpu="t4", batch=BATCH)
-    assert "in a torch._C.Generator" in "".join(found.notes)
+    assert "because of a torch._C.Generator" in "".join(found.notes)
     monkeypatch.setenv(CACHE_VARIABLE, "off")
     off = budgetfit.estimate(model, gpu="t4", batch=BATCH)
     assert "traces" not in "".join(off.notes)

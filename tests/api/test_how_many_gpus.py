@@ -141,7 +141,7 @@ def test_with_a_price_numbers_are_doubled_while_samples_get_cheaper(
     assert taken.startswith("4, the cheapest")
     assert chosen(rates) == (["1"], "1, the fewest that fit")
     # As cheap as fewer is not cheaper; what does not divide the batch is passed over.
-    assert chosen({1: 1.0, 2: 2.0}, price=1)[1].startswith("1: ")
+    assert chosen({1: 1.0, 2: 2.0}, price=1)[1].startswith("1, ")
     tried, taken = chosen({1: 1.0, 2: 3.0}, price=1, effective_batch_size=6)
     assert (tried, taken[0]) == (["1", "2", "4"], "2")
     # What no engine trains on several, one trains.

@@ -280,7 +280,7 @@ def test_a_config_without_dtype_has_that_of_the_weights_beside_it(
     folder = write(None)
     alone = resolve_model(folder)
     assert {p.dtype for p in alone.model.parameters()} == {torch.float32}
-    assert "planned in fp32, from_pretrained takes that" in alone.dtype_notes[0]
+    assert "planned in fp32, but from_pretrained loads" in alone.dtype_notes[0]
     model = llama(torch.float16)
     model.save_pretrained(tmp_path)
     for size in ("1GB", "20KB"):  # one file of weights, and several with an index

@@ -162,7 +162,11 @@ def _engine(plan: budgetfit.Plan, model: nn.Module) -> tuple[Any, Any]:
     if plan.recipe.zero_stage == 3:
         callback.on_init_end(model=model)  # as of a model that was loaded in parts
     arguments = types.SimpleNamespace(
-        n_gpu=1, world_size=RANKS, optim=plan.recipe.optimizer, **settings(plan)
+        n_gpu=1,
+        world_size=RANKS,
+        optim=plan.recipe.optimizer,
+        label_smoothing_factor=0.0,
+        **settings(plan),
     )
     callback.on_train_begin(arguments, model=model)
     return engine, callback
