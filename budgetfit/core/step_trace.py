@@ -266,6 +266,10 @@ class StepTrace:
         rows = np.flatnonzero(self.stream)
         return dict(zip((rows + 1).tolist(), self.stream[rows].tolist(), strict=True))
 
+    def stream_column(self) -> NDArray[np.int8]:
+        """Return each storage's stream."""
+        return np.pad(self.stream, (0, len(self.layer) - len(self.stream)))
+
     def at_samples(self, samples: int) -> StepTrace:
         """Return a trace whose sizes are those at ``samples``, whatever is asked."""
         return replace(

@@ -58,7 +58,7 @@ class LiveBytes:
             requests = storage_bytes(trace, batch_size, device)
             sizes = rounded_bytes(requests, settings)
         if beside_bytes is not None:
-            sizes = np.where(_streams(trace) > 0, 0, sizes)
+            sizes = np.where(trace.stream_column() > 0, 0, sizes)
         life = lifetimes(trace)
         after = np.concatenate([[0], np.cumsum(life.signs * sizes[life.storage])])
         after += beside_bytes or 0
@@ -70,7 +70,7 @@ class LiveBytes:
         No free block of one stream serves another, so that as much is reserved beside
         the live bytes of the default one, unless the cache is emptied between steps.
         """
-        life, streams = lifetimes(self.trace), _streams(self.trace)
+        life, streams = lifetimes(self.trace), self.trace.stream_column()
         start = self.trace.phases[0].end
         held = 0
         for stream in np.unique(streams[streams > 0]):
@@ -91,11 +91,6 @@ class LiveBytes:
         after = np.concatenate([[0], np.cumsum(sizes)])
         alive: list[int] = after[events.position.searchsorted(moments)].tolist()
         return alive
-
-
-def _streams(trace: StepTrace) -> NDArray[np.int8]:
-    """Return each storage's stream."""
-    return np.pad(trace.stream, (0, trace.fixed_bytes.size - trace.stream.size))
 
 
 class StorageEvents(NamedTuple):

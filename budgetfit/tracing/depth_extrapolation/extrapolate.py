@@ -37,7 +37,6 @@ from budgetfit.tracing.depth_extrapolation.period_matching import (
     PeriodMatch,
     PeriodReference,
     match_middle_periods,
-    stream_column,
     unverified_column,
 )
 from budgetfit.tracing.depth_extrapolation.run_layout import (
@@ -201,7 +200,7 @@ def _with_copied_storages(
             category=trace.category[origin],
             layer=layer.astype(np.int32),
             scratch_index=trace.scratch_index[origin],
-            stream=np.trim_zeros(stream_column(trace)[origin], "b"),
+            stream=np.trim_zeros(trace.stream_column()[origin], "b"),
             unverified_ops=tuple(
                 UnverifiedOp(op.name, tuple(np.flatnonzero(unverified == n).tolist()))
                 for n, op in enumerate(trace.unverified_ops)

@@ -103,11 +103,6 @@ def unverified_column(trace: StepTrace) -> IntArray:
     return column
 
 
-def stream_column(trace: StepTrace) -> NDArray[np.int8]:
-    """Return each storage's stream."""
-    return np.pad(trace.stream, (0, len(trace.layer) - len(trace.stream)))
-
-
 def match_middle_periods(
     owned: OwnedTrace,
     layout: RunLayout,
@@ -142,7 +137,7 @@ def match_middle_periods(
         ("category", trace.category),
         ("scratch", trace.scratch_index),
         ("unverified", unverified_column(trace)),
-        ("stream", stream_column(trace)),
+        ("stream", trace.stream_column()),
     ):
         _same(f"storages' {name}", column[made_two], column[made_three])
     count = len(trace.layer)
