@@ -143,7 +143,7 @@ def with_epilogue(
     changed = replace(
         last,
         options=(option,),
-        gradient_bytes=max(0, last.gradient_bytes + other.gradient - one.gradient),
+        gradient_bytes=last.gradient_bytes + other.gradient - one.gradient,
         forward_ns=max(0, last.forward_ns + new_forward_ns - forward_ns),
         backward_ns=max(0, last.backward_ns + new_backward_ns - backward_ns),
     )

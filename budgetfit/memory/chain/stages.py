@@ -45,7 +45,8 @@ class StageBytes(NamedTuple):
         cached: Live from its forward to the end of the whole forward only.
         forward: Most bytes live in its forward, above the sum above.
         backward: Most bytes live in its backward, above the sum above.
-        gradient: Weight gradients that it leaves behind.
+        gradient: Weight gradients that it leaves behind, less those of earlier
+            micro-batches that it frees, as FSDP2 does.
     """
 
     saved: int
@@ -141,8 +142,8 @@ class _Cut(NamedTuple):
         start: Events before the steady forward.
         transient: Events of what is freed before the backward: what of it is alive at a
             stage's end is cached.
-        lasting: Events of what is allocated in the backward and still alive after it:
-            weight gradients.
+        lasting: Events of what is allocated in the backward and still alive after it,
+            or alive before the forward and freed in the backward: weight gradients.
         passed_on: Of each stage, whether later ones take its output and nothing saves
             it.
     """
@@ -167,7 +168,13 @@ def _cut(trace: StepTrace) -> _Cut:
             trace, (allocated_at >= forward.start) & (freed < backward.start)
         ),
         StorageEvents.of(
-            trace, (allocated_at >= backward.start) & (freed >= backward.end)
+            trace,
+            (
+                (allocated_at >= backward.start) & (freed >= backward.end)
+                | (allocated_at < forward.start)
+                & (freed >= backward.start)
+                & (freed < backward.end)
+            ),
         ),
         tuple(
             bool(

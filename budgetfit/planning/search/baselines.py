@@ -7,6 +7,7 @@ can be replayed instead.
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from budgetfit.core.block_profile import BlockOption, BlockProfile, ChainProfile
@@ -228,15 +229,20 @@ class BaselineProfile:
         return max(more, few + (usable_bytes - live_bytes) // growth)
 
     def _live_bytes(self, size: int) -> int:
-        """Return the peak of live bytes at a batch size."""
+        """Return the peak of live bytes at a batch size, each stream's by itself."""
         session, recipe = self._session, replace(self._recipe, batch_size=size)
-        live = LiveBytes.of(
+        chain = session.block_chain
+        measured = partial(
+            LiveBytes.of,
             session.traces.affine(recipe),
             size,
             device_properties(session.workload.gpu),
             session.budget.allocator,
             exact_blocks=False,
         )
+        live = measured()
+        if chain.streams_apart is not chain:
+            live = measured(beside_bytes=live.side_stream_bytes())
         return int(live.after.max())
 
     def _replayed(self, size: int) -> bool:

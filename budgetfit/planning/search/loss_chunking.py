@@ -308,8 +308,10 @@ def _worth_trying(
     if not others:
         return
     all_bytes = left_bytes = _bytes_behind_blocks(whole, batch_size)
-    static_bytes = whole.block_chain.profile_at(batch_size).static_bytes
-    least_bytes = MIN_BUDGET_SHARE * (session.budget.usable_bytes - static_bytes)
+    profile = whole.block_chain.profile_at(batch_size, exact_blocks=False)
+    least_bytes = MIN_BUDGET_SHARE * (
+        session.budget.usable_bytes - profile.static_bytes
+    )
     for chunked in others:
         if left_bytes < least_bytes:
             return
@@ -321,7 +323,8 @@ def _worth_trying(
 
 def _bytes_behind_blocks(session: PlanningSession, batch_size: int) -> float:
     """Return the most that head and loss take at a batch size."""
-    keep = session.block_chain.profile_at(batch_size).blocks[-1].keep
+    profile = session.block_chain.profile_at(batch_size, exact_blocks=False)
+    keep = profile.blocks[-1].keep
     return max(keep.forward_bytes, keep.saved_bytes + keep.backward_bytes)
 
 

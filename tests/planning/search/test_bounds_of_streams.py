@@ -64,6 +64,16 @@ def test_pools_of_all_streams_are_reserved_whatever_is_recomputed() -> None:
     assert chain_peak_bytes(profiles[1], ()) == pools_bytes(trace)
 
 
+def test_equal_shards_have_equal_options() -> None:
+    # The micro-batch before left whole gradients, of which each backward leaves a shard:
+    # what is live falls from block to block, and what each one adds is the same.
+    (session,) = sessions(WHOLE)
+    blocks = session.block_chain.profile_at(4).blocks
+    middle = [each for each in blocks if each.name in BLOCKS[1:-1]]
+    assert len({each.options for each in middle}) == 1
+    assert {each.gradient_bytes for each in middle} == {MIB // 8 - MIB}
+
+
 def pools_bytes(trace: StepTrace) -> int:
     """Add up the most that each stream holds in training steps of four samples."""
     device = device_properties(find_gpu("t4"))
