@@ -88,7 +88,8 @@ def make_plan(
         raise does_not_fit_error(found, more_changes)
     session, judged = found.session, found.judged
     warnings = (*found.warnings, *judged.warnings)
-    plan = _report(session, replace(judged, warnings=warnings), found.rows)
+    judged = replace(judged, warnings=warnings)
+    plan = _report(session, judged, found.rows, found.slower)
     provenance = {
         **plan.provenance,
         "solver": found.explanation,
@@ -140,7 +141,10 @@ def _plan_compiled_model(
 
 
 def _report(
-    session: PlanningSession, judged: JudgedLengths, baselines: tuple[Alternative, ...]
+    session: PlanningSession,
+    judged: JudgedLengths,
+    baselines: tuple[Alternative, ...],
+    slower: tuple[PlanningSession, ...],
 ) -> Plan:
     """Return the plan of a judged recipe: its tables, warnings and sources."""
     best = judged.estimate
@@ -156,7 +160,9 @@ def _report(
     return plan.changed(
         budget=budget_for_lengths(session.budget, judged.lengths),
         block_table=block_table(chain, best),
-        lazy_alternatives=lazy_alternatives(session, best, (*rows, *baselines)),
+        lazy_alternatives=lazy_alternatives(
+            *(session, best, (*rows, *baselines), slower)
+        ),
         lazy_curves=lazy_curves(session, estimate),
         varying_lengths=judged.lengths,
     )

@@ -6,7 +6,7 @@ checkpointed, trained or moved. So a meta copy, made while planning, is traced t
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -25,6 +25,7 @@ from budgetfit.planning.search.baselines import (
 from budgetfit.planning.search.last_batch import with_last_batch_notes
 from budgetfit.planning.search.loss_chunking import (
     best_for_objective,
+    search_with_loss_chunks,
     search_without_host,
 )
 from budgetfit.planning.search.lowest_peak import lowest_judged
@@ -33,6 +34,7 @@ from budgetfit.planning.search.policies import (
     every_n_of_segments,
     ordinal,
 )
+from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.session import PlanningSession
 from budgetfit.solvers.batch_size import Objective
 from budgetfit.traces.swap_modules import modules_in
@@ -74,10 +76,27 @@ def deciding_baselines(
     return _baselines(session, (*certain, *faster))
 
 
+def rows_by_engine(found: Iterable[SearchResult]) -> tuple[Alternative, ...]:
+    """Return the best recipes of ways to use several GPUs, where one fits."""
+    rows = []
+    for each in found:
+        parallelism, estimate = each.session.settings.parallelism, each.estimate
+        if parallelism is not None and estimate is not None:
+            label = parallelism.describe()
+            rows.append(Alternative(label=label, estimate=estimate, fits=True))
+    return tuple(rows)
+
+
 def lazy_alternatives(
-    session: PlanningSession, plan: Estimate, first: tuple[Alternative, ...]
+    session: PlanningSession,
+    plan: Estimate,
+    first: tuple[Alternative, ...],
+    slower: Sequence[PlanningSession] = (),
 ) -> LazyAlternatives:
-    """Return a plan's alternatives; all but ``first`` are evaluated on first access."""
+    """Return a plan's alternatives; all but ``first`` are evaluated on first access.
+
+    ``slower``: sessions of engines that cannot be faster, one row each.
+    """
     # Where the model cannot be copied to meta, all are evaluated at once.
 
     @functools.cache  # shared by the plan and its changed copies
@@ -86,6 +105,7 @@ def lazy_alternatives(
     def find() -> tuple[Alternative, ...]:
         session.traces.tracer.progress("judging the alternatives")
         rest = remaining_alternatives(session, plan, first)
+        rest += rows_by_engine(map(search_with_loss_chunks, slower))
         return (*first, *with_last_batch_notes(session, plan, rest))
 
     kept = (

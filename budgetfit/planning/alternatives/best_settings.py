@@ -5,8 +5,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from budgetfit.core.plan import Alternative, Estimate
-from budgetfit.planning.alternatives.alternatives import deciding_baselines
+from budgetfit.planning.alternatives.alternatives import (
+    deciding_baselines,
+    rows_by_engine,
+)
 from budgetfit.planning.alternatives.refusal import Refusal
+from budgetfit.planning.search.engines import (
+    engine_can_win,
+    engine_of,
+    likely_fastest_first,
+)
 from budgetfit.planning.search.kept_weights import holding_more_can_gain
 from budgetfit.planning.search.last_batch import (
     warnings_after_last_batch,
@@ -38,6 +46,7 @@ class BestSettings(NamedTuple):
         warnings: About the smaller last batch of an epoch.
         explanation: How they were found.
         rounds: Of the search.
+        slower: Sessions of engines that cannot be faster.
     """
 
     session: PlanningSession
@@ -46,6 +55,7 @@ class BestSettings(NamedTuple):
     warnings: tuple[str, ...]
     explanation: str
     rounds: tuple[str, ...]
+    slower: tuple[PlanningSession, ...]
 
 
 def best_settings(sessions: Sequence[PlanningSession]) -> BestSettings | Refusal:
@@ -71,10 +81,11 @@ def best_settings(sessions: Sequence[PlanningSession]) -> BestSettings | Refusal
     return BestSettings(
         session,
         judged,
-        (*baselines, *_other_engines(found)),
+        (*baselines, *rows_by_engine(found.others)),
         warnings,
         explanation,
         found.rounds,
+        found.slower,
     )
 
 
@@ -82,11 +93,23 @@ def best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
     """Return the best search result over all precisions, or why nothing fits."""
     hopeful: list[PlanningSession] = []
     found: list[SearchResult] = []
-    for session in sessions:
-        may_be_better = all(holding_more_can_gain(session, each) for each in found)
-        if may_be_better and session.may_fit:
-            hopeful.append(session)
-            found.append(search_with_loss_chunks(session))
+    slower: dict[str, PlanningSession] = {}
+    for session in likely_fastest_first(sessions):
+        engine = engine_of(session)
+        if not all(holding_more_can_gain(session, each) for each in found):
+            continue
+        if not session.may_fit:
+            continue
+        if any(
+            each.estimate is not None
+            and engine_of(each.session) != engine
+            and not engine_can_win(session, each.estimate)
+            for each in found
+        ):
+            slower.setdefault(engine, session)
+            continue
+        hopeful.append(session)
+        found.append(search_with_loss_chunks(session))
     rated = [
         (row.session.rank(row.estimate), number)
         for number, row in enumerate(found)
@@ -96,7 +119,11 @@ def best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
         best = found[min(rated)[1]]
         if best.session.settings.parallelism is not None:
             others = tuple(each for each in found if each is not best)
-            return replace(better_without_host(best), others=others)
+            return replace(
+                better_without_host(best),
+                others=others,
+                slower=tuple(slower.values()),
+            )
         return better_without_host(best)
     # The search leaves room for what the allocator might reserve; only the judge can
     # say that nothing fits.
@@ -112,17 +139,6 @@ def best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
             floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
             return Refusal(session, least, floor_bytes)
     return best_found([each.changed(accumulation=None) for each in sessions])
-
-
-def _other_engines(found: SearchResult) -> tuple[Alternative, ...]:
-    """Return the best recipes of the other ways to use several GPUs."""
-    rows = []
-    for each in found.others:
-        parallelism, estimate = each.session.settings.parallelism, each.estimate
-        if parallelism is not None and estimate is not None:
-            label = parallelism.describe()
-            rows.append(Alternative(label=label, estimate=estimate, fits=True))
-    return tuple(rows)
 
 
 def _best_judged(

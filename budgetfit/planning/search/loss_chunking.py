@@ -49,7 +49,7 @@ def search_with_loss_chunks(
     """Search with the plain loss, and with a chunked one where that is better."""
     # Chunks run the head again in the backward pass and never hold all logits. They are
     # tried with ``checkpointing="auto"`` only.
-    kept = everything_kept(session, _chunked_best, MIN_GAIN)
+    kept = everything_kept(session, chunked_best, MIN_GAIN)
     if kept is not None:
         return kept
     solved = fastest_by_formula(session)
@@ -65,7 +65,7 @@ def search_with_loss_chunks(
         None if apart else solved,  # a search begins with live bytes alone
         partial(best_with_segments, session, ()),
     )
-    if best.estimate and not can_gain(session, best.estimate, MIN_GAIN, _chunked_best):
+    if best.estimate and not can_gain(session, best.estimate, MIN_GAIN, chunked_best):
         return with_near_misses(best, max_rounds)
     return _with_more_chunks(session, best, max_rounds, ahead)
 
@@ -177,7 +177,7 @@ def _search_ahead(
     try:
         for chunked in _worth_trying(session, best.batch_size):
             below_ns = (1 - Fraction(MIN_GAIN)) * (best.ns_per_sample or 0)
-            if not _faster(expected, below_ns, _chunked_best):
+            if not _faster(expected, below_ns, chunked_best):
                 break
             found = _faster(chunked, below_ns)
             if found is None:
@@ -328,7 +328,7 @@ def _bytes_behind_blocks(session: PlanningSession, batch_size: int) -> float:
     return max(keep.forward_bytes, keep.saved_bytes + keep.backward_bytes)
 
 
-def _chunked_best(chain: ChainProfile) -> ChainProfile:
+def chunked_best(chain: ChainProfile) -> ChainProfile:
     """Return the chain with the best that chunks can do: no bytes of head and loss."""
     # They are run forward once more, but for the norm before them.
     head = chain.blocks[-1]
@@ -339,7 +339,7 @@ def _chunked_best(chain: ChainProfile) -> ChainProfile:
 
 
 def _chunked_without_host(chain: ChainProfile) -> ChainProfile:
-    return _chunked_best(without_host_options(chain))
+    return chunked_best(without_host_options(chain))
 
 
 def _gains(session: PlanningSession, new: Estimate, old: Estimate) -> bool:

@@ -60,7 +60,7 @@ class SearchResult:
     """The best recipe that the judge accepts, or None, and the rounds of the search.
 
     ``session`` is the one that found it: its loss may be chunked. ``others`` are those
-    of other parallelisms.
+    of other parallelisms, and ``slower`` the sessions of engines that cannot be faster.
     """
 
     session: PlanningSession
@@ -68,6 +68,7 @@ class SearchResult:
     explanation: str = ""
     rounds: tuple[str, ...] = ()
     others: tuple[SearchResult, ...] = ()
+    slower: tuple[PlanningSession, ...] = ()
 
     @property
     def judged(self) -> Estimate:

@@ -65,8 +65,8 @@ def test_pools_of_all_streams_are_reserved_whatever_is_recomputed() -> None:
 
 
 def test_equal_shards_have_equal_options() -> None:
-    # The micro-batch before left whole gradients, of which each backward leaves a shard:
-    # what is live falls from block to block, and what each one adds is the same.
+    # The micro-batch before left whole gradients: each backward leaves a shard of its
+    # own. So less is live at each block, but what it adds is the same.
     (session,) = sessions(WHOLE)
     blocks = session.block_chain.profile_at(4).blocks
     middle = [each for each in blocks if each.name in BLOCKS[1:-1]]

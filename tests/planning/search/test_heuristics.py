@@ -468,7 +468,7 @@ def test_nothing_is_searched_where_the_solver_finds_nothing_faster(
 
 def test_chunks_take_no_bytes_at_best_and_run_the_head_once_more() -> None:
     loss = block("loss", option("keep", 5, 6, 7))  # 10 ns forward, 20 backward
-    (head,) = loss_chunking._chunked_best(chain_of(loss)).blocks  # noqa: SLF001
+    (head,) = loss_chunking.chunked_best(chain_of(loss)).blocks
     keep = head.keep
     assert (keep.saved_bytes, keep.forward_bytes, keep.backward_bytes) == (0, 0, 0)
     assert (head.forward_ns, head.backward_ns) == (10, 28)

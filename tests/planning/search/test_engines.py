@@ -1,0 +1,94 @@
+"""Engines side by side: the likely fastest first, and one that cannot win is shown."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from budgetfit.core.budget import Budget
+from budgetfit.core.parallelism import Parallelism
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.alternatives import alternatives, best_settings
+from budgetfit.planning.planner import make_plan
+from budgetfit.planning.search.engines import engine_can_win, likely_fastest_first
+from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
+from budgetfit.planning.session import PlanningSession, Request, open_sessions
+from budgetfit.workload.workload import Workload
+
+WAYS = tuple(Parallelism(engine=engine, gpus=4) for engine in ("ddp", "fsdp2"))
+ROOMY = Budget(total_bytes=2**34, context_bytes=0, headroom_bytes=0)
+SETTINGS = {"precisions": ["bf16-mixed"], "optimizer": "adamw_torch_fused"}
+
+
+def workload() -> Workload:
+    config = LlamaConfig(
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=2,
+        num_attention_heads=16,
+        vocab_size=1000,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    tokens = torch.zeros(1, 512, dtype=torch.int64)
+    found = Workload(
+        model=model,
+        batch={"input_ids": tokens, "labels": tokens},
+        gpu=find_gpu("rtx-4090"),
+    )
+    return found.with_found_blocks()
+
+
+def sessions(given: Workload, budget: Budget = ROOMY) -> list[PlanningSession]:
+    request = Request()
+    more = {"accumulation": 2, "parallelisms": WAYS, **SETTINGS}
+    return open_sessions(given, budget, request, **more)
+
+
+def test_no_engine_that_is_left_out_is_faster() -> None:
+    opened = sessions(workload())
+    left_out = 0
+    for gib in (16, 1):
+        budget = replace(ROOMY, total_bytes=gib * 2**30)
+        tight = [replace(each, budget=budget) for each in opened]
+        rows = [(each, search_with_loss_chunks(each).estimate) for each in tight]
+        for (one, known), (other, found) in (rows, rows[::-1]):
+            if known is None or found is None or engine_can_win(other, known):
+                continue
+            assert other.rank(found) > one.rank(known)
+            left_out += 1
+    assert left_out
+
+
+def test_the_fastest_by_formula_comes_first_and_equal_ones_in_order() -> None:
+    ddp, fsdp2 = sessions(workload())
+    slow = replace(fsdp2, budget=replace(ROOMY, total_bytes=2**20))  # nothing fits
+    for given in ([ddp, slow], [slow, ddp]):
+        assert likely_fastest_first(given) == [ddp, slow]
+    memory = [each.asking(objective="memory") for each in (slow, ddp)]
+    assert likely_fastest_first(memory) == memory
+    twice = [slow, replace(slow, notes=("second",))]
+    assert likely_fastest_first(twice) == twice
+
+
+def test_a_row_says_how_fast_an_engine_is_that_cannot_win(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[str] = []
+
+    def search(session: PlanningSession) -> object:
+        searched.append(session.settings.parallelism.engine)
+        return search_with_loss_chunks(session)
+
+    monkeypatch.setattr(best_settings, "search_with_loss_chunks", search)
+    monkeypatch.setattr(best_settings, "engine_can_win", lambda *_: False)
+    monkeypatch.setattr(alternatives, "remaining_alternatives", lambda *_: ())
+    given = workload()
+    plan = make_plan(given, ROOMY, Request(), parallelisms=WAYS, **SETTINGS)
+    assert len(searched) == 1
+    assert plan.recipe.parallelism.engine in searched
+    known = [row.label for row in plan.lazy_alternatives.known]
+    other = next(each.describe() for each in WAYS if each.engine not in searched)
+    assert other not in known
+    assert other in [row.label for row in plan.alternatives]
