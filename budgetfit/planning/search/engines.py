@@ -34,7 +34,7 @@ def likely_fastest_first(
     sample_ns: dict[str, float] = {}
     for engine, session in first.items():
         best = fastest_by_formula(_with_plain_blocks(session)).best
-        sample_ns[engine] = math.inf if best is None else best.ns_per_sample or 0
+        sample_ns[engine] = float(best.ns_per_sample or 0) if best else math.inf
     return sorted(sessions, key=lambda each: sample_ns[engine_of(each)])
 
 
@@ -55,12 +55,16 @@ def _with_plain_blocks(session: PlanningSession) -> PlanningSession:
 def _without_activations(chain: ChainProfile) -> ChainProfile:
     """Return the chain whose blocks, where they can be recomputed, hold no bytes."""
 
-    def free(block: BlockProfile) -> BlockProfile:
+    def emptied(block: BlockProfile) -> BlockProfile:
         if len(block.options) == 1:
             return block
-        nothing = dict.fromkeys(
-            ("saved_bytes", "forward_bytes", "backward_bytes", "cached_bytes"), 0
+        free = replace(
+            block.keep,
+            saved_bytes=0,
+            forward_bytes=0,
+            backward_bytes=0,
+            cached_bytes=0,
         )
-        return replace(block, options=(replace(block.keep, **nothing),))
+        return replace(block, options=(free,))
 
-    return replace(chain, blocks=tuple(map(free, chain.blocks)))
+    return replace(chain, blocks=tuple(map(emptied, chain.blocks)))
