@@ -82,6 +82,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
     bounds: Callable[[Problem], Bounds] | None = None,
     before: BatchChoice | None = None,
     below_ns: Fraction | None = None,
+    any_below: bool = False,
     micro_batches: int = 1,
     smallest: int = 1,
     largest: int = LARGEST_BATCH_SIZE,
@@ -111,6 +112,7 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
             slow there are not tried again.
         below_ns: The time per sample that counts as an answer, for ``throughput``:
             sizes whose bounds are not below it are not solved.
+        any_below: Whether any size below it will do, and not only the best.
         micro_batches: Per optimizer step, without an effective batch size.
         smallest: The smallest size to try, where ``batch_sizes`` names none.
         largest: The largest.
@@ -129,6 +131,9 @@ def choose_batch_size(  # noqa: PLR0913 - one value each, all needed
         most,
         refused,
     )
+    on_grid = batch_sizes is None and effective_batch_size is None
+    if any_below and on_grid and (found := search.first_below(below_ns)):
+        return BatchChoice(best=found, considered=(found,))
     sizes = _sizes_to_try(search, objective, batch_sizes, before)
     _solve_the_promising(search, sizes, objective, below_ns)
     best = search.best_of(sizes, objective)
@@ -187,6 +192,18 @@ class _Search:
         if batch_size not in self.known:
             self.known[batch_size] = self.bounds(self._problem(batch_size))
         return self.known[batch_size]
+
+    def first_below(self, below_ns: Fraction | None) -> BatchCandidate | None:
+        """Return a plan below a time per sample, if doubled sizes show that one is."""
+        size = self.smallest
+        while below_ns is not None and size <= self.largest and self.may_fit(size):
+            bounds = self.bounds_at(size)
+            if bounds is not None and bounds.upper_ns is not None:
+                chain = self.profile_at(size)
+                if self._ns_per_sample(chain, bounds.upper_ns) < below_ns:
+                    return self.candidate(size)
+            size *= 2
+        return None
 
     def floor(self, batch_size: int) -> Fraction:
         """Return a lower bound on the time per sample at a batch size."""

@@ -265,3 +265,26 @@ def test_what_is_not_below_a_time_is_not_solved(share: Fraction) -> None:
         assert not any(
             found.lower_ns[size] > below_ns for size in solved if size in found.lower_ns
         )
+
+
+def test_any_size_below_a_time_is_found_where_one_is_and_in_fewer_tries() -> None:
+    limit_bytes = STATIC + 13 * 37
+    best = choose(limit_bytes, bounds=fastest_plan_bounds).best
+    assert best is not None
+    early = 0
+    for hundredths in (100, 101, 110, 130, 200):
+        below_ns = best.ns_per_sample * hundredths / 100
+        whole, any_one = (
+            choose(
+                limit_bytes,
+                bounds=fastest_plan_bounds,
+                below_ns=below_ns,
+                any_below=any_below,
+            )
+            for any_below in (False, True)
+        )
+        assert (any_one.best is not None) == (whole.best is not None)
+        if any_one.best is not None and hundredths > 100:
+            assert any_one.best.ns_per_sample < below_ns
+        early += any_one.best != whole.best
+    assert early

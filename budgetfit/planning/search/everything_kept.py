@@ -75,13 +75,12 @@ def everything_kept(
         session.workload.model, session.workload.loss
     ):
         may_be_faster.append((recomputing, chunked, chunks_gain))
-    bounds_ns = [
-        _shortest_ns(plain, rate, change) / (1 - gain)
-        for rate, change, gain in may_be_faster
-    ]
-    # The judge finds no larger batch to fit than the formula does.
-    if min(bounds_ns) < _kept_ns(plain):
-        return None
+    kept_ns, bounds_ns = _kept_ns(plain), []
+    for rate, change, gain in may_be_faster:
+        bounds_ns.append(_shortest_ns(plain, rate, change) / (1 - gain))
+        # The judge finds no larger batch to fit than the formula does.
+        if bounds_ns[-1] < kept_ns:
+            return None
     estimate = best_with_segments(session, ())
     if (
         estimate is None

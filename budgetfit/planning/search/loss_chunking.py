@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from budgetfit.applying.loss.chunked_loss import can_chunk_loss
 from budgetfit.core.block_profile import ChainProfile
@@ -177,7 +177,7 @@ def _search_ahead(
     try:
         for chunked in _worth_trying(session, best.batch_size):
             below_ns = (1 - Fraction(MIN_GAIN)) * (best.ns_per_sample or 0)
-            if not _faster(expected, below_ns, chunked_best):
+            if not _faster(expected, below_ns, chunked_best, any_below=True):
                 break
             found = _faster(chunked, below_ns)
             if found is None:
@@ -194,9 +194,10 @@ def _faster(
     session: PlanningSession,
     below_ns: Fraction,
     chain_of: Callable[[ChainProfile], ChainProfile] | None = None,
+    **further: Any,
 ) -> BatchCandidate | None:
     """Return the solver's plan in all usable bytes if it takes less per sample."""
-    best = fastest_by_formula(session, chain_of, below_ns).best
+    best = fastest_by_formula(session, chain_of, below_ns, **further).best
     return best if best and (best.ns_per_sample or 0) < below_ns else None
 
 

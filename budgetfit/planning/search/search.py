@@ -127,7 +127,7 @@ def can_gain(
     if session.request.objective != "throughput":
         return True
     below_ns = Fraction(solver_ns(known) * (1 - gain))
-    found = fastest_by_formula(session, chain_of, below_ns)
+    found = fastest_by_formula(session, chain_of, below_ns, any_below=True)
     if found.best is None:
         return not found.lower_ns  # else the plan of lowest peak may fit
     return (found.best.ns_per_sample or 0) < below_ns
@@ -137,11 +137,12 @@ def fastest_by_formula(
     session: PlanningSession,
     chain_of: Callable[[ChainProfile], ChainProfile] | None = None,
     below_ns: Fraction | None = None,
+    **further: Any,
 ) -> BatchChoice:
     """Return the solver's plan in all usable bytes: no search finds a faster one.
 
     That is what the streams' pools leave of them. ``chain_of`` as in ``can_gain``,
-    ``below_ns`` as in ``choose_batch_size``.
+    ``below_ns`` and ``further`` as in ``choose_batch_size``.
     """
     limit_bytes = session.budget.usable_bytes
     block_chain = session.block_chain.streams_apart
@@ -154,6 +155,7 @@ def fastest_by_formula(
         limit_bytes,
         bounds=fastest_plan_bounds if solve is fastest_plan else None,
         below_ns=below_ns,
+        **further,
     )
 
 
