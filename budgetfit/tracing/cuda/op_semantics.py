@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
+from torch._prims_common import compute_elementwise_output_strides
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     disable_fake_tensor_cache,
@@ -67,7 +68,6 @@ _ADDS_ITSELF = frozenset(
         "CholeskyBackward0",
         "CholeskyInverseBackward0",
         "CholeskySolveBackward0",
-        "ConvolutionBackwardBackward0",
         "GeluBackwardBackward0",
         "GluBackwardBackward0",
         "GridSampler2DBackwardBackward0",
@@ -114,9 +114,32 @@ CONTIGUOUS_OUTPUTS = frozenset(
         aten.native_layer_norm_backward.default,
         aten._fused_rms_norm_backward.default,
         aten._log_softmax_backward_data.default,
+        aten.huber_loss_backward.default,
+        aten.mse_loss_backward.default,
+        aten.nll_loss2d_forward.default,
+        aten.pixel_shuffle.default,
+        aten.pixel_unshuffle.default,
+        aten.pow.Scalar,
         aten.reflection_pad2d.default,
         aten.replication_pad2d.default,
         aten.smooth_l1_loss_backward.default,
+    }
+)
+# Torch does not tag these as pointwise.
+ELEMENTWISE = frozenset(
+    {
+        aten.elu_backward.default,
+        aten.hardsigmoid_backward.default,
+        aten.softplus_backward.default,
+    }
+)
+# Pointwise ops whose CUDA code does not choose strides as ``TensorIterator`` does.
+OWN_STRIDES = frozenset(
+    {
+        aten.ldexp.Tensor,
+        aten.masked_fill.Scalar,
+        aten.masked_fill.Tensor,
+        aten.native_dropout_backward.default,
     }
 )
 # The gradient of the input has the input's memory format, whatever the other's is.
@@ -132,7 +155,14 @@ class CudaOpTraits(NamedTuple):
     convolution: bool
     contiguous_outputs: bool
     like_input: bool
+    elementwise: bool
     into_zeros: OpOverload | None
+
+
+def _is_elementwise(func: OpOverload) -> bool:
+    if torch.Tag.pointwise not in func.tags or func._schema.is_mutable:
+        return func in ELEMENTWISE
+    return func not in OWN_STRIDES | CONTIGUOUS_OUTPUTS
 
 
 @functools.cache
@@ -144,6 +174,7 @@ def _traits_of(func: OpOverload) -> CudaOpTraits:
         func in CONVOLUTIONS,
         func in CONTIGUOUS_OUTPUTS,
         func in LIKE_INPUT,
+        _is_elementwise(func),
         WRITES_INTO_ZEROS.get(func),
     )
 
@@ -198,10 +229,14 @@ class CudaOpSemantics:
         if traits.padded_outputs:
             with _full_storages(args):
                 return run(func, args, kwargs)
-        return self._with_cuda_layout(traits, args, run(func, args, kwargs))
+        return self._with_cuda_layout(traits, func, args, run(func, args, kwargs))
 
-    def _with_cuda_layout(self, traits: CudaOpTraits, args: Args, out: Any) -> Any:
+    def _with_cuda_layout(
+        self, traits: CudaOpTraits, func: OpOverload, args: Args, out: Any
+    ) -> Any:
         """Return outputs with the dtypes and strides of CUDA's kernels."""
+        if traits.elementwise:
+            return _with_strides_of_operands(func, args, out)
         if traits.fp32_statistics and out[0].dtype in HALVES:
             return (out[0], *(statistic.float() for statistic in out[1:]))
         if traits.contiguous_outputs or (traits.convolution and not self.target.cudnn):
@@ -260,6 +295,27 @@ class CudaOpSemantics:
                 limits=size_limits(call),
             ),
         )
+
+
+def _is_strided(value: Any) -> bool:
+    """Return whether this is a dense tensor."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _with_strides_of_operands(func: OpOverload, args: Args, out: Any) -> Any:
+    """Return the output of a pointwise op with the strides that CUDA gives it."""
+    # Torch's meta kernels cast operands first, which makes expanded ones contiguous:
+    # the gradient of a sum, with activations in channels-last format and 16 bits.
+    operands = [each for each in args if isinstance(each, torch.Tensor)]
+    strided = all(_is_strided(each) for each in (out, *operands))
+    if len(operands) < 2 or not strided:  # noqa: PLR2004 - of one, they are right
+        return out
+    if all(x.shape != out.shape or x.stride() == out.stride() for x in operands):
+        return out
+    if func is aten.threshold_backward.default:  # reads the activations first
+        operands.reverse()
+    strides = compute_elementwise_output_strides(*torch.broadcast_tensors(*operands))
+    return out if strides == out.stride() else out.new_empty_strided(out.shape, strides)
 
 
 def _in_place_in_autograd(

@@ -181,3 +181,67 @@ def _draws() -> Iterator[Case]:
     ):
         repeats = tensor([count], dtype)
         yield "repeat_interleave.Tensor", [repeats], {"output_size": 2 * count}
+
+
+def seldom() -> Iterator[Case]:
+    """Modes, powers of two, segments and what else few programs call."""
+    turned = tensor([300, 200], SINGLE, [1, 300])
+    gaps = tensor([300, 100], HALF, [200, 2])
+    row = tensor([300, 100], SINGLE, [0, 1])
+    for x in (tensor([300, 200]), tensor([30, 20, 50], HALF), turned, gaps, row):
+        for dim in range(x.dim()):
+            yield "mode", [x, dim], {}
+    yield "mode", [tensor([3, 2049], torch.int64)], {}
+    yield "mode", [tensor([2049, 3]), 0], {}
+    for x in (tensor([300, 100]), tensor([300, 100], HALF), gaps, row):
+        for power in (x, tensor([100]), tensor([300, 1], torch.int32), tensor([])):
+            yield "ldexp.Tensor", [x, power], {}
+    yield "ldexp.Tensor", [tensor([300, 100], torch.int64), tensor([100], LONG)], {}
+    yield from _multilabel_losses()
+    yield from _segments()
+    for x, channels in (
+        (tensor([40, 30, 20]), 30),
+        (tensor([4000, 100], HALF), 100),
+        (tensor([8, 100, 20, 30], HALF, [60_000, 1, 3000, 100]), 100),
+    ):
+        saved = [*[tensor([channels])] * 5, True, 1e-5, [True] * 3]
+        yield "batch_norm_backward", [x, x, *saved, tensor([0], torch.uint8)], {}
+
+
+def _multilabel_losses() -> Iterator[Case]:
+    for shape, stride in (
+        ([50], None),
+        ([300, 40], None),
+        ([300, 40], [1, 300]),
+        ([20_000, 10], None),
+    ):
+        for dtype in (SINGLE, HALF):
+            x, target = tensor(shape, dtype, stride), tensor(shape, LONG)
+            for reduction in (0, 1, 2):
+                yield "multilabel_margin_loss_forward", [x, target, reduction], {}
+                grad = tensor(shape[:-1] if reduction == 0 else [], dtype)
+                args = [grad, x, target, reduction, tensor(shape, dtype)]
+                yield "multilabel_margin_loss_backward", args, {}
+
+
+def _segments() -> Iterator[Case]:
+    """Lengths are checked by their values, unless the call is ``unsafe``."""
+    for shape, count, dtype in (
+        ([1000], 50, SINGLE),
+        ([30_000, 40], 5000, SINGLE),
+        ([3000, 40], 500, HALF),
+    ):
+        for index in (LONG, torch.int32):
+            for reduce in ("sum", "mean", "max"):
+                x, lengths = tensor(shape, dtype), tensor([count], index)
+                ends = tensor([count + 1], index)
+                out = tensor([count, *shape[1:]], dtype)
+                for kind in (
+                    {"lengths": lengths, "unsafe": True},
+                    {"offsets": ends},
+                    {"offsets": ends, "unsafe": True},
+                ):
+                    yield "segment_reduce", [x, reduce], kind
+                for kind in ({"lengths": lengths}, {"offsets": ends}):
+                    args = [out, out, x, reduce]
+                    yield "_segment_reduce_backward", args, kind

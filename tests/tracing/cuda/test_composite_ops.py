@@ -14,7 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from budgetfit.tracing.cuda.dispatch import thread_kernels
-from budgetfit.tracing.cuda.dispatch.composite_ops import cuda_composite_ops
+from budgetfit.tracing.cuda.dispatch.composite_ops import (
+    _convolution_double_backward,
+    cuda_composite_ops,
+)
 from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
@@ -199,6 +202,36 @@ def test_a_cpus_group_norm_takes_channels_last_as_it_is() -> None:
         out, names = grouped(torch.ones(2, 8, 4, 4, requires_grad=True))
     assert "aten.clone.default" not in names
     assert not out.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("transposed", "stride", "padding", "dilation"),
+    [(False, 1, 1, 1), (False, 2, 1, 1), (False, 3, 0, 2), (True, 2, 1, 1)],
+)
+def test_gradients_of_a_convolutions_gradient_are_torchs(
+    transposed: bool, stride: int, padding: int, dilation: int
+) -> None:
+    x = torch.randn(4, 3, 9, 11, dtype=torch.double)
+    weight = torch.randn(*((3, 5) if transposed else (5, 3)), 3, 3, dtype=torch.double)
+    where = [[size] * 2 for size in (stride, padding, dilation)]
+    rest = (*where, transposed, [0, 0], 1)
+    grad = torch.randn_like(torch.convolution(x, weight, None, *rest))
+    call = torch.randn_like(x), None, None, grad, weight, x, *rest, [True] * 3
+    found = _convolution_double_backward(*call)
+    expected = torch.ops.aten._convolution_double_backward(*call)
+    torch.testing.assert_close(found[::2], expected[::2])
+    assert not found[1]
+    assert not expected[1]
+
+
+@pytest.mark.usefixtures("on_cuda")
+def test_the_weight_gets_its_gradient_of_a_gradient_from_a_turned_copy() -> None:
+    x, weight = torch.ones(4, 3, 9, 9, requires_grad=True), torch.ones(5, 3, 3, 3)
+    out = functional.conv2d(x, weight.requires_grad_())
+    (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with Ops() as ops:
+        grad.sum().backward()
+    assert ops.names.count("aten.clone.default") == 1
 
 
 @pytest.mark.usefixtures("on_cuda")

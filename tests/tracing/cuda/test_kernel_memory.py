@@ -221,9 +221,15 @@ def test_a_grouped_convolution_joins_its_groups_in_the_end() -> None:
     taken = [step.arguments[0] for step in steps if isinstance(step, KernelScratch)]
     # A slice of the images, 2 of 6 outputs, one sample's patches: 2 * 16 taps * 2 * 2.
     assert taken == [2 * 2 * 64 * 4, 2 * 2 * 4 * 4, 32 * 4 * 4] * 3
-    assert steps[-1] == OUTPUTS
+    assert steps[-4] == OUTPUTS
     given = [step.scratch.arguments[0] for step in steps if isinstance(step, Free)]
-    assert given == [32 * 4 * 4, 2 * 2 * 64 * 4] * 3, "outputs wait to be joined"
+    assert given[:-3] == [32 * 4 * 4, 2 * 2 * 64 * 4] * 3, "outputs wait to be joined"
+    assert given[-3:] == [2 * 2 * 4 * 4] * 3
+    grad = (out, image, weight, [6], *args[3:], [True] * 3)
+    steps = steps_of(aten.convolution_backward.default, grad, None)
+    given = [step.scratch.arguments[0] for step in steps if isinstance(step, Free)]
+    # Gradients of the groups' biases, weights and images.
+    assert given[-9:] == [2 * 4] * 3 + [2 * 2 * 16 * 4] * 3 + [2 * 2 * 64 * 4] * 3
 
 
 def test_cudnn_attention_has_one_workspace_by_the_frontends_formula() -> None:

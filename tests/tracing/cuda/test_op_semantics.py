@@ -24,6 +24,7 @@ from budgetfit.utils.function_name import qualified_name
 from tests.models import without_loss
 
 MIB = 1 << 20
+LAST = torch.channels_last
 aten = torch.ops.aten
 
 
@@ -82,6 +83,25 @@ def test_a_gradient_that_goes_elsewhere_too_is_added_to_a_new_one() -> None:
     on_cuda = backward_births(Forked(shared=True), x, target())
     # The loss's gradient, the sum for ``one``, and two weights' gradients.
     assert on_cuda == backward_births(Forked(shared=True), x, None) == [4, 4, 1, 1]
+
+
+class Penalty(nn.Module):
+    """Scores and the squares of their gradients; the weight is 1 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(512, 512, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x[..., None, None].requires_grad_()
+        scores = self.layer(x).square() + self.layer(x.sin()).square()
+        (grad,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+        return scores.mean() + grad.square().mean()
+
+
+def test_the_gradients_of_a_convolution_and_of_its_gradient_meet_in_place() -> None:
+    births = backward_births(Penalty(), torch.zeros(4, 512), target())
+    assert births == [1] * 6, "a seventh is a sum out of place"
 
 
 class Added(torch.autograd.Function):
@@ -223,6 +243,23 @@ IN_ONE_PIECE: dict[str, Callable[[], torch.Tensor]] = {
     "smooth L1": lambda: aten.smooth_l1_loss_backward(
         rows(), transposed_rows(), rows(), 1, 1.0
     ),
+    "mean squared error": lambda: aten.mse_loss_backward(
+        rows(), transposed_rows(), rows(), 1
+    ),
+    "Huber": lambda: aten.huber_loss_backward(rows(), transposed_rows(), rows(), 1, 1),
+    "losses of pixels": lambda: aten.nll_loss2d_forward(
+        image(), torch.empty(2, 8, 8, dtype=torch.long).mT, None, 0, -100
+    )[0],
+    "pixels shuffled": lambda: aten.pixel_shuffle(
+        aten.pixel_unshuffle(image(last=False), 2).to(memory_format=LAST), 2
+    ),
+    "pixels unshuffled": lambda: aten.pixel_unshuffle(image(), 2),
+    "power": lambda: 2 ** transposed_rows(),
+    "elu": lambda: aten.elu_backward(rows(), 1, 1, 1, False, transposed_rows()),
+    "softplus": lambda: aten.softplus_backward(
+        rows().half(), transposed_rows().half(), 1, 20
+    ),
+    "hard sigmoid": lambda: aten.hardsigmoid_backward(rows(), transposed_rows()),
     "reflected": lambda: aten.reflection_pad2d(image(), [1, 1, 1, 1]),
     "replicated": lambda: aten.replication_pad2d(image(), [1, 1, 1, 1]),
 }
@@ -233,6 +270,28 @@ def test_outputs_that_are_one_piece_for_any_strides(op: str) -> None:
     # As all calls of these ops are that the null driver has run.
     with fake_mode(), StorageLog(CudaOpSemantics(target())):
         assert IN_ONE_PIECE[op]().is_contiguous()
+
+
+def of_sum() -> torch.Tensor:
+    return torch.empty((), dtype=torch.bfloat16).expand(2, 3, 8, 8)
+
+
+LIKE_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "product": lambda x: of_sum() * x,
+    "quotient of two dtypes": lambda x: of_sum() / x.float(),
+    "comparison": lambda x: of_sum() > x,
+    "gelu": lambda x: aten.gelu_backward(of_sum(), x),
+    "sigmoid": lambda x: aten.sigmoid_backward(of_sum(), x),
+    "relu": lambda x: aten.threshold_backward(image(last=False).bfloat16(), x, 0),
+}
+
+
+@pytest.mark.parametrize("op", LIKE_ACTIVATIONS)
+def test_the_gradient_of_a_sum_takes_the_strides_of_the_activations(op: str) -> None:
+    # As on the null driver; torch's meta kernels cast 16 bits, and so lose them.
+    with fake_mode(), StorageLog(CudaOpSemantics(target())):
+        found = LIKE_ACTIVATIONS[op](image().bfloat16())
+    assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("last", [True, False])

@@ -77,6 +77,32 @@ def _group_norm(  # noqa: PLR0913, PLR0917 - aten's signature
     return _composite(aten.group_norm.default, x.contiguous(), *rest)
 
 
+def _convolution_double_backward(  # noqa: PLR0913, PLR0917 - aten's signature
+    gg_input: torch.Tensor,
+    gg_weight: torch.Tensor | None,
+    gg_bias: torch.Tensor | None,
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    x: torch.Tensor,
+    *args: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """Copy the gradient, turned, for that of the weight (Convolution.cpp)."""
+    stride, padding, dilation, transposed, output_padding, groups, _ = args
+    if groups > 1 or gg_weight is not None or gg_bias is not None or not x.numel():
+        op = aten._convolution_double_backward.default
+        rest = grad, weight, x, *args
+        return tuple(_composite(op, gg_input, gg_weight, gg_bias, *rest))
+    out = aten.convolution(gg_input, weight, None, *args[:-1])
+    pair = gg_input.transpose(0, 1), grad.transpose(0, 1).contiguous()
+    if transposed:
+        pair = pair[1], pair[0]
+    turned = dilation, padding, stride, False, output_padding, groups
+    of_weight = aten.convolution(*pair, None, *turned).transpose(0, 1)
+    for dim, size in enumerate(weight.shape):
+        of_weight = of_weight.narrow(dim, 0, size)
+    return out, None, of_weight
+
+
 def _one_hot(indices: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     """Write ones into zeros; subclasses are compared with all classes (Onehot.cpp)."""
     if not indices.numel():
@@ -167,6 +193,10 @@ def cuda_composite_ops(
         "group_norm": (_group_norm, aten.group_norm.default),
         "rms_norm": (_rms_norm, aten.rms_norm.default),
         "_fused_rms_norm": (fused_rms_norm, aten._fused_rms_norm.default),
+        "_convolution_double_backward": (
+            _convolution_double_backward,
+            aten._convolution_double_backward.default,
+        ),
         "softmax.int": (
             _half_to_float(aten._softmax, aten.softmax.int),
             aten.softmax.int,

@@ -45,6 +45,14 @@ def _histc(x: torch.Tensor, bins: int = 100, *_: object) -> torch.Tensor:
     return x.new_empty(bins)
 
 
+def _multilabel_margin(
+    scores: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss and which classes are targets."""
+    rows = () if reduction else scores.shape[:-1]
+    return scores.new_empty(rows), scores.new_empty(target.shape)
+
+
 def _multi_margin_backward(
     _: torch.Tensor, scores: torch.Tensor, *__: Any
 ) -> torch.Tensor:
@@ -152,6 +160,8 @@ META_KERNELS: dict[OpOverload, Callable[..., Any]] = {
     aten._fused_rms_norm.default: _rms_norm,
     aten.histc.default: _histc,
     aten.multi_margin_loss_backward.default: _multi_margin_backward,
+    aten.multilabel_margin_loss_forward.default: _multilabel_margin,
+    aten.multilabel_margin_loss_backward.default: _multi_margin_backward,
     aten.native_batch_norm.default: _batch_norm,
     aten._thnn_fused_lstm_cell.default: _lstm_cell,
     aten._thnn_fused_gru_cell.default: _gru_cell,

@@ -151,12 +151,15 @@ def convolution(call: Call) -> Steps:
     elif conv.groups == 1:
         yield from _forward(conv, output)
     else:
+        parts = []
         for _ in range(conv.groups):
-            copies = conv.input_slice()
+            copies, part = conv.input_slice(), conv.group_share(conv.storage_numbers)
             yield from copies
-            yield from _forward(conv, conv.group_share(conv.storage_numbers))
+            yield from _forward(conv, part)
             yield from map(Free, copies)
+            parts.append(part)
         yield output
+        yield from map(Free, parts)
 
 
 def _forward(conv: Convolution, output: KernelStep) -> Steps:
@@ -197,6 +200,7 @@ def convolution_backward(call: Call) -> Steps:
         yield from _one_group(conv, grad, *outputs)
         return
     sizes = (conv.input.numel(), conv.weight.numel(), grad.shape[1])
+    parts = []
     for _ in range(conv.groups):
         copies = conv.input_slice()
         if grad.shape[0] > 1 or not grad.is_contiguous():
@@ -208,7 +212,10 @@ def convolution_backward(call: Call) -> Steps:
         yield from copies
         yield from _one_group(conv, grad, *results)
         yield from map(Free, reversed(copies))
+        parts.append(results)
     yield from chain(*outputs)
+    for vector in reversed([*zip(*parts, strict=True)]):  # of C++, the last one first
+        yield from map(Free, chain(*vector))
 
 
 def _cudnn_backward(

@@ -43,6 +43,7 @@ ONE_BLOCK_SORT = 4096  # longest row that one thread block sorts
 # ``isin`` compares all pairs below this number of tests, times elements ** the power.
 FEW_TESTS = 10
 FEW_TESTS_POWER = 0.145
+LONGEST_MODE = 2048  # elements of a row whose mode one thread block finds
 FEW_INDICES = 1024  # whose renormalisation takes more for CUB than for the sort
 
 
@@ -348,6 +349,40 @@ def repeat_interleave(call: Call) -> Steps:
     copies = [] if read else [copy_of(repeats, INDEX_BYTES)]
     yield from freed_at_once(*copies, *scratch("scan", repeats.numel(), INDEX_BYTES, 0))
     yield OUTPUTS
+
+
+@kernel_memory("segment_reduce", "_segment_reduce_backward")
+def segment_reduce(call: Call) -> Steps:
+    """Where each segment begins or, if that is given, how long each is."""
+    # Source: ``native/cuda/SegmentReduce.cu``.
+    forward = call.func is aten.segment_reduce.default
+    data, lengths = call.args[0 if forward else 2], call.kwargs.get("lengths")
+    yield OUTPUTS
+    if lengths is None:
+        offsets = call.kwargs["offsets"]
+        yield buffer((offsets.numel() - 1) * offsets.element_size())
+    else:
+        zero = buffer(lengths.element_size())
+        yield zero
+        yield buffer((lengths.numel() + 1) * lengths.element_size())
+        yield Free(zero)
+        count, each = lengths.numel() + 1, lengths.element_size()
+        yield from freed_at_once(*scratch("scan", count, each, 0))
+    if forward and data.dim() == 1:
+        yield buffer(1)  # for CUB
+    if call.kwargs.get("axis") or data.numel() == 0:
+        yield Unverified()
+
+
+@kernel_memory("mode")
+def mode(call: Call) -> Steps:
+    """Rows in one piece; ``native/cuda/TensorModeKernel.cpp``."""
+    tensor, dim = call.args[0], call.get(1, -1)
+    yield OUTPUTS
+    if tensor.dim() and not tensor.transpose(dim, -1).is_contiguous():
+        yield copy_of(tensor)
+    if tensor.dim() and tensor.shape[dim] > LONGEST_MODE:
+        yield Unverified()
 
 
 @kernel_memory("multinomial")

@@ -111,6 +111,27 @@ def elementwise_loss(call: Call) -> Steps:
         yield from _sum_of_losses(call)
 
 
+@kernel_memory("multilabel_margin_loss_forward")
+def multilabel_margin_loss(call: Call) -> Steps:
+    """Which classes are targets, and the loss of each sample."""
+    # Source: ``native/cuda/MultiLabelMarginCriterion.cu``.
+    tensor, target, is_reduced = call.args[:3]
+    yield from contiguous_copies(tensor, target)
+    yield Output(1)
+    if is_reduced and tensor.dim() > 1:
+        losses = Layout.contiguous(tensor.dtype, tensor.shape[:1])
+        yield buffer(len(tensor) * tensor.element_size())
+        yield OUTPUTS
+        yield from reduction(losses, None, tensor.dtype)
+
+
+@kernel_memory("multilabel_margin_loss_backward")
+def multilabel_margin_loss_backward(call: Call) -> Steps:
+    """Contiguous inputs."""
+    yield OUTPUTS
+    yield from contiguous_copies(*call.args[1:3], call.args[4])
+
+
 @kernel_memory("huber_loss")
 def huber_loss(call: Call) -> Steps:
     """Every element's loss, in the input's size, resized if the target is larger."""

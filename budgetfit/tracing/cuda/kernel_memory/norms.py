@@ -154,10 +154,10 @@ def _mean_and_variance(tensor: Tensor, dtype: torch.dtype) -> Steps:
     yield from freed_at_once(*copies, *welford(data, dims, dtype))
 
 
-@kernel_memory("native_batch_norm_backward")
+@kernel_memory("native_batch_norm_backward", "batch_norm_backward")
 def batch_norm_backward(call: Call) -> Steps:
     """Sums of the gradient, in one kernel with the input's gradient where possible."""
-    grad, tensor, weight, mean, var, saved, _, train, _, mask = call.args
+    grad, tensor, weight, mean, var, saved, _, train, _, mask = call.args[:10]
     image, gamma, beta = (
         Output(k, size_bytes=None if wanted else 0) for k, wanted in enumerate(mask)
     )

@@ -17,6 +17,7 @@ from budgetfit.tracing.cuda.kernel_memory.registry import (
     Unverified,
     buffer,
     copy_of,
+    freed_at_once,
     kernel_memory,
     resized,
 )
@@ -101,6 +102,25 @@ def size_or_angle(call: Call) -> Steps:
 def pow_scalar(_call: Call) -> Steps:
     """The base, as a tensor."""
     yield buffer(NUMBER_BYTES)
+
+
+@kernel_memory("ldexp")
+def ldexp(call: Call) -> Steps:
+    """Two, as a tensor, and its powers, if the exponents are no integers."""
+    tensor, exponents = call.args[:2]
+    if tensor.is_floating_point() and not exponents.is_floating_point():
+        return
+    each = exponents.element_size() if exponents.is_floating_point() else SINGLE_BYTES
+    powers = copy_of(exponents, each)
+    if tensor.dtype in HALVES:
+        two = buffer(tensor.element_size())
+        yield two
+        yield powers
+        yield Free(two)
+    else:
+        yield powers
+        yield from freed_at_once(buffer(NUMBER_BYTES))
+    yield OUTPUTS
 
 
 @kernel_memory("_efficientzerotensor")
