@@ -107,9 +107,9 @@ class AccumulatedGradients:
 
     def record(self) -> None:
         """Record gradients and version counters after a micro-batch; no copies."""
-        self._weights = [_version(weight) for weight in self._trained]
+        self._weights = [version_of(weight) for weight in self._trained]
         self._gradients = [
-            (weight.grad, _version(weight.grad)) for weight in self._trained
+            (weight.grad, version_of(weight.grad)) for weight in self._trained
         ]
 
     def clear(self) -> None:
@@ -129,10 +129,10 @@ class AccumulatedGradients:
         pairs = list(zip(self._trained, before, strict=True))
         if any(weight.grad is None and old is not None for weight, (old, _) in pairs):
             what = "their gradients were dropped (by zero_grad)"
-        elif weights != [_version(weight) for weight in self._trained]:
+        elif weights != [version_of(weight) for weight in self._trained]:
             what = "weights were written to (by a step of an optimizer)"
         elif any(
-            weight.grad is not old or _version(weight.grad) != version
+            weight.grad is not old or version_of(weight.grad) != version
             for weight, (old, version) in pairs
         ):
             what = (
@@ -148,6 +148,6 @@ class AccumulatedGradients:
         )
 
 
-def _version(tensor: torch.Tensor | None) -> int:
+def version_of(tensor: torch.Tensor | None) -> int:
     """Return a tensor's version counter (in-place writes)."""
     return 0 if tensor is None else tensor._version
