@@ -125,6 +125,11 @@ ADAMW = partial(torch.optim.AdamW, lr=0.1)
             {"make": partial(ADAMW, amsgrad=True)},
             "amsgrad=True (planned: False)",
         ),
+        ({"make": partial(ADAMW, weight_decay=0.1)}, ""),
+        (
+            {"make": partial(SGD, weight_decay=0.1), "optimizer": "sgd"},
+            "weight_decay=0.1 (planned: 0)",
+        ),
         (
             {"make": partial(SGD, momentum=0.9), "optimizer": "sgd"},
             "momentum=0.9 (planned: 0)",
@@ -153,3 +158,12 @@ def test_a_model_is_pickled_with_what_watches_it() -> None:
         pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
     assert not torch_optimizer._global_optimizer_pre_hooks  # noqa: SLF001
     assert not torch_optimizer._global_optimizer_post_hooks  # noqa: SLF001
+
+
+def test_settings_of_a_group_are_seen() -> None:
+    """As the Trainer sets weight_decay."""
+    recipe = plan_for(tiny_model("gpt2"), optimizer="sgd").recipe
+    weights, biases = nn.Linear(4, 4).parameters()
+    groups = [{"params": [weights], "weight_decay": 0.1}, {"params": [biases]}]
+    found = other_optimizer(recipe, SGD(groups))
+    assert found == ["weight_decay=0.1 (planned: 0)"]

@@ -8,7 +8,7 @@ import functools
 import inspect
 import warnings
 import weakref
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -29,6 +29,11 @@ from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.samples.sample_dims import FIRST_DIM, SINGLE_TENSOR
 from budgetfit.errors import InputError
+
+# With weight decay they add it to a copy of all gradients, on CUDA (foreach).
+_COPYING_GRADIENTS: Final = (
+    *(torch.optim.SGD, torch.optim.Adadelta, torch.optim.NAdam, torch.optim.RMSprop),
+)
 
 
 class WatchedLoop:
@@ -170,16 +175,16 @@ def other_optimizer(recipe: Recipe, optimizer: Any, chosen: str = "") -> list[st
         return by_name if chosen != recipe.optimizer else []
     kinds = [_kind(each) for each in (optimizer, planned)]
     used = [_used_settings(each) for each in (optimizer, planned)]
-    if kinds[0] == kinds[1] and used[0] == used[1]:
+    if kinds[0] == kinds[1] and used[0].keys() == used[1].keys():
         return []
     if chosen not in ("", recipe.optimizer):
         return by_name
     if kinds[0] != kinds[1]:
         return [f"{type(optimizer).__name__} (planned: {type(planned).__name__})"]
-    now, then = optimizer.defaults, planned.defaults
+    now, then = optimizer.defaults | used[0], planned.defaults | used[1]
     return [
         f"{name}={now.get(name)} (planned: {then.get(name)})"
-        for name in sorted(used[0] ^ used[1])
+        for name in sorted(used[0].keys() ^ used[1].keys())
     ]
 
 
@@ -189,14 +194,19 @@ def _kind(optimizer: Any) -> tuple[object, ...]:
     return type(optimizer), bits, getattr(optimizer, "is_paged", False)
 
 
-def _used_settings(optimizer: Any) -> set[str]:
-    """Return which settings of an optimizer are not off: they decide on its states."""
+def _used_settings(optimizer: Any) -> dict[str, Any]:
+    """Return the settings of an optimizer that are not off: states are made by them."""
     # momentum=0.8 takes what momentum=0.9 does; on CUDA foreach=None is True.
+    ignored = {"lr"}
+    if not isinstance(optimizer, _COPYING_GRADIENTS):
+        ignored.add("weight_decay")
     return {
-        name
-        for name, value in optimizer.defaults.items()
-        if value or (name == "foreach" and value is None)
-    } - {"lr", "weight_decay"}
+        name: value
+        for group in optimizer.param_groups
+        for name, value in group.items()
+        if (value or (name == "foreach" and value is None))
+        and name in optimizer.defaults.keys() - ignored
+    }
 
 
 def _trains(optimizer: Optimizer, model: nn.Module | None) -> bool:
