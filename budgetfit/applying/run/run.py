@@ -258,7 +258,10 @@ class Run:
                 if self.group.count == 0:
                     self._begin_group()
                 self._monitor.before_micro_batch(
-                    batch, is_first=self.group.count == 0, ranks=self._exchanging[1]
+                    batch,
+                    is_first=self.group.count == 0,
+                    ranks=self._exchanging[1],
+                    counts_labels=self._loss is None and weighting == (None, None),
                 )
             return self._run_or_drop_group(
                 lambda: self._train(batch, max_grad_norm, *weighting), batch

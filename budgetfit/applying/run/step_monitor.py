@@ -21,6 +21,7 @@ from budgetfit.applying.out_of_memory.error import (
 )
 from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch
 from budgetfit.applying.pytree import named_tensors_in
+from budgetfit.applying.run.label_counts import LabelCounts
 from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.batches.resize_samples import with_shapes
@@ -51,6 +52,7 @@ class StepMonitor:
         self._model, self._device, self._plan = model, device, plan
         self._dims = dims
         self._batch = ExpectedBatch()
+        self._labels = LabelCounts(model)
         self._rng_states: dict[str, Any] | None = None
         self._run_blocks: set[str] = set()
         self._updated_once = self._has_seen_batch = False
@@ -63,11 +65,17 @@ class StepMonitor:
         self._batch = ExpectedBatch.of(example, recipe.batch_size, self._dims)
 
     def before_micro_batch(
-        self, batch: Any, *, is_first: bool, ranks: GroupRanks | None = None
+        self,
+        batch: Any,
+        *,
+        is_first: bool,
+        ranks: GroupRanks | None = None,
+        counts_labels: bool = False,
     ) -> None:
-        """Warn of the batch's size; save RNG states before the first of an update.
+        """Warn of the batch; save RNG states before the first of an update.
 
-        ``ranks``: those that train together, of which all call this.
+        ``ranks``: those that train together, of which all call this. ``counts_labels``:
+        whether the loss is the model's own, and samples are its weight.
         """
         self._batch.warn_if_unknown(batch)
         self._batch.warn_if_larger(batch)
@@ -77,6 +85,9 @@ class StepMonitor:
             self._has_seen_batch = True
             self._warn_if_on_all_ranks(batch, ranks)
             self._warn_if_smaller(batch)
+        if counts_labels:
+            samples = count_samples(batch, self._dims) or 1
+            self._labels.count(batch, samples, is_first=is_first)
         if is_first:
             self.save_rng_states()
 
