@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from budgetfit.applying.pytree import named_tensors_in
 from budgetfit.batches.batch_tree import map_batch
 from budgetfit.core.step_trace import BlockPass, Direction, Phase, PhaseName
 from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
@@ -67,7 +68,20 @@ class StepRecorder:
 
     def _micro_step(self, runner: Runner, batch: Any) -> None:
         self.start_phase("forward")  # the batch is allocated in the step that frees it
-        runner.step(self.new_batch(batch))
+        runner.step(self._with_reads_noted(self.new_batch(batch)))
+        if self.log.unread:
+            self.raw.unread += self.log.unread.values()
+            self.log.unread = {}
+
+    def _with_reads_noted(self, batch: Any) -> Any:
+        """Return the batch, and let the log note which of its tensors are read."""
+        if self.step == self.micro_step == 0:
+            self.log.unread = {
+                tensor.untyped_storage()._cdata: name
+                for name, tensor in named_tensors_in(batch)
+                if tensor.numel() and tensor.layout is torch.strided
+            }
+        return batch
 
     def new_batch(self, batch: Any) -> Any:
         """Return fakes of a batch, newly allocated."""
