@@ -196,7 +196,9 @@ class Run:
                 compile_forward=compile_forward,
             )
             self._undo.add(self._blocks.undo)
-            self._monitor = StepMonitor(model, self.device, plan, dims)
+            self._monitor = StepMonitor(
+                model, self.device, plan, dims, own_loss=loss is None
+            )
             self._apply_recipe(recipe)
             self._wrapped = None
             self._own_data_parallel: OwnDataParallel | None = None
@@ -261,7 +263,7 @@ class Run:
                     batch,
                     is_first=self.group.count == 0,
                     ranks=self._exchanging[1],
-                    counts_labels=self._loss is None and weighting == (None, None),
+                    by_samples=weighting == (None, None),
                 )
             return self._run_or_drop_group(
                 lambda: self._train(batch, max_grad_norm, *weighting), batch
@@ -613,6 +615,7 @@ class Run:
             value = compute_loss(
                 self._called, batch, loss, on_missing_loss=self._no_loss
             )
+        self._monitor.after_forward(value)
         # On CUDA some losses have a storage of the size of their input (mse_loss): copy
         # and division, also by 1, release it.
         reported = value.detach().clone()
