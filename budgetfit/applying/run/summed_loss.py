@@ -34,7 +34,8 @@ def _kind(node: Any, samples: float) -> int | None:
     if name in _MEANS:
         return _MEAN
     if name in ("SumBackward0", "SumBackward1"):
-        rows, *columns = (*node._saved_self_sym_sizes, 0)
+        sizes = tuple(node._saved_self_sym_sizes)
         # A vector may hold a loss for each of several tasks.
-        return _SUM if rows == samples and len(columns) > 1 else None
-    return getattr(node, "_saved_reduction", None)
+        return _SUM if len(sizes) > 1 and sizes[0] == samples else None
+    reduction: int | None = getattr(node, "_saved_reduction", None)
+    return reduction
