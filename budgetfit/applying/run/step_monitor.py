@@ -89,6 +89,7 @@ class StepMonitor:
             self._has_seen_batch = True
             self._warn_if_on_all_ranks(batch, ranks)
             self._warn_if_smaller(batch)
+        by_samples = by_samples and self._plan is not None  # ``verify`` notes its own
         self._samples = (count_samples(batch, self._dims) or 1) if by_samples else 0
         if by_samples and self._own_loss:
             self._labels.count(batch, self._samples, is_first=is_first)

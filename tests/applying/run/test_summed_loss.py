@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.run.summed_loss import is_sum
 from tests.applying.ranks.training_runs import recipe
+from tests.reporting.sample_plans import sample_model, sample_plan
 
 SAMPLES, CLASSES = 4, 3
 LABELS = torch.tensor([0, 1, 2, 0])
@@ -65,7 +66,10 @@ def test_a_sum_is_said_once_where_it_is_accumulated(
     steps: int, weight: dict[str, float], loss: Loss, count: int
 ) -> None:
     run = Run(
-        nn.Linear(5, CLASSES), recipe(SAMPLES, steps), loss=lambda out, _: loss(out)
+        nn.Linear(5, CLASSES),
+        recipe(SAMPLES, steps),
+        loss=lambda out, _: loss(out),
+        plan=sample_plan(model=sample_model(batch={})),
     )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
