@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from budgetfit.applying.pytree import named_tensors_in
-from budgetfit.batches.batch_tree import map_batch
+from budgetfit.batches.batch_tree import map_batch, named_tensors
+from budgetfit.core.samples.sample_dims import SINGLE_TENSOR
 from budgetfit.core.step_trace import BlockPass, Direction, Phase, PhaseName
 from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from budgetfit.tracing.recording.gradient_log import GradientLog
@@ -77,8 +77,8 @@ class StepRecorder:
         """Return the batch, and let the log note which of its tensors are read."""
         if self.step == self.micro_step == 0:
             self.log.unread = {
-                tensor.untyped_storage()._cdata: name
-                for name, tensor in named_tensors_in(batch)
+                tensor.untyped_storage()._cdata: name or SINGLE_TENSOR
+                for name, tensor in named_tensors(batch)
                 if tensor.numel() and tensor.layout is torch.strided
             }
         return batch
