@@ -41,7 +41,7 @@ def batch_size_of(batch: Batch, *, dims: SampleDims = FIRST_DIM) -> int:
         InputError: No tensor has that dimension, the batch is empty, it contradicts
             ``dims``, or it has nested tensors.
     """
-    for path, tensor in _named_tensors(batch):  # refuses what has no batch dimension
+    for path, tensor in named_tensors(batch):  # refuses what has no batch dimension
         if tensor.is_nested:
             raise InputError(
                 f"The batch{f' at {path!r}' if path else ''} is a nested tensor, which "
@@ -66,9 +66,7 @@ def batch_size_of(batch: Batch, *, dims: SampleDims = FIRST_DIM) -> int:
 
 def has_sparse_tensors(batch: Batch) -> bool:
     """Whether any tensor of a batch is sparse."""
-    return any(
-        tensor.layout is not torch.strided for _, tensor in _named_tensors(batch)
-    )
+    return any(tensor.layout is not torch.strided for _, tensor in named_tensors(batch))
 
 
 def resize_batch(
@@ -154,7 +152,7 @@ def describe_batch(batch: Batch) -> dict[str, tuple[tuple[int, ...], str]]:
     """
     return {
         path or SINGLE_TENSOR: (tuple(x.shape), str(x.dtype).removeprefix("torch."))
-        for path, x in _named_tensors(batch)
+        for path, x in named_tensors(batch)
     }
 
 
@@ -184,12 +182,13 @@ def _children(part: Batch) -> list[tuple[str, Any]] | None:
     return children_of(part)
 
 
-def _named_tensors(part: Batch, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def named_tensors(part: Batch, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor with its path; a single one's is empty."""
     if isinstance(part, Tensor):
         yield path, part
         return
     for name, child in _children(part) or ():
-        yield from _named_tensors(child, join_path(path, name))
+        yield from named_tensors(child, join_path(path, name))
 
 
 def _rebuild(

@@ -95,7 +95,11 @@ def _parse_document(text: str) -> dict[str, Any]:
         ) from None
     except InputError:
         raise
-    except (TypeError, ValueError) as error:  # no text at all, or another text
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"This is not a saved plan: line {error.lineno} is not JSON. {_ANEW}"
+        ) from None
+    except (TypeError, ValueError) as error:  # no text at all, or a number too long
         raise InputError(f"This is not a saved plan: {error}. {_ANEW}") from None
     found = data.pop("format", None) if isinstance(data, dict) else None
     if not isinstance(data, dict) or type(found) is not int or found != FORMAT:

@@ -154,7 +154,16 @@ class _Training(NamedTuple):
         raw.notes.extend(dict.fromkeys(assumed))
         raw.notes.extend(_notes(self.recipe))
         raw.notes.extend(self._untrained_notes(raw))
+        raw.notes.extend(self._unread_notes(raw))
         return raw
+
+    def _unread_notes(self, raw: RawTrace) -> Iterator[str]:
+        """Note what a wrapper's forward takes and drops, as by ``**kwargs``."""
+        if raw.unread and self.compiled is None:  # whose kernels read without an op
+            yield (
+                f"nothing reads {_listed(raw.unread)} of the batch: where a model "
+                "inside is to have it, the forward around it has to hand it on"
+            )
 
     def _untrained_notes(self, raw: RawTrace) -> Iterator[str]:
         """Note that other batches may train more: heads that are used in turns."""
@@ -173,11 +182,11 @@ class _Training(NamedTuple):
         trained = sum(each.nbytes for each in parameters if each.requires_grad)
         total = sum(sizes.values())
         if total > NOTABLE_SHARE * trained:
-            shown = ", ".join([*sizes][:_SHOWN]) + ", ..." * (len(sizes) > _SHOWN)
             yield (
-                f"no gradient from the planned batch for {shown}: if other batches "
-                f"train them, gradients and optimizer states of {format_bytes(total)} "
-                "of weights come on top. Plan with a batch or loss= that trains all"
+                f"no gradient from the planned batch for {_listed([*sizes])}: if other "
+                "batches train them, gradients and optimizer states of "
+                f"{format_bytes(total)} of weights come on top. Plan with a batch or "
+                "loss= that trains all"
             )
 
     def _loop(self, _: int, steps: int, no_loss: Callable[[], object]) -> RawTrace:
@@ -221,6 +230,10 @@ class _Training(NamedTuple):
             also_runs=(trained.loss, trained.optimizer),
             **options,
         )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Training that cannot be planned in the usual way is planned, or refused truly."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -96,3 +97,44 @@ def test_a_prefix_in_the_cache_is_planned_without_recomputation() -> None:
     assert made.recipe.segments == ()
     assert "transformers drops where a block is recomputed" in str(made.warnings)
     assert budgetfit.verify(made, device="cpu").gradients_match
+
+
+class Masked(nn.Module):
+    """A layer over masked inputs, inside another that has the mask or drops it."""
+
+    def __init__(self, read: Callable[[torch.Tensor], object] | None) -> None:
+        super().__init__()
+        self.layer, self.read = nn.Linear(4, 4), read
+
+    def forward(self, x: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
+        if self.read is not None:
+            x = x * self.read(given["mask"])
+        return self.layer(x)
+
+
+READS: dict[str, Callable[[torch.Tensor], object] | None] = {
+    "nothing": None,
+    "ops": lambda mask: mask,
+    "a view": lambda mask: mask.unsqueeze(0)[0],
+    "a list": lambda mask: len(mask.tolist()),
+    "an array": lambda mask: mask.numpy().size,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("in_loss", [False, True])
+def test_what_a_forward_takes_and_drops_is_said(read: str, *, in_loss: bool) -> None:
+    def loss(out: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (out * batch["mask"] if in_loss else out).mean()
+
+    batch = {"x": torch.zeros(2, 4), "mask": torch.ones(2, 4, dtype=torch.int64)}
+    model = Masked(READS[read])
+    found = budgetfit.estimate(
+        model, budgetfit.Recipe(batch_size=2), gpu=CARD, batch=batch, loss=loss
+    )
+    made = plan(model, batch=batch, loss=loss)
+    dropped = read == "nothing" and not in_loss
+    for notes in (found.notes, made.estimate.notes):
+        assert [each[:31] for each in notes if "reads" in each] == (
+            ["nothing reads mask of the batch"] * dropped
+        )

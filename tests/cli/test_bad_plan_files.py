@@ -100,9 +100,10 @@ def test_plans_that_verify_refuses(
     [
         (None, "Cannot read the plan"),
         (b"\xff\xfe\x00", "Cannot read the plan"),
-        (b'{"format": 1, "rec', "This is not a saved plan"),
+        (b'{"format": 1, "rec', "This is not a saved plan: line 1 is not JSON"),
+        (b"\n# A readme", "This is not a saved plan: line 2 is not JSON. Save it"),
         (b"[]", "not a plan of this version"),
-        (b"", "This is not a saved plan"),
+        (b"", "This is not a saved plan: line 1 is not JSON"),
     ],
 )
 def test_files_that_are_no_plan(

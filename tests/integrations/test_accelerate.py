@@ -1,8 +1,5 @@
 """A file that ``accelerate launch`` takes, and a plan inside accelerate's loop."""
 
-import warnings
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import budgetfit
 from budgetfit.core.plan import Plan
 from budgetfit.errors import InputError
 from budgetfit.integrations.exports import accelerate as accelerate_module
@@ -145,41 +141,3 @@ def test_groups_of_parameters_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=r"takes model.parameters\(\).*function"):
             plan.make_optimizer(parameters)
-
-
-class Scaled(nn.Linear):
-    """A forward of two tensors."""
-
-    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * scale
-
-
-NAMED = partial(dict.fromkeys, ("x", "scale"))
-
-
-@pytest.mark.parametrize(
-    ("make", "batch", "call"),
-    [
-        (nn.Linear, lambda x: x, lambda model, batch: model(batch)),
-        (Scaled, lambda x: (x, x), lambda model, batch: model(*batch)),
-        (Scaled, NAMED, lambda model, batch: model(**batch)),
-        (Scaled, NAMED, lambda model, batch: model(*batch.values())),
-    ],
-)
-def test_a_batch_larger_than_planned_is_warned_of_however_the_model_is_called(
-    make: Callable[..., nn.Module],
-    batch: Callable[[torch.Tensor], Any],
-    call: Callable[[nn.Module, Any], object],
-) -> None:
-    model = make(4, 4)
-    planned, larger = (batch(torch.zeros(size, 4)) for size in (2, 3))
-    plan = budgetfit.plan(
-        model, gpu="t4", batch=planned, batch_size=2, loss=lambda out, _: out.sum()
-    )
-    with plan.prepare(model):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            call(model, planned)
-        with pytest.warns(UserWarning, match=r"larger than the plan's: .*\[3, 4\]"):
-            call(model, larger)
-    assert not model._forward_pre_hooks  # noqa: SLF001

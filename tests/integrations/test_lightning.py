@@ -204,6 +204,30 @@ def test_the_arguments_are_the_plans(precision: str, word: str) -> None:
     assert trainer.num_devices == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, []),
+        ({"precision": "bf16-mixed"}, ["autocast to bf16 (planned: None)"]),
+        (
+            {"accumulate_grad_batches": 3},
+            ["gradient_accumulation_steps=3 (planned: 2)"],
+        ),
+    ],
+)
+def test_other_arguments_are_said(options: dict[str, Any], said: list[str]) -> None:
+    model = tiny_model("gpt2")
+    plan = plan_for(model)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        trained(model, plan, plan.lightning_callback(), **options)
+    texts = [str(each.message) for each in found]
+    assert [each for each in texts if "planned" in each] == [
+        f"Training with {each}: the plan's prediction is for other settings."
+        for each in said
+    ]
+
+
 def test_another_model_is_refused() -> None:
     plan = plan_for(tiny_model("gpt2"))
     with pytest.raises(InputError, match=r"has no block 'transformer\.h\.0'"):

@@ -132,7 +132,7 @@ def two_arguments() -> None:
         run.step(batch["x"], batch["labels"])  # type: ignore[arg-type]
 
 
-@refused("Cannot copy out of meta tensor; no data!", NotImplementedError)
+@refused("The batch is on the meta device.*Hand in", InputError)
 def a_batch_without_data() -> None:
     """A batch on the meta device."""
     _step({name: part.to("meta") for name, part in batches(1)[0].items()})

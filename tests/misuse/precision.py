@@ -20,6 +20,12 @@ def half_after_apply(run: Run) -> None:
     run.model.half()
 
 
+@next_step_refused(r"1 micro-batches wait.*cast .*model.double\(\)", accumulates=True)
+def double_in_a_group(run: Run) -> None:
+    """model.double() between two micro-batches of an update."""
+    run.model.double()
+
+
 @refused("not in the run's optimizer|no longer the model's", InputError)
 def meta_after_apply() -> None:
     """model.to("meta") after apply, to free memory."""

@@ -109,7 +109,12 @@ def _set_foreach(optimizer: Optimizer) -> None:
         return
     for group in (optimizer.defaults, *optimizer.param_groups):
         undecided = group.get("foreach") is None and not group.get("fused")
-        if undecided and not group.get("differentiable"):
+        refused = group.get("differentiable") or (
+            isinstance(optimizer, torch.optim.Adam)
+            and isinstance(group["lr"], torch.Tensor)
+            and not group["capturable"]
+        )
+        if undecided and not refused:
             group["foreach"] = True
 
 

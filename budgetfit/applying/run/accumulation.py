@@ -102,14 +102,14 @@ class AccumulatedGradients:
 
     def __init__(self, trained: Sequence[nn.Parameter]) -> None:
         self._trained = trained
-        self._weights: list[int] = []
+        self._weights: list[tuple[torch.dtype, int]] = []
         self._gradients: list[tuple[torch.Tensor | None, int]] = []
 
     def record(self) -> None:
         """Record gradients and version counters after a micro-batch; no copies."""
-        self._weights = [_version(weight) for weight in self._trained]
+        self._weights = self._state_of_weights()
         self._gradients = [
-            (weight.grad, _version(weight.grad)) for weight in self._trained
+            (weight.grad, version_of(weight.grad)) for weight in self._trained
         ]
 
     def clear(self) -> None:
@@ -129,10 +129,13 @@ class AccumulatedGradients:
         pairs = list(zip(self._trained, before, strict=True))
         if any(weight.grad is None and old is not None for weight, (old, _) in pairs):
             what = "their gradients were dropped (by zero_grad)"
-        elif weights != [_version(weight) for weight in self._trained]:
-            what = "weights were written to (by a step of an optimizer)"
+        elif weights != self._state_of_weights():
+            what = (
+                "weights were written to or cast (by a step of an optimizer, or by "
+                "model.half(), model.double() ...)"
+            )
         elif any(
-            weight.grad is not old or _version(weight.grad) != version
+            weight.grad is not old or version_of(weight.grad) != version
             for weight, (old, version) in pairs
         ):
             what = (
@@ -147,7 +150,10 @@ class AccumulatedGradients:
             "run.step until run.updated is True; the micro-batches so far are dropped."
         )
 
+    def _state_of_weights(self) -> list[tuple[torch.dtype, int]]:
+        return [(weight.dtype, version_of(weight)) for weight in self._trained]
 
-def _version(tensor: torch.Tensor | None) -> int:
+
+def version_of(tensor: torch.Tensor | None) -> int:
     """Return a tensor's version counter (in-place writes)."""
     return 0 if tensor is None else tensor._version

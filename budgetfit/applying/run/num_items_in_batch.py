@@ -48,7 +48,7 @@ def pass_num_items(
                 "of items that each micro-batch's loss is the mean of."
             )
         return batch, functools.partial(loss, **{_NAME: count})
-    if not isinstance(batch, Mapping) or not _divides(model):
+    if not isinstance(batch, Mapping) or not divides_loss(model):
         raise InputError(
             f"{type(model).__name__} does not divide its loss by num_items_in_batch. "
             "Pass weight= instead: the number of items that each micro-batch's loss is "
@@ -73,10 +73,10 @@ def trainer_sums_losses(model: nn.Module) -> bool:
     find_base = getattr(model, "get_base_model", None)  # of a PEFT model
     asked = find_base() if callable(find_base) else model
     told = hasattr(asked, "accepts_loss_kwargs")
-    return not told and _takes_any(asked.forward) and not _divides(model)
+    return not told and _takes_any(asked.forward) and not divides_loss(model)
 
 
-def _divides(model: nn.Module) -> bool:
+def divides_loss(model: nn.Module) -> bool:
     """Whether the model's own loss uses the argument; stricter than Trainer's test."""
     model = inner_model(model)
     if not _takes(model.forward):

@@ -196,7 +196,9 @@ class Run:
                 compile_forward=compile_forward,
             )
             self._undo.add(self._blocks.undo)
-            self._monitor = StepMonitor(model, self.device, plan, dims)
+            self._monitor = StepMonitor(
+                model, self.device, plan, dims, own_loss=loss is None
+            )
             self._apply_recipe(recipe)
             self._wrapped = None
             self._own_data_parallel: OwnDataParallel | None = None
@@ -258,7 +260,10 @@ class Run:
                 if self.group.count == 0:
                     self._begin_group()
                 self._monitor.before_micro_batch(
-                    batch, is_first=self.group.count == 0, ranks=self._exchanging[1]
+                    batch,
+                    is_first=self.group.count == 0,
+                    ranks=self._exchanging[1],
+                    by_samples=weighting == (None, None),
                 )
             return self._run_or_drop_group(
                 lambda: self._train(batch, max_grad_norm, *weighting), batch
@@ -610,6 +615,7 @@ class Run:
             value = compute_loss(
                 self._called, batch, loss, on_missing_loss=self._no_loss
             )
+        self._monitor.after_forward(value)
         # On CUDA some losses have a storage of the size of their input (mse_loss): copy
         # and division, also by 1, release it.
         reported = value.detach().clone()

@@ -61,13 +61,19 @@ def check_grad_and_autocast() -> None:
 
 
 def check_batch_not_empty(batch: Any) -> None:
-    """Refuse a batch without tensors, or with empty ones only."""
-    sizes = [tensor.numel() for tensor in tensors_in(batch)]
+    """Refuse a batch without tensors, or with empty ones or without values."""
+    tensors = list(tensors_in(batch))
+    sizes = [tensor.numel() for tensor in tensors]
     if not sizes:
         raise InputError(
             f"There is no tensor in this batch, a {type(batch).__name__}. Hand in one "
             "micro-batch of tensors, what a loader yields; numpy arrays and lists of "
             "numbers become tensors by torch.as_tensor."
+        )
+    if any(tensor.is_meta for tensor in tensors):
+        raise InputError(
+            "The batch is on the meta device: it has no values to train on. Hand in "
+            "what a loader yields; shapes alone are for budgetfit.plan(batch=...)."
         )
     if not any(sizes):
         raise InputError(

@@ -21,7 +21,9 @@ from budgetfit.applying.out_of_memory.error import (
 )
 from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch
 from budgetfit.applying.pytree import named_tensors_in
+from budgetfit.applying.run.label_counts import LabelCounts
 from budgetfit.applying.run.rng_states import get_rng_states, set_rng_states
+from budgetfit.applying.run.summed_loss import is_sum
 from budgetfit.batches.batch_tree import describe_batch
 from budgetfit.batches.resize_samples import with_shapes
 from budgetfit.batches.sample_count import count_samples
@@ -38,7 +40,7 @@ class StepMonitor:
     """Warns of batches larger than planned, and explains out-of-memory errors.
 
     ``plan``: of the recipe, or None; ``dims``: the sample dimension of a batch's
-    tensors.
+    tensors; ``own_loss``: whether the model computes the loss.
     """
 
     def __init__(
@@ -47,13 +49,17 @@ class StepMonitor:
         device: torch.device,
         plan: Plan | None,
         dims: SampleDims,
+        *,
+        own_loss: bool = True,
     ) -> None:
         self._model, self._device, self._plan = model, device, plan
-        self._dims = dims
+        self._dims, self._own_loss = dims, own_loss
+        self._samples = 0
         self._batch = ExpectedBatch()
+        self._labels = LabelCounts(model)
         self._rng_states: dict[str, Any] | None = None
         self._run_blocks: set[str] = set()
-        self._updated_once = self._has_seen_batch = False
+        self._updated_once = self._has_seen_batch = self._has_seen_loss = False
         self._warns_of_sizes = True
 
     def expect_recipe(self, recipe: Recipe) -> None:
@@ -63,11 +69,17 @@ class StepMonitor:
         self._batch = ExpectedBatch.of(example, recipe.batch_size, self._dims)
 
     def before_micro_batch(
-        self, batch: Any, *, is_first: bool, ranks: GroupRanks | None = None
+        self,
+        batch: Any,
+        *,
+        is_first: bool,
+        ranks: GroupRanks | None = None,
+        by_samples: bool = False,
     ) -> None:
-        """Warn of the batch's size; save RNG states before the first of an update.
+        """Warn of the batch; save RNG states before the first of an update.
 
-        ``ranks``: those that train together, of which all call this.
+        ``ranks``: those that train together, of which all call this. ``by_samples``:
+        whether its samples are its weight.
         """
         self._batch.warn_if_unknown(batch)
         self._batch.warn_if_larger(batch)
@@ -77,8 +89,27 @@ class StepMonitor:
             self._has_seen_batch = True
             self._warn_if_on_all_ranks(batch, ranks)
             self._warn_if_smaller(batch)
+        by_samples = by_samples and self._plan is not None  # ``verify`` notes its own
+        self._samples = (count_samples(batch, self._dims) or 1) if by_samples else 0
+        if by_samples and self._own_loss:
+            self._labels.count(batch, self._samples, is_first=is_first)
         if is_first:
             self.save_rng_states()
+
+    def after_forward(self, loss: torch.Tensor) -> None:
+        """Warn, once, of a loss that is a sum, where it is taken for a mean."""
+        steps = self._recipe.gradient_accumulation_steps * self._recipe.ranks
+        if self._has_seen_loss or not self._samples:
+            return
+        if steps > 1 and is_sum(loss, self._samples):
+            warnings.warn(
+                "This loss is a sum, and run.step takes it for a mean of samples: the "
+                f"update is {steps} times smaller than that of one large batch, and "
+                "smaller micro-batches count too little. Return the mean, or pass "
+                "weight=1, which makes all micro-batches count the same.",
+                stacklevel=6,
+            )
+        self._has_seen_loss = True
 
     def longest_batch(self, batch: Any) -> Any | None:
         """Return a batch of its values in the planned shapes; None if not larger."""

@@ -6,13 +6,11 @@ dtypes) is set up here, by the same code as in ``Run``, and undone afterwards.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from budgetfit.applying.applied_models import claim
 from budgetfit.applying.checkpointing.apply_segments import apply_segments
@@ -20,7 +18,6 @@ from budgetfit.applying.checkpointing.recipe_application import instance_flags
 from budgetfit.applying.loss.chunked_loss import ChunkedLoss, chunk_loss
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.applying.optimizers.for_recipe import make_recipe_optimizer
-from budgetfit.applying.out_of_memory.expected_batch import ExpectedBatch
 from budgetfit.applying.precision import apply_precision, cast_batch, make_scaler
 from budgetfit.applying.torch_compile import compile_blocks, compile_model
 from budgetfit.applying.training_modes import TrainingModes
@@ -28,8 +25,8 @@ from budgetfit.applying.undo import Undo
 from budgetfit.applying.zero import input_precision
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import Precision, find_precision
-from budgetfit.core.samples.sample_dims import FIRST_DIM, SINGLE_TENSOR
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports.watched_loop import WatchedLoop
 from budgetfit.integrations.peft import has_adapters, loading_code
 from budgetfit.workload.model_check import check_same_model, is_same_model
 from budgetfit.workload.settings_check import warn_changed_settings
@@ -43,8 +40,9 @@ class PreparedModel:
     """A model with a plan applied, until ``undo``.
 
     It is switched to training mode, as by every trainer. Not chunked is a loss that a
-    library has replaced, not cast are weights that DeepSpeed's engine has, and tf32 is
-    not set where a library has set it.
+    library has replaced, not cast are weights that DeepSpeed's engine has. Where
+    ``by_arguments`` those of a library are compared before: they set tf32, and
+    settings are not looked for in the loop.
 
     Raises:
         InputError: If the model is not the planned one; it is then unchanged.
@@ -57,7 +55,7 @@ class PreparedModel:
         *,
         chunks_loss: bool = True,
         casts_weights: bool = True,
-        sets_tf32: bool = True,
+        by_arguments: bool = False,
     ) -> None:
         self.model = model
         self._plan = plan
@@ -66,7 +64,7 @@ class PreparedModel:
         with Undo() as self._undo:
             claim(model, self, self._undo)
             if casts_weights:
-                cast_weights(model, policy, self._undo, sets_tf32=sets_tf32)
+                cast_weights(model, policy, self._undo, sets_tf32=not by_arguments)
             TrainingModes(model)  # not undone, as with every trainer
             self._take_back = self._applied()
             self._undo.add(self._undo_checkpointing)
@@ -74,12 +72,12 @@ class PreparedModel:
             chunked: ChunkedLoss | None = None
             if plan.recipe.loss_chunks > 1 and chunks_loss:
                 chunked = chunk_loss(model, plan.recipe.loss_chunks, self._undo)
+            loop = WatchedLoop(plan, model)
+            if not by_arguments:
+                loop.watch_settings(model, self._undo)
             inputs = input_precision(plan.recipe)
-            if chunked is not None or inputs.weights == "bf16":
-                forward = _PlannedForward(model, inputs, chunked)
-                self._undo.set_attribute(model, "forward", forward)
-            if plan.recipe.compile != "model":  # a hook would be compiled
-                self._undo.add(_watch_batches(plan, model).remove)
+            forward = _PlannedForward(model, loop, inputs, chunked)
+            self._undo.set_attribute(model, "forward", forward)
         self._flags = instance_flags(model, _FLAGS)
 
     def restore(self) -> bool:
@@ -124,33 +122,6 @@ class PreparedModel:
 
     def _undo_checkpointing(self) -> None:
         self._take_back()
-
-
-def _watch_batches(plan: Plan, model: nn.Module) -> RemovableHandle:
-    """Warn of batches larger than planned from now on."""
-    dims = plan.model.batch_dims or FIRST_DIM
-    expected = ExpectedBatch.of(plan.model.batch, plan.recipe.batch_size, dims)
-    # No closure: a model is pickled with its hooks.
-    return model.register_forward_pre_hook(
-        functools.partial(_warn_if_larger, expected), with_kwargs=True
-    )
-
-
-def _warn_if_larger(
-    expected: ExpectedBatch,
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    if not module.training or not torch.is_grad_enabled():
-        return  # TRL generates in training mode
-    batch: Any = kwargs
-    if args and any(name in expected.shapes for name in (SINGLE_TENSOR, "0")):
-        batch = args[0] if SINGLE_TENSOR in expected.shapes else args
-    elif args:
-        names = inspect.signature(module.forward).parameters
-        batch = {**dict(zip(names, args, strict=False)), **kwargs}
-    expected.warn_if_larger(batch)
 
 
 def prepare(plan: Plan, model: nn.Module) -> PreparedModel:
@@ -240,24 +211,32 @@ def make_plan_optimizer(
 
 
 class _PlannedForward:
-    """Replacement forward of the model: casts float inputs, defers logits.
+    """Replacement forward of the model: watches, casts float inputs, defers logits.
+
+    Not a hook: accelerate's autocast is inside of the call, and outside of this.
 
     An object instead of a closure, so that a deep copy of the model works
     independently.
     """
 
     def __init__(
-        self, model: nn.Module, policy: Precision, chunked: ChunkedLoss | None
+        self,
+        model: nn.Module,
+        loop: WatchedLoop,
+        policy: Precision,
+        chunked: ChunkedLoss | None,
     ) -> None:
         functools.update_wrapper(self, model.forward)
         self.__wrapped__: Callable[..., Any] = model.forward
         self._model = model
+        self._loop = loop
         self._policy = policy
         self._chunked = chunked
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
-        first = next(self._model.parameters())
+        self._loop.before_forward(self._model, args, kwargs)
+        first = next(self._model.parameters(), torch.empty(0))
         # Weights that DeepSpeed has in bf16 are fp32 until it has them.
         if self._policy.weights == "bf16" and first.dtype != torch.float32:
             args, kwargs = cast_batch((args, kwargs), self._policy, first.device)

@@ -3,12 +3,9 @@
 import warnings
 from typing import Any, Final
 
-import torch
 from torch import nn
-from torch.optim import Optimizer
 from transformers import TrainerCallback
 
-from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.applying.run.num_items_in_batch import trainer_sums_losses
 from budgetfit.applying.undo import Undo
 from budgetfit.core.plan import Plan
@@ -18,11 +15,14 @@ from budgetfit.integrations.exports.prepared_model import (
     PreparedModel,
     cast_weights,
     find_planned,
-    make_plan_optimizer,
 )
 from budgetfit.integrations.exports.trainer_arguments import settings
 from budgetfit.integrations.exports.trainer_script import ScriptParts, program_text
 from budgetfit.integrations.exports.trl import has_fused_head, has_pairs
+from budgetfit.integrations.exports.watched_loop import (
+    other_optimizer,
+    warn_of_settings,
+)
 from budgetfit.workload.settings_check import warn_changed_settings
 
 
@@ -76,7 +76,7 @@ class PlanCallback(TrainerCallback):
             planned,
             chunks_loss=not has_fused_head(planned),
             casts_weights=self._plan.recipe.zero_stage is None,
-            sets_tf32=False,  # set by args.tf32, with torch's newer API
+            by_arguments=True,
         )
 
     def on_step_begin(self, *_: object, **__: object) -> None:
@@ -125,7 +125,8 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:
             f"(planned: {sequences} sequences)"
         )
     if optimizer is not None:
-        other += _other_optimizer(plan, args, optimizer)
+        chosen = getattr(args.optim, "value", args.optim)
+        other += other_optimizer(plan.recipe, optimizer, chosen)
     if args.label_smoothing_factor and "labels" in plan.model.batch:
         # Log-probabilities of all tokens are kept once more.
         other.append(
@@ -135,12 +136,7 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:
         other.append(f"torch_compile=True (planned: compile={plan.recipe.compile!r})")
     if args.world_size != plan.recipe.ranks:
         other.append(f"{args.world_size} processes (planned: {plan.recipe.ranks})")
-    if other:
-        warnings.warn(
-            f"Training with {', '.join(other)}: the plan's prediction is for other "
-            "settings.",
-            stacklevel=2,
-        )
+    warn_of_settings(other)
 
 
 def _warn_of_summed_losses(plan: Plan, args: Any, model: nn.Module) -> None:
@@ -161,49 +157,6 @@ def _warn_of_summed_losses(plan: Plan, args: Any, model: nn.Module) -> None:
             "need nothing.",
             stacklevel=2,
         )
-
-
-def _other_optimizer(plan: Plan, args: Any, optimizer: Any) -> list[str]:
-    """Return in what an optimizer has other states than planned; nothing if unknown."""
-    recipe = plan.recipe
-    if recipe.optimizer not in OPTIMIZER_NAMES:
-        return []
-    while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
-        optimizer = optimizer.optimizer  # inside of accelerate's or DeepSpeed's
-    chosen = getattr(args.optim, "value", args.optim)
-    by_name = [f"optim={chosen} (planned: {recipe.optimizer})"]
-    try:
-        planned = make_plan_optimizer(plan, [nn.Parameter(torch.empty(1))], lr=1.0)
-    except InputError:  # its library is not installed, so it is another one
-        return by_name if chosen != recipe.optimizer else []
-    kinds = [_kind(each) for each in (optimizer, planned)]
-    used = [_used_settings(each) for each in (optimizer, planned)]
-    if kinds[0] == kinds[1] and used[0] == used[1]:
-        return []
-    if chosen != recipe.optimizer:
-        return by_name
-    if kinds[0] != kinds[1]:
-        return [f"{type(optimizer).__name__} (planned: {type(planned).__name__})"]
-    now, then = optimizer.defaults, planned.defaults
-    return [
-        f"{name}={now.get(name)} (planned: {then.get(name)})"
-        for name in sorted(used[0] ^ used[1])
-    ]
-
-
-def _kind(optimizer: Any) -> tuple[object, ...]:
-    """Return the class of an optimizer, and what bitsandbytes has beside it."""
-    bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
-    return type(optimizer), bits, getattr(optimizer, "is_paged", False)
-
-
-def _used_settings(optimizer: Any) -> set[str]:
-    """Return which settings of an optimizer are not off: they decide on its states."""
-    # momentum=0.8 takes what momentum=0.9 does.
-    return {name for name, value in optimizer.defaults.items() if value} - {
-        "lr",
-        "weight_decay",
-    }
 
 
 def export_text(plan: Plan, plan_file: str) -> str:

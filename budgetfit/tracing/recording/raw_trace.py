@@ -56,7 +56,8 @@ class RawTrace:
     ``ops_before_update`` counts the ops before the first optimizer step;
     ``last_new_step`` is the last one in which the optimizer does something new;
     ``adds_parameters``: whether it takes further parameters after the first.
-    ``without_gradient``: names and bytes of trainable parameters that get no gradient.
+    ``without_gradient``: names and bytes of trainable parameters that get no gradient;
+    ``unread``: names of the batch's tensors that no op reads in the first micro-batch.
     """
 
     batch_size: int
@@ -72,6 +73,7 @@ class RawTrace:
     random_blocks: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     without_gradient: dict[str, int] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
     gives_containers: bool = False
     gradients: GradientLog | None = None
 

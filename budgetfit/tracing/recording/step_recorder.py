@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from budgetfit.batches.batch_tree import map_batch
+from budgetfit.batches.batch_tree import map_batch, named_tensors
+from budgetfit.core.samples.sample_dims import SINGLE_TENSOR
 from budgetfit.core.step_trace import BlockPass, Direction, Phase, PhaseName
 from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from budgetfit.tracing.recording.gradient_log import GradientLog
@@ -67,7 +68,20 @@ class StepRecorder:
 
     def _micro_step(self, runner: Runner, batch: Any) -> None:
         self.start_phase("forward")  # the batch is allocated in the step that frees it
-        runner.step(self.new_batch(batch))
+        runner.step(self._with_reads_noted(self.new_batch(batch)))
+        if self.log.unread:
+            self.raw.unread += self.log.unread.values()
+            self.log.unread = {}
+
+    def _with_reads_noted(self, batch: Any) -> Any:
+        """Return the batch, and let the log note which of its tensors are read."""
+        if self.step == self.micro_step == 0:
+            self.log.unread = {
+                tensor.untyped_storage()._cdata: name or SINGLE_TENSOR
+                for name, tensor in named_tensors(batch)
+                if tensor.numel() and tensor.layout is torch.strided
+            }
+        return batch
 
     def new_batch(self, batch: Any) -> Any:
         """Return fakes of a batch, newly allocated."""

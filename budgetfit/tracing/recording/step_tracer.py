@@ -144,6 +144,7 @@ def trace_step(  # noqa: PLR0913 - one value each, all needed
         log.take_key = results.take_key
         tracker = ModuleTracker(fake, blocks, log)
         values.where = tracker.current_path
+        values.on_array = log.note_reads
         if "containers" in options:
             options["containers"].watch(fake, blocks)
         raw = RawTrace(batch_size=batch_size, log=log, layers=tracker.layers)

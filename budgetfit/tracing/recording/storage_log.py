@@ -18,6 +18,7 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from budgetfit.core.step_trace import (
     CATEGORIES,
@@ -85,6 +86,7 @@ class StorageLog(TorchDispatchMode):
         events: ``k + 1`` for the allocation of storage k, ``-(k + 1)`` for its free.
         ops: The ops that ran, with what they ask of the GPU.
         in_optimizer: Whether the optimizer's phase runs.
+        unread: Names of the batch's tensors that no op has read, by their storages.
         on_op: Called before each op.
         take_key: Returns the cache key of the call that has just run, if that decides
             its result too.
@@ -113,6 +115,7 @@ class StorageLog(TorchDispatchMode):
         self.live_bytes = 0
         self.peak_bytes = 0
         self.in_optimizer = False
+        self.unread: dict[int, str] = {}
         self.category = _CATEGORY["temporaries"]
         self.current_layer: Callable[[], int] = lambda: -1
         self.on_op: Callable[[], None] | None = None
@@ -148,6 +151,8 @@ class StorageLog(TorchDispatchMode):
             return func(*args, **kwargs)
         if self.on_op is not None:
             self.on_op()
+        if self.unread and not func.is_view:
+            self.note_reads(args, kwargs)
         semantics = self._semantics
         out = self.run_op(func, args, kwargs)
         # Of a cached result the arguments decide all else, on one target.
@@ -233,6 +238,12 @@ class StorageLog(TorchDispatchMode):
         elif isinstance(out, (tuple, list)):
             for item in out:
                 self.log_outputs(item)
+
+    def note_reads(self, *values: Any) -> None:
+        """Take the tensors in ``values`` off those that nothing has read."""
+        for each in tree_leaves(values):
+            if isinstance(each, torch.Tensor) and each.layout is torch.strided:
+                self.unread.pop(each.untyped_storage()._cdata, None)
 
     @contextlib.contextmanager
     def default_category(self, category: Category) -> Iterator[None]:

@@ -89,6 +89,7 @@ class KnownValues:
     Attributes:
         notes: Assumption that a model relied on -> the module that did so first.
         where: Returns the path of the current module.
+        on_array: Called with each tensor that is read without an op.
         phase: Of the step. Nothing is assumed in the optimizer.
     """
 
@@ -107,6 +108,7 @@ class KnownValues:
         self._asked: Counter[tuple[object, int]] = Counter()
         self.notes: dict[str, str] = {}
         self.where: Callable[[], str] = str
+        self.on_array: Callable[[torch.Tensor], object] = id
         self.phase = "setup"
         self.record = self._values.record
         self.value = self._values.value
@@ -167,6 +169,7 @@ class KnownValues:
 
     def array_of(self, tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         """Return a fake tensor's values as a numpy array, if known or no integers."""
+        self.on_array(tensor)
         real = self.value(tensor)
         with _disable_current_modes():
             if real is None:

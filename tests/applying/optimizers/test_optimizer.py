@@ -141,6 +141,20 @@ def test_callables_keep_their_own_choices() -> None:
     assert made.param_groups[0]["foreach"] is None
 
 
+@pytest.mark.parametrize(
+    ("make", "foreach"),
+    [
+        (torch.optim.AdamW, None),  # torch's Adam refuses it with foreach=True
+        (functools.partial(torch.optim.AdamW, capturable=True), True),
+        (torch.optim.SGD, True),
+    ],
+)
+def test_a_rate_may_be_a_tensor(make: Any, foreach: bool | None) -> None:
+    rate = functools.partial(make, lr=torch.tensor(0.1))
+    made = make_optimizer(rate, parameters(), device_type="cuda")
+    assert made.param_groups[0]["foreach"] is foreach
+
+
 def test_frozen_parameters_are_left_out_and_a_frozen_model_is_refused() -> None:
     frozen = Parameter(torch.ones(2), requires_grad=False)
     made = make_optimizer(my_sgd, [*parameters(), frozen], device_type="cpu")

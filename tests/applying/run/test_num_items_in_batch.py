@@ -1,5 +1,7 @@
 """Micro-batches with different numbers of tokens train as the large batch would."""
 
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from budgetfit.errors import InputError
 from tests import models
 from tests.applying.ranks.training_runs import assert_same, recipe, without_dropout
 from tests.applying.small_models import batch_for, make
+from tests.reporting.sample_plans import sample_model, sample_plan
 
 
 def padded() -> dict[str, torch.Tensor]:
@@ -65,6 +68,47 @@ def test_so_do_weights_for_a_model_that_only_knows_means() -> None:
         small.step(part, weight=int((part["labels"] != -100).sum()))
     large.step(whole)
     assert_same(small, large, 1e-5)
+
+
+def _none(part: dict[str, torch.Tensor]) -> None:
+    part["labels"][:] = -100
+
+
+def _half(part: dict[str, torch.Tensor]) -> None:
+    part["labels"][:, :8] = -100
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "weigh", "said"),
+    [
+        ("llama", _none, {}, "All labels of this micro-batch are -100.*Leave it out"),
+        ("llama", _half, {}, "8 to 16 labels for each sample.*num_items_in_batch="),
+        ("llama", None, {}, ""),
+        ("llama", _half, {"num_items_in_batch": 48}, ""),
+        ("llama", _half, {"weight": 16}, ""),
+        ("t5", _half, {}, ""),  # its loss is the mean of what it likes
+    ],
+)
+def test_other_numbers_of_labels_are_said_once(
+    name: str,
+    change: Callable[[dict[str, torch.Tensor]], None] | None,
+    weigh: dict[str, int],
+    said: str,
+) -> None:
+    plan = sample_plan(model=sample_model(batch={}))
+    settings = recipe(2, 2, optimizer="sgd")
+    run = without_dropout(Run(make(name), settings, plan=plan))
+    parts = [batch_for(name, 2) for _ in range(4)]
+    if change is not None:
+        change(parts[1])
+        change(parts[3])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for part in parts:
+            run.step(part, **weigh)
+    texts = [str(each.message) for each in found]
+    assert len(texts) == bool(said)
+    assert all(re.search(said, text) for text in texts)
 
 
 def test_without_either_samples_count_and_the_large_batch_is_missed() -> None:
