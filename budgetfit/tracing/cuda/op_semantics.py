@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import (
     disable_fake_tensor_cache,
 )
 from torch.autograd import graph
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from budgetfit.tracing.call_cache import Args, CallCache, CallKey, Kwargs
@@ -314,8 +315,16 @@ def _with_strides_of_operands(func: OpOverload, args: Args, out: Any) -> Any:
         return out
     if func is aten.threshold_backward.default:  # reads the activations first
         operands.reverse()
-    strides = compute_elementwise_output_strides(*torch.broadcast_tensors(*operands))
+    strides = _output_strides(tuple((x.shape, x.stride()) for x in operands))
     return out if strides == out.stride() else out.new_empty_strided(out.shape, strides)
+
+
+@functools.lru_cache(maxsize=1024)
+def _output_strides(layouts: tuple[tuple[Any, ...], ...]) -> tuple[int, ...]:
+    """Return the strides of a pointwise op's output; ``layouts``: sizes and strides."""
+    with _disable_current_modes():
+        operands = [torch.empty_strided(*each, device="meta") for each in layouts]
+        return compute_elementwise_output_strides(*torch.broadcast_tensors(*operands))
 
 
 def _in_place_in_autograd(

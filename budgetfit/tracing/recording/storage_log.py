@@ -18,7 +18,6 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from budgetfit.core.step_trace import (
     CATEGORIES,
@@ -241,9 +240,14 @@ class StorageLog(TorchDispatchMode):
 
     def note_reads(self, *values: Any) -> None:
         """Take the tensors in ``values`` off those that nothing has read."""
-        for each in tree_leaves(values):
-            if isinstance(each, torch.Tensor) and each.layout is torch.strided:
-                self.unread.pop(each.untyped_storage()._cdata, None)
+        for each in values:
+            if isinstance(each, torch.Tensor):
+                if each.layout is torch.strided:
+                    self.unread.pop(each.untyped_storage()._cdata, None)
+            elif isinstance(each, (tuple, list)):
+                self.note_reads(*each)
+            elif isinstance(each, dict):
+                self.note_reads(*each.values())
 
     @contextlib.contextmanager
     def default_category(self, category: Category) -> Iterator[None]:
