@@ -1,6 +1,7 @@
 """A loop of one's own around a prepared model: warned of where it is not as planned."""
 
 import contextlib
+import gc
 import pickle
 import warnings
 from collections.abc import Callable
@@ -153,11 +154,30 @@ def test_the_planned_optimizer_is_said_nothing_of(name: str) -> None:
 
 
 def test_a_model_is_pickled_with_what_watches_it() -> None:
+    before = hooks()
     model = tiny_model("llama")
     with plan_for(model).prepare(model):
         pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
-    assert not torch_optimizer._global_optimizer_pre_hooks  # noqa: SLF001
-    assert not torch_optimizer._global_optimizer_post_hooks  # noqa: SLF001
+        assert hooks() != before
+    assert hooks() == before
+
+
+def test_a_model_that_is_gone_is_watched_no_more() -> None:
+    before = hooks()
+    model = tiny_model("llama")
+    prepared = plan_for(model).prepare(model)
+    assert hooks() != before
+    del model, prepared
+    gc.collect()
+    assert hooks() == before
+
+
+def hooks() -> set[int]:
+    both = (
+        torch_optimizer._global_optimizer_pre_hooks,  # noqa: SLF001
+        torch_optimizer._global_optimizer_post_hooks,  # noqa: SLF001
+    )
+    return {key for each in both for key in each}
 
 
 def test_settings_of_a_group_are_seen() -> None:

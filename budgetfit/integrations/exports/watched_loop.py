@@ -66,7 +66,9 @@ class WatchedLoop:
             (register_optimizer_step_pre_hook, self._before_update),
             (register_optimizer_step_post_hook, self._after_update),
         ):
-            undo.add(register(functools.partial(look, weights)).remove)
+            handle = register(functools.partial(look, weights))
+            undo.add(handle.remove)
+            weakref.finalize(model, handle.remove)
 
     def before_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

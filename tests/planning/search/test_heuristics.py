@@ -390,7 +390,7 @@ def test_a_plain_loss_that_cannot_win_is_not_searched(
         least_ms = bound_ms if one is plain else 100.0
         return least_ms < known.step_ms * (1 - gain)
 
-    def solved(one: PlanningSession, *ideal: Any) -> SimpleNamespace:
+    def solved(one: PlanningSession, *ideal: Any, **_: bool) -> SimpleNamespace:
         in_chunks = one is chunked or any(ideal)
         return SimpleNamespace(best=candidate(0, 90 if in_chunks else 100))
 
