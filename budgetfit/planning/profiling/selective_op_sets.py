@@ -26,6 +26,8 @@ MAX_OP_SETS: Final = 3  # for each type of block; each is one more option to tra
 # Casts: autocast caches those of weights, so that the recomputation may lack the call
 # (pytorch#141896).
 _CASTS: Final = ("aten._to_copy.default",)
+# What FSDP2 runs around a block: gathering its weights, reducing its gradients.
+_OF_SHARDS: Final = ("fsdp.", "c10d.", "aten._foreach_copy_.")
 _IN_PLACE: Final = re.compile(r"\w+\.\w*[^_]_\.")
 # Recomputed tensors are activations too, although the backward pass makes them.
 _ACTIVATION: Final = CATEGORIES.index("activations")
@@ -193,10 +195,10 @@ def _run_again(
     trace: StepTrace, block: str, batch_size: int, times_ns: Nanoseconds
 ) -> list[_Op]:
     """Return the op calls of a block's forward that are recomputed in its backward."""
-    forward = _rows(trace, block, "forward")
-    backward = _rows(trace, block, "backward")
-    names = [trace.op_names[trace.ops.name[row]] for row in forward]
-    again = [trace.op_names[trace.ops.name[row]] for row in backward]
+    (_, names), (backward, again) = (
+        _rows_and_names(trace, block, direction)
+        for direction in ("forward", "backward")
+    )
 
     def alike(offset: int) -> int:
         pairs = zip(names, again[offset:], strict=False)
@@ -214,6 +216,19 @@ def _run_again(
         ops.append(_Op(name, calls[name], size, float(times_ns[row])))
         calls[name] += 1
     return ops
+
+
+def _rows_and_names(
+    trace: StepTrace, block: str, direction: Direction
+) -> tuple[list[int], list[str]]:
+    """Return the op numbers and names of one block's pass, without FSDP2's own."""
+    rows, names = [], []
+    for row in _rows(trace, block, direction):
+        name = trace.op_names[trace.ops.name[row]]
+        if not name.startswith(_OF_SHARDS):
+            rows.append(row)
+            names.append(name)
+    return rows, names
 
 
 def _kept_bytes(kept: StepTrace, block: str, batch_size: int) -> int:
