@@ -156,13 +156,11 @@ def _report(
     block_chain = session.block_chain
     if not recipe.segments:  # other options may not have been traced
         block_chain = block_chain.without_options
-    chain = block_chain.profile_at(recipe.batch_size)
+    chain, first = block_chain.profile_at(recipe.batch_size), (*rows, *baselines)
     return plan.changed(
         budget=budget_for_lengths(session.budget, judged.lengths),
         block_table=block_table(chain, best),
-        lazy_alternatives=lazy_alternatives(
-            *(session, best, (*rows, *baselines), slower)
-        ),
+        lazy_alternatives=lazy_alternatives(session, best, first, slower),
         lazy_curves=lazy_curves(session, estimate),
         varying_lengths=judged.lengths,
     )

@@ -96,16 +96,11 @@ def best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
     slower: dict[str, PlanningSession] = {}
     for session in likely_fastest_first(sessions):
         engine = engine_of(session)
-        if not all(holding_more_can_gain(session, each) for each in found):
+        may_be_better = all(holding_more_can_gain(session, each) for each in found)
+        if not may_be_better or not session.may_fit:
             continue
-        if not session.may_fit:
-            continue
-        if any(
-            each.estimate is not None
-            and engine_of(each.session) != engine
-            and not engine_can_win(session, each.estimate)
-            for each in found
-        ):
+        rivals = [each.estimate for each in found if engine_of(each.session) != engine]
+        if not all(engine_can_win(session, rival) for rival in rivals if rival):
             slower.setdefault(engine, session)
             continue
         hopeful.append(session)
