@@ -32,7 +32,10 @@ from budgetfit.errors import InputError
 
 # With weight decay they add it to a copy of all gradients, on CUDA (foreach).
 _COPYING_GRADIENTS: Final = (
-    *(torch.optim.SGD, torch.optim.Adadelta, torch.optim.NAdam, torch.optim.RMSprop),
+    torch.optim.SGD,
+    torch.optim.Adadelta,
+    torch.optim.NAdam,
+    torch.optim.RMSprop,
 )
 
 

@@ -75,6 +75,7 @@ class StepRecorder:
 
     def _with_reads_noted(self, batch: Any) -> Any:
         """Return the batch, and let the log note which of its tensors are read."""
+        # Returned, so that the caller needs no name for it: that would keep it alive.
         if self.step == self.micro_step == 0:
             self.log.unread = {
                 tensor.untyped_storage()._cdata: name or SINGLE_TENSOR

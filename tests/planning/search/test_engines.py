@@ -4,47 +4,25 @@ import functools
 from dataclasses import replace
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
-from budgetfit.gpus.table import find_gpu
 from budgetfit.planning import planner
 from budgetfit.planning.alternatives import alternatives, best_settings
 from budgetfit.planning.search.engines import engine_can_win, likely_fastest_first
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.session import PlanningSession, Request, open_sessions
-from budgetfit.workload.workload import Workload
+from tests.planning.search.test_kept_weights import llama
 
 WAYS = tuple(Parallelism(engine=engine, gpus=4) for engine in ("ddp", "fsdp2"))
 ROOMY = Budget(total_bytes=2**34, context_bytes=0, headroom_bytes=0)
 SETTINGS = {"precisions": ["bf16-mixed"], "optimizer": "adamw_torch_fused"}
 
 
-def workload() -> Workload:
-    config = LlamaConfig(
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=2,
-        num_attention_heads=16,
-        vocab_size=1000,
-    )
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    tokens = torch.zeros(1, 512, dtype=torch.int64)
-    found = Workload(
-        model=model,
-        batch={"input_ids": tokens, "labels": tokens},
-        gpu=find_gpu("rtx-4090"),
-    )
-    return found.with_found_blocks()
-
-
 @functools.cache
 def sessions() -> list[PlanningSession]:
     more = {"accumulation": 2, "parallelisms": WAYS, **SETTINGS}
-    return open_sessions(workload(), ROOMY, Request(), **more)
+    return open_sessions(llama(1024, 2, 512, "rtx-4090"), ROOMY, Request(), **more)
 
 
 def test_no_engine_that_is_left_out_is_faster() -> None:

@@ -32,25 +32,27 @@ DDP = Parallelism(engine="ddp", gpus=8)
 OTHERWISE = (("reshard_after_forward", False), ("shard", 4))
 
 
-def sessions(usable_bytes: int, *ways: Parallelism) -> list[PlanningSession]:
-    """Sessions of sixteen blocks of 50 M weights, and samples of 4,096 tokens."""
+def llama(width: int, layers: int, length: int, gpu: str) -> Workload:
+    """A Llama with a small vocabulary, and a sample of ``length`` tokens."""
     config = LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=16,
+        hidden_size=width,
+        intermediate_size=width * 11 // 4,
+        num_hidden_layers=layers,
         num_attention_heads=16,
         vocab_size=1000,
     )
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-    tokens = torch.zeros(1, 4096, dtype=torch.int64)
-    workload = Workload(
-        model=model,
-        batch={"input_ids": tokens, "labels": tokens},
-        gpu=find_gpu("h100-80gb"),
-    )
+    tokens = torch.zeros(1, length, dtype=torch.int64)
+    batch = {"input_ids": tokens, "labels": tokens}
+    found = Workload(model=model, batch=batch, gpu=find_gpu(gpu))
+    return found.with_found_blocks()
+
+
+def sessions(usable_bytes: int, *ways: Parallelism) -> list[PlanningSession]:
+    """Sessions of sixteen blocks of 50 M weights, and samples of 4,096 tokens."""
     return open_sessions(
-        workload.with_found_blocks(),
+        llama(2048, 16, 4096, "h100-80gb"),
         Budget(total_bytes=usable_bytes + NCCL, context_bytes=0, headroom_bytes=0),
         Request(),
         precisions=["bf16-mixed"],
