@@ -111,7 +111,10 @@ def estimate_settings(
         precision=chosen,
         optimizer=asked.optimizer,
         effective_batch_size=share,
-        parallelism=next(iter(asked.parallelisms), None),
+        # As their users accumulate, unless they say otherwise.
+        parallelism=next(
+            (each for each in asked.parallelisms if not each.sync_each_batch), None
+        ),
     )
 
     def estimated(workload: Workload, settings: TrainingSettings) -> Estimate:

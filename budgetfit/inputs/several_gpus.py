@@ -132,9 +132,10 @@ def parse_link(link: str | None, nodes: int) -> str:
 def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
     """Return the ways to use several GPUs, to choose from; none for one GPU.
 
-    FSDP2 frees the weights after the forward or keeps them; over several nodes it also
-    shards within each node only (HSDP). DeepSpeed has three stages of ZeRO; its engine
-    is named, or one of them.
+    FSDP2 frees the weights after the forward or keeps them, and reduces gradients in
+    each micro-batch or in the last one of an update; over several nodes it also shards
+    within each node only (HSDP). DeepSpeed has three stages of ZeRO; its engine is
+    named, or one of them.
 
     Raises:
         InputError: If the number or the engine is invalid.
@@ -167,7 +168,9 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
                 gpus_per_node=per_node,
                 reshard_after_forward=reshard,
                 shard=shard,
+                sync_each_batch=each,
             )
+            for each in (True, False)
             for shard in groups
             for reshard in (True, False)
         ]

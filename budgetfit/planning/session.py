@@ -267,7 +267,7 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
     for parallelism in _worth_tracing(traces, budget, asked, settings):
         if parallelism is not None and parallelism.engine in left_out:
             continue
-        # What holds more of the weights runs where what holds less does.
+        # What holds more runs where what holds less does.
         known = [each.settings.parallelism for each in found]
         like = next((row for row in known if parallelism in holding_more(row)), None)
         if parallelism is not None and like is not None:
@@ -303,22 +303,28 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
 
 
 def holding_more(parallelism: Parallelism | None) -> tuple[Parallelism, ...]:
-    """Return FSDP2 of the same ranks that holds more of the weights on each."""
-    # It keeps them after the forward, or shards within each node only (HSDP), or both.
-    # None for other engines, and for settings that hold as much already.
+    """Return FSDP2 of the same ranks that holds more on each."""
+    # It keeps the weights after the forward, shards within each node only (HSDP), or
+    # reduces gradients in the last micro-batch alone. None for other engines, and for
+    # settings that hold as much already.
     if parallelism is None or parallelism.engine != "fsdp2":
         return ()
     freed, per_node = parallelism.reshard_after_forward, parallelism.gpus_per_node
     groups = {parallelism.shard}
     if parallelism.shard is None and parallelism.nodes > 1 and per_node != 1:
         groups.add(per_node)
-    return tuple(
-        other
+    others = (
+        replace(
+            parallelism,
+            reshard_after_forward=kept,
+            shard=shard,
+            sync_each_batch=each,
+        )
         for shard in groups
         for kept in {freed, False}
-        if (other := replace(parallelism, reshard_after_forward=kept, shard=shard))
-        != parallelism
+        for each in {parallelism.sync_each_batch, False}
     )
+    return tuple(other for other in others if other != parallelism)
 
 
 def _worth_tracing(

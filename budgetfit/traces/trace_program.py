@@ -15,6 +15,7 @@ from budgetfit.applying.pytree import map_tensors
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.zero import check_deepspeed
 from budgetfit.core.loop import RUN, Loop
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import NO_LOSS
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
@@ -100,14 +101,15 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
     check_deepspeed(recipe)
     program = _Training(trained, recipe, loop, own_checkpointing, compiled, options)
     with silence_fake_tensor_log():
-        if recipe.parallelism is not None:
+        alike = has_equal_micro_batches(recipe.parallelism)
+        if alike:
+            raw = once(lambda: program.trace(1))
+        else:
             micro_steps = min(recipe.gradient_accumulation_steps, MICRO_STEPS + 1)
             raw = program.trace(micro_steps)
-        else:
-            raw = once(lambda: program.trace(1))
         if options.get("only_forward"):
             return raw
-        derives = loop.kind == "run" and recipe.parallelism is None
+        derives = loop.kind == "run" and alike
         if derives and raw.adds_parameters:
             raise InputError(_ADDS_PARAMETERS)
         keeps = derives and (keeps_tensors(raw) or raw.last_new_step > 1)
@@ -117,7 +119,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         elif not derives and raw.last_new_step >= STEPS:
             raw = program.trace(1, steps=raw.last_new_step + 1)
         elif derives and recipe.gradient_accumulation_steps > 1:
-            if raw.gradients is not None and raw.gradients.complete:
+            if raw.gradients is not None and raw.gradients.suffice:
                 append_micro_batch(raw, raw.gradients)
             else:
                 raw = program.trace(MICRO_STEPS)
@@ -125,6 +127,16 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         append_steady_step(raw)
     raw.notes.extend(compiled.notes if compiled else ())
     return raw
+
+
+def has_equal_micro_batches(parallelism: Parallelism | None) -> bool:
+    """Whether all micro-batches of an update do the same, but for added gradients."""
+    # Elsewhere the last one alone reduces gradients, or buckets are made anew; HSDP
+    # holds what it has reduced until the end of the backward.
+    if parallelism is None:
+        return True
+    is_fsdp2 = parallelism.engine == "fsdp2"
+    return is_fsdp2 and parallelism.sync_each_batch and parallelism.replicate == 1
 
 
 class _Training(NamedTuple):

@@ -19,7 +19,12 @@ from budgetfit.errors import BudgetfitError
 from budgetfit.gpus.table import Gpu
 from budgetfit.traces.errors import trace_error
 from budgetfit.traces.loops.trace_loop import MOST_MICRO_STEPS
-from budgetfit.traces.trace_program import MICRO_STEPS, trace_evaluation, trace_recipe
+from budgetfit.traces.trace_program import (
+    MICRO_STEPS,
+    has_equal_micro_batches,
+    trace_evaluation,
+    trace_recipe,
+)
 from budgetfit.tracing.blocks.repeated_runs import NotRepeatedError
 from budgetfit.tracing.compiled.compiled_blocks import CompiledBlocks
 from budgetfit.tracing.cuda.target import CudaTarget
@@ -82,6 +87,7 @@ class Program(NamedTuple):
         parallelism = recipe.parallelism
         if parallelism is not None:
             parallelism = replace(parallelism, gpus_per_node=None)
+        if not has_equal_micro_batches(parallelism):
             accumulation = min(accumulation, MICRO_STEPS + 1)
         elif loop.kind == "run":
             accumulation = 1
@@ -108,7 +114,7 @@ class Program(NamedTuple):
             batch_size=batch_size,
             gradient_accumulation_steps=(
                 (MICRO_STEPS if self.accumulates else 1)
-                if self.loop.kind == "run" and self.parallelism is None
+                if self.loop.kind == "run" and has_equal_micro_batches(self.parallelism)
                 else self.accumulation
             ),
             precision=self.precision,

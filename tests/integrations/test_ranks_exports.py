@@ -456,9 +456,11 @@ def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> No
     )
     with pytest.raises(InputError, match=r"161.1 KiB more than .*, .* usable"):
         trainer_export.export_text(full, "plan.json")
-    assert "sync_each_batch=True" in accelerate_export.export_text(
-        plan_of("ddp, each"), "plan.json"
-    )
+    each = plan_of("ddp, each")
+    assert "sync_each_batch=True" in accelerate_export.export_text(each, "plan.json")
+    file = yaml.safe_load(axolotl_export.export_text(each, "plan.json"))
+    kwargs = file["accelerator_config"]["gradient_accumulation_kwargs"]
+    assert kwargs == {"sync_each_batch": True}
 
 
 @pytest.mark.parametrize(
@@ -474,8 +476,7 @@ def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> No
             "ddp",
             'DeepSpeed: plan with engine="deepspeed".* Use --to torch',
         ),
-        (axolotl_export, "ddp, each", "axolotl's file has no setting for sync_each"),
-        (axolotl_export, "hsdp", "axolotl's file has no setting for sync_each"),
+        (axolotl_export, "hsdp", "axolotl has no setting for shard=1"),
         (llamafactory_export, "fsdp2", "not written for LLaMA-Factory"),
         (accelerate_export, "hsdp", "accelerate has no setting for shard=1"),
     ],

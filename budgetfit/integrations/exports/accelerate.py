@@ -163,7 +163,7 @@ def _accelerator(plan: Plan) -> tuple[list[str], list[tuple[str, str]]]:
     steps = plan.recipe.gradient_accumulation_steps
     parallelism = plan.recipe.parallelism
     arguments, names = [f"gradient_accumulation_steps={steps}"], []
-    if parallelism is not None and parallelism.sync_each_batch and steps > 1:
+    if parallelism is not None and parallelism.sync_each_batch:
         names.append(("accelerate.utils", "GradientAccumulationPlugin"))
         made = f"GradientAccumulationPlugin(num_steps={steps}, sync_each_batch=True)"
         arguments = [f"gradient_accumulation_plugin={made}"]

@@ -51,15 +51,19 @@ def yaml_settings(plan: Plan, program: str) -> dict[str, Any]:
     parallelism = plan.recipe.parallelism
     if parallelism is None:
         return {}
-    if parallelism.sync_each_batch:
-        raise InputError(
-            f"{program}'s file has no setting for sync_each_batch=True. Use --to "
-            "trainer, or plan without it."
-        )
+    reduced = trainer_reduction(parallelism)
     if parallelism.engine == "fsdp2":
         found = fsdp_settings(plan, parallelism, program)
-        return {"fsdp_version": found.pop("version"), "fsdp_config": found}
-    return trainer_ddp_settings(parallelism)
+        return {"fsdp_version": found.pop("version"), "fsdp_config": found, **reduced}
+    return {**trainer_ddp_settings(parallelism), **reduced}
+
+
+def trainer_reduction(parallelism: Parallelism) -> dict[str, Any]:
+    """Return what ``TrainingArguments`` has for when gradients are reduced."""
+    if not parallelism.sync_each_batch:
+        return {}
+    each = {"sync_each_batch": True}
+    return {"accelerator_config": {"gradient_accumulation_kwargs": each}}
 
 
 def trainer_ddp_settings(parallelism: Parallelism) -> dict[str, Any]:

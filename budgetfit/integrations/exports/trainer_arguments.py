@@ -16,6 +16,7 @@ from budgetfit.integrations.exports.ranks import (
     fsdp_settings,
     refuse_cut_loss,
     trainer_ddp_settings,
+    trainer_reduction,
     zero_settings,
 )
 from budgetfit.integrations.source_code.python_source import exported_eval_batch_size
@@ -92,10 +93,7 @@ def _several(plan: Plan) -> dict[str, Any]:
     else:
         copied_gradients(plan)
         found |= trainer_ddp_settings(parallelism)
-    if parallelism.sync_each_batch:
-        kwargs = {"sync_each_batch": True}
-        found["accelerator_config"] = {"gradient_accumulation_kwargs": kwargs}
-    return found
+    return found | trainer_reduction(parallelism)
 
 
 def settings(plan: Plan) -> dict[str, Any]:

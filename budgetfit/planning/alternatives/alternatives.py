@@ -72,8 +72,12 @@ def deciding_baselines(
     certain, others = BASELINES[:count], [*BASELINES[count:]]
     if proposed.recipe.segments:
         others.append(EVERY_NTH)
-    faster = [row for row in others if policy_can_gain(session, row[1], proposed)]
-    return _baselines(session, (*certain, *faster))
+    rows = _baselines(session, certain)
+    known = session.best_fitting([proposed, *(row.estimate for row in rows)])
+    faster = [
+        row for row in others if policy_can_gain(session, row[1], known or proposed)
+    ]
+    return (*rows, *_baselines(session, faster))
 
 
 def rows_by_engine(found: Iterable[SearchResult]) -> tuple[Alternative, ...]:

@@ -58,9 +58,11 @@ def recommend_one_micro_batch(
     many = session.judge(replace(recipe, gradient_accumulation_steps=_MANY))
     reserved = format_bytes(max(estimate.reserved_bytes, many.reserved_bytes))
     if many.fits:
+        several = recipe.parallelism
+        how = " with sync_each_batch=True" * bool(several and several.sync_each_batch)
         note = (
-            "no effective batch size was given: any gradient_accumulation_steps fits "
-            f"({reserved} reserved from 2 on)"
+            "no effective batch size was given: any gradient_accumulation_steps fits"
+            f"{how} ({reserved} reserved from 2 on)"
         )
     else:
         note = (

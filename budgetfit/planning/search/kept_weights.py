@@ -1,9 +1,10 @@
-"""FSDP2 that holds more of the weights on each rank: whether it may be faster.
+"""FSDP2 that holds more on each rank: whether it may be faster.
 
 Where weights are kept after the forward, each block's are gathered once per micro-batch
 and not twice, and those of all blocks are held until their backward. Where each node
-holds a copy (HSDP), shards are larger, and gathered within the node. So the traces of
-freed weights, shared by all ranks, tell what either can be at best: their times without
+holds a copy (HSDP), shards are larger, and gathered within the node. Where gradients
+are reduced in the last micro-batch alone, those of all weights are held until then. So
+the traces of what holds least tell what each can be at best: their times without
 waiting for the network, and without the second gathers, with no more memory.
 """
 
@@ -24,11 +25,11 @@ from budgetfit.timing.collectives import COPY_OUT
 from budgetfit.timing.kernel_times import phase_ops
 
 MIN_GAIN: Final = 0.01  # another way to shard has to gain this much
-_LEAST_BYTES: Final = 2  # of a gathered weight
+_LEAST_BYTES: Final = 2  # of a gathered weight, or a gradient of one
 
 
 def holding_more_can_gain(session: PlanningSession, least: SearchResult) -> bool:
-    """Whether a session that holds more of the weights may find something faster.
+    """Whether a session that holds more on each rank may find something faster.
 
     Args:
         session: Of any settings: True where it does not hold more.
@@ -44,31 +45,46 @@ def holding_more_can_gain(session: PlanningSession, least: SearchResult) -> bool
     ):
         return True
     keeps = one.reshard_after_forward != other.reshard_after_forward
+    defers = one.sync_each_batch != other.sync_each_batch
+    if defers and (settings.effective_batch_size is None or least.estimate is None):
+        return False  # a plan has one micro-batch then; or less did not fit
     held_bytes = _held_bytes(session) if keeps else 0
+    unreduced = _unreduced_bytes(session) if defers else {}
     weights_bytes, gradients_bytes = (
         _shard_bytes(session, one, trained=trained)
         - _shard_bytes(session, other, trained=trained)
         for trained in (False, True)
     )
 
-    def with_weights(chain: ChainProfile) -> ChainProfile:
+    def with_more_held(chain: ChainProfile) -> ChainProfile:
         left_bytes = max(0, chain.optimizer_bytes - held_bytes)
+        blocks = (
+            replace(each, gradient_bytes=each.gradient_bytes - unreduced[each.name])
+            if each.name in unreduced
+            else each
+            for each in chain.blocks
+        )
+        more_bytes = held_bytes + weights_bytes + sum(unreduced.values())
         return replace(
             chain,
-            static_bytes=chain.static_bytes + held_bytes + weights_bytes,
+            static_bytes=chain.static_bytes + more_bytes,
             optimizer_bytes=left_bytes + gradients_bytes,
+            blocks=tuple(blocks) if unreduced else chain.blocks,
         )
 
     within = replace(least.session, budget=session.budget)
+    size, chain = within.smallest_searched, within.block_chain.streams_apart
+    smallest = with_more_held(chain.profile_at(size, exact_blocks=False))
+    most_bytes = max(smallest.static_bytes, optimizer_step_bytes(smallest))
+    if most_bytes > within.budget.usable_bytes:
+        return False
     estimate = least.estimate
     if estimate is None:
-        size, chain = within.smallest_searched, within.block_chain.streams_apart
-        smallest = with_weights(chain.profile_at(size, exact_blocks=False))
-        return optimizer_step_bytes(smallest) <= within.budget.usable_bytes
+        return True
     saved_ms = estimate.network_ms + (_gathering_ms(least) if keeps else 0)
     saved = saved_ms / estimate.step_ms
     gain = 1 - (1 - MIN_GAIN) / (1 - min(saved, 0.99))
-    return can_gain(within, estimate, gain, with_weights)
+    return saved > MIN_GAIN and can_gain(within, estimate, gain, with_more_held)
 
 
 def _shard_bytes(
@@ -100,6 +116,22 @@ def _held_bytes(session: PlanningSession) -> int:
         for name in blocks
     )
     return _LEAST_BYTES * sum(sizes[:-2])
+
+
+def _unreduced_bytes(session: PlanningSession) -> dict[str, int]:
+    """Return by block the least that whole gradients take beyond their shards."""
+    model, parallelism = session.workload.model, session.settings.parallelism
+    assert parallelism is not None  # noqa: S101 - asked for only then
+    ranks = parallelism.gpus // parallelism.replicate
+    # Shards are in the weights' dtype, at most twice as large as that of the gradients.
+    return {
+        name: sum(
+            _LEAST_BYTES * each.numel() * (ranks - 2) // ranks
+            for each in model.get_submodule(name).parameters()
+            if each.requires_grad
+        )
+        for name in session.workload.blocks
+    }
 
 
 def _gathering_ms(freed: SearchResult) -> float:

@@ -1,12 +1,9 @@
 """The sessions of a first trace, in the way that a model can be traced."""
 
-from typing import Final, Unpack
-
-import torch
+from typing import Unpack
 
 from budgetfit.batches.batch_tree import batch_size_of, has_sparse_tensors
 from budgetfit.core.budget import Budget
-from budgetfit.core.parallelism import Parallelism
 from budgetfit.errors import TraceError
 from budgetfit.planning.search.accumulation import planned_accumulation
 from budgetfit.planning.session import (
@@ -16,8 +13,6 @@ from budgetfit.planning.session import (
     open_sessions,
 )
 from budgetfit.workload.workload import Workload
-
-_LEAST_BYTES: Final = 2  # of a gradient
 
 
 def traced_sessions(
@@ -38,17 +33,12 @@ def traced_sessions(
     accumulation = planned_accumulation(
         whole, optimizer_in_backward=settings.get("optimizer_in_backward", False)
     )
-    parallelisms = settings.get("parallelisms") or ()
-    if parallelisms and not any(
-        _accumulated_gradients_fit(workload, budget, each) for each in parallelisms
-    ):
-        accumulation = None
     ways: list[tuple[int | None, SessionSettings]] = [(accumulation, settings)]
     if accumulation is not None or (whole is not None and whole == request.batch_size):
         ways.append((None, {**settings, "effective_batch_size": None}))
     failed: TraceError | None = None
     # Of sparse batches and on several GPUs, other sizes say nothing.
-    fixed = parallelisms or has_sparse_tensors(workload.batch)
+    fixed = settings.get("parallelisms") or has_sparse_tensors(workload.batch)
     for at_one_size in (False,) if fixed else (False, True):
         size = None
         if at_one_size:
@@ -69,14 +59,3 @@ def traced_sessions(
                 failed = failed or error
     assert failed is not None  # noqa: S101 - every way has failed
     raise failed
-
-
-def _accumulated_gradients_fit(
-    workload: Workload, budget: Budget, parallelism: Parallelism
-) -> bool:
-    """Whether gradients may fit that FSDP2 reduces in the last micro-batch alone."""
-    # Until then each rank holds those of all weights, in half precision at least.
-    if parallelism.engine != "fsdp2" or parallelism.sync_each_batch:
-        return True
-    trained = (each for each in workload.model.parameters() if each.requires_grad)
-    return _LEAST_BYTES * sum(map(torch.numel, trained)) <= budget.usable_bytes

@@ -22,6 +22,7 @@ class GradientRecord(NamedTuple):
         accumulated: The storage of ``parameter.grad`` afterwards.
         event: Number of events before it was accumulated; ``ops`` the same of ops.
         add_op: The op that would add it to an existing gradient.
+        released: Number of events before it would be freed then.
     """
 
     incoming: int
@@ -29,11 +30,14 @@ class GradientRecord(NamedTuple):
     event: int
     ops: int
     add_op: OpRecord
+    released: int
 
 
 @dataclass(slots=True)
 class GradientLog:
     """Records gradient accumulation with hooks on the parameters.
+
+    FSDP2 calls them for its shards, whose gradients are views of what it reduced.
 
     Attributes:
         rows: In the order of accumulation.
@@ -45,9 +49,16 @@ class GradientLog:
     rows: list[GradientRecord] = field(default_factory=list)
     complete: bool = True
     _incoming: dict[int, int] = field(default_factory=dict)
+    _reduced: int = 0  # rows of ended reductions
+
+    @property
+    def suffice(self) -> bool:
+        """Whether a second micro-batch can be derived."""
+        return self.complete and bool(self.rows)
 
     def register_hooks(self, model: nn.Module) -> None:
         """Register hooks on the trainable parameters."""
+        self.log.on_reduced = self._end_reduction
         for parameter in model.parameters():
             if not parameter.requires_grad:
                 continue
@@ -68,15 +79,25 @@ class GradientLog:
 
     def _log_accumulated(self, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
-        incoming = self._incoming.pop(id(parameter), -1)
         accumulated = -1 if gradient is None else self.log.index_of(gradient)
+        shard = getattr(gradient, "_local_tensor", None)
+        of_shard = -1 if shard is None else accumulated
+        incoming = self._incoming.pop(id(parameter), of_shard)
         if gradient is None or accumulated < 0 or incoming < 0:
             self.complete = False
             return
+        gradient = gradient if shard is None else shard
         cost = op_cost(_ADD, (gradient, gradient), {}, gradient)
         event = len(self.log.events)
         layer = self.log.current_layer()
         op = OpRecord(op_name(_ADD), event, layer, cost)
         self.rows.append(
-            GradientRecord(incoming, accumulated, event, len(self.log.ops), op)
+            GradientRecord(incoming, accumulated, event, len(self.log.ops), op, event)
         )
+
+    def _end_reduction(self) -> None:
+        """Note that FSDP2 has reduced gradients: what it holds meanwhile is freed."""
+        event = len(self.log.events)
+        for row in range(self._reduced, len(self.rows)):
+            self.rows[row] = self.rows[row]._replace(released=event)
+        self._reduced = len(self.rows)

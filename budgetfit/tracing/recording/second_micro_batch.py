@@ -117,7 +117,7 @@ def _second_events(
     ]
     # Gradients that became ``parameter.grad``: in the second they are added and freed.
     added = {
-        row.incoming: row.event
+        row.incoming: row.released
         for row in gradients.rows
         if row.incoming == row.accumulated
     }
@@ -162,9 +162,8 @@ def _second_ops(
 ) -> list[OpRecord]:
     """Return the second micro-batch's ops: the first's, and gradient additions."""
     copies, waiting = second.copies, deque(gradients.rows)
-    freed: dict[int, int] = defaultdict(
-        int
-    )  # gradients, by the event of their addition
+    last = {row.incoming: row for row in waiting}  # FSDP2's shards share a storage
+    freed: dict[int, int] = defaultdict(int)  # gradients that are added, by event
     ops: list[OpRecord] = []
     position = begin
 
@@ -175,7 +174,8 @@ def _second_ops(
         while waiting and waiting[0].ops <= number:
             row = waiting.popleft()
             ops.append(row.add_op._replace(event=place(row.event)))
-            freed[row.event] += row.incoming == row.accumulated  # before the next
+            if row.incoming == row.accumulated and last[row.incoming] is row:
+                freed[row.released] += 1  # before the next
 
     for number, op in enumerate(raw.log.ops[: raw.ops_before_update]):
         if op.event <= begin:
@@ -213,6 +213,7 @@ def _renumber(raw: RawTrace, before: int, known: int) -> None:
         for storage, sources in log.made_from.items()
     }
     log.scratch = {number[storage]: row for storage, row in log.scratch.items()}
+    log.streams = {number[storage]: row for storage, row in log.streams.items()}
     log.unverified = {number[storage]: op for storage, op in log.unverified.items()}
     log.ops[:] = [op.moved_to(op.event, number) if op.touched else op for op in log.ops]
     raw.passes = [

@@ -86,7 +86,7 @@ class StorageLog(TorchDispatchMode):
         ops: The ops that ran, with what they ask of the GPU.
         in_optimizer: Whether the optimizer's phase runs.
         unread: Names of the batch's tensors that no op has read, by their storages.
-        on_op: Called before each op.
+        on_op: Called before each op; ``on_reduced`` where FSDP2 has reduced gradients.
         take_key: Returns the cache key of the call that has just run, if that decides
             its result too.
         live_bytes, peak_bytes: Unrounded live bytes, and their maximum since
@@ -118,6 +118,7 @@ class StorageLog(TorchDispatchMode):
         self.category = _CATEGORY["temporaries"]
         self.current_layer: Callable[[], int] = lambda: -1
         self.on_op: Callable[[], None] | None = None
+        self.on_reduced: Callable[[], None] | None = None
         self.take_key: Callable[..., CallKey | None] = lambda *_: None
         self._semantics = semantics
         self._alive: dict[int, tuple[int, int, weakref.ref[Any]]] = {}

@@ -2,9 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
-
-import pytest
 
 from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.core.budget import Budget
@@ -15,7 +12,6 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.chain.peak import chain_peak_bytes, optimizer_step_bytes
 from budgetfit.memory.replay import device_properties
-from budgetfit.planning.search import traced_sessions
 from budgetfit.planning.search.kept_weights import holding_more_can_gain
 from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.session import PlanningSession, Request, open_sessions
@@ -25,7 +21,6 @@ from tests.planning.profiling.test_depth_extrapolation import MIB_BATCH
 
 WHOLE = Parallelism(engine="fsdp2", gpus=8, gpus_per_node=2)
 COPIED = replace(WHOLE, shard=2)
-DDP = Parallelism(engine="ddp", gpus=8)
 BLOCKS = tuple(f"blocks.{number}" for number in range(6))
 
 
@@ -103,7 +98,8 @@ def test_there_are_no_such_pools_on_one_gpu_or_where_they_are_released() -> None
 
 def test_copies_in_each_node_are_left_out_where_their_shards_do_not_fit() -> None:
     """Of 6 MiB of weights and as much of gradients each rank has 3, and not 0.75."""
-    whole, copied = sessions(WHOLE, COPIED)
+    ways = [replace(each, sync_each_batch=True) for each in (WHOLE, COPIED)]
+    whole, copied = sessions(*ways)
     none = SearchResult(session=whole, estimate=None)
     least = whole.block_chain.streams_apart.profile_at(1, exact_blocks=False)
     for room, may_gain in ((int(4.4 * MIB), False), (int(4.6 * MIB), True)):
@@ -118,35 +114,3 @@ def test_an_optimizer_step_is_ruled_out_before_blocks_are_recomputed() -> None:
     log = copied.traces.log
     assert log
     assert not any("6 blocks recomputed" in line for line in log)
-
-
-@pytest.mark.parametrize(
-    ("ways", "usable_bytes", "planned"),
-    [
-        ([WHOLE], 3 * MIB, 2),
-        ([WHOLE], 3 * MIB - 1, None),
-        ([WHOLE, DDP], 3 * MIB - 1, 2),
-        ([replace(WHOLE, sync_each_batch=True)], 3 * MIB - 1, 2),
-        ([], 3 * MIB - 1, 2),
-    ],
-)
-def test_no_accumulation_is_traced_whose_gradients_alone_do_not_fit(
-    monkeypatch: pytest.MonkeyPatch,
-    ways: list[Parallelism],
-    usable_bytes: int,
-    planned: int | None,
-) -> None:
-    """Six weights of 512 x 512, in half precision at least."""
-
-    def opened(*_: object, accumulation: int | None, **__: Any) -> list[Any]:
-        return [accumulation]
-
-    monkeypatch.setattr(traced_sessions, "open_sessions", opened)
-    found: list[object] = []
-    found += traced_sessions.traced_sessions(
-        *(workload(), budget(usable_bytes), Request()),
-        precisions=["fp32"],
-        optimizer="sgd",
-        parallelisms=ways,
-    )
-    assert found == [planned]

@@ -10,7 +10,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.gpus.table import find_gpu
-from budgetfit.planning.search.kept_weights import holding_more_can_gain
+from budgetfit.planning.search.kept_weights import MIN_GAIN, holding_more_can_gain
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.session import (
@@ -62,13 +62,20 @@ def sessions(usable_bytes: int, *ways: Parallelism) -> list[PlanningSession]:
     )
 
 
+def waiting(found: SearchResult) -> SearchResult:
+    """Return the result with a tenth of its step's time waiting for the network."""
+    estimate = found.judged
+    slow = replace(estimate, network_ms=estimate.step_ms / 10)
+    return replace(found, estimate=slow)
+
+
 def test_where_there_is_no_room_for_all_weights_they_are_not_kept() -> None:
     """Those of fourteen blocks are 1.3 GiB in bf16."""
     freed, kept = sessions(6000 * MIB, FREED, KEPT)
     found = search_with_loss_chunks(freed)
-    assert found.estimate is not None
+    found = waiting(found)
     assert not holding_more_can_gain(kept, found)
-    recipe = found.estimate.recipe
+    recipe = found.judged.recipe
     same = kept.settings.recipe(recipe.batch_size, recipe.segments)
     assert not kept.judge(replace(same, loss_chunks=recipe.loss_chunks)).fits
     roomy = replace(kept, budget=replace(kept.budget, total_bytes=2**36))
@@ -98,14 +105,10 @@ def test_copies_in_each_node_are_tried_where_the_network_takes_long() -> None:
     whole, each_node = sessions(2**35, spread, copied)
     assert each_node.settings.parallelism == copied
     assert each_node.budget.usable_bytes < whole.budget.usable_bytes  # communicators
-    estimate = whole.judge(whole.settings.recipe(1))
-    assert estimate.network_ms > 0
-    found = SearchResult(session=whole, estimate=estimate)
-    assert holding_more_can_gain(each_node, found)
-    all_kept = search_with_loss_chunks(whole)
-    assert all_kept.estimate is not None
-    at_once = replace(all_kept.estimate, network_ms=0.0)
-    assert not holding_more_can_gain(each_node, replace(all_kept, estimate=at_once))
+    found = search_with_loss_chunks(whole)
+    assert 0 < found.judged.network_ms < MIN_GAIN * found.judged.step_ms
+    assert not holding_more_can_gain(each_node, found)
+    assert holding_more_can_gain(each_node, waiting(found))
 
 
 def test_ranks_of_two_nodes_wait_for_the_slowest() -> None:
@@ -121,6 +124,32 @@ def test_ranks_of_two_nodes_wait_for_the_slowest() -> None:
         assert two / one == pytest.approx(1 + PER_DOUBLED_NODES, rel=1e-4)
 
 
+def test_gradients_are_reduced_once_per_update_only_where_that_may_gain() -> None:
+    """Those of sixteen blocks are 1.5 GiB in bf16, and their shards 0.4 GiB."""
+    each = replace(FREED, sync_each_batch=True)
+    reduced, once = sessions(2**36, each, FREED)
+    assert once.traces.log == []  # it is asked about without a trace
+    found = search_with_loss_chunks(replace(reduced, request=Request(batch_size=1)))
+    assert found.judged.recipe.gradient_accumulation_steps == SAMPLES
+    assert not holding_more_can_gain(once, found)
+    slow = waiting(found)
+    assert holding_more_can_gain(once, slow)
+    # Without an effective batch size a plan has one micro-batch.
+    free = once.changed(effective_batch_size=None, accumulation=2)
+    assert not holding_more_can_gain(free, slow)
+    # Where nothing fits, what holds more does not either; nor whole gradients here.
+    assert not holding_more_can_gain(once, replace(found, estimate=None))
+    chain = reduced.block_chain.streams_apart.profile_at(1, exact_blocks=False)
+    for more, may_gain in ((900 * MIB, False), (1500 * MIB, True)):
+        room = Budget(
+            total_bytes=chain.static_bytes + more + NCCL,
+            context_bytes=0,
+            headroom_bytes=0,
+            nccl=once.budget.nccl,
+        )
+        assert holding_more_can_gain(replace(once, budget=room), slow) == may_gain
+
+
 def test_what_holds_more_weights() -> None:
     spread = replace(FREED, gpus_per_node=4)
     kept, copied = (replace(spread, **{key: value}) for key, value in OTHERWISE)
@@ -130,5 +159,7 @@ def test_what_holds_more_weights() -> None:
     assert set(holding_more(kept)) == {both}
     assert not holding_more(both)
     assert holding_more(FREED) == (KEPT,)
+    each, kept_each = (replace(way, sync_each_batch=True) for way in (FREED, KEPT))
+    assert set(holding_more(each)) == {FREED, KEPT, kept_each}
     assert not holding_more(DDP)
     assert not holding_more(None)

@@ -15,7 +15,11 @@ from unittest import mock
 import torch
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp._fully_shard import _fsdp_init, _fully_shard
+from torch.distributed.fsdp._fully_shard import (
+    _fsdp_init,
+    _fsdp_param_group,
+    _fully_shard,
+)
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -34,6 +38,7 @@ def fully_shard_on_fakes(log: RankLog) -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [
         (torch.UntypedStorage, "resize_", _logged_resize(log)),
         (_fsdp_init, "_move_states_to_device", _logged_move(log)),
+        (_fsdp_param_group, "foreach_reduce", _noted_reduction(log)),
         # A mesh reads ranks out of tensors.
         (device_mesh, "init_device_mesh", _outside(device_mesh.init_device_mesh)),
         (DeviceMesh, "__init__", _outside(DeviceMesh.__init__)),
@@ -63,6 +68,19 @@ def _logged_resize(log: RankLog) -> Callable[..., Any]:
         return original(storage, size)
 
     return resize_
+
+
+def _noted_reduction(log: RankLog) -> Callable[..., Any]:
+    """Say where gradients have been reduced, and all that this took is freed."""
+    original = _fsdp_param_group.foreach_reduce
+
+    def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
+        reduced = original(*args, **kwargs)
+        if log.on_reduced is not None:
+            log.on_reduced()
+        return reduced
+
+    return foreach_reduce
 
 
 def _logged_move(log: RankLog) -> Callable[..., None]:
