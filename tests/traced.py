@@ -79,7 +79,12 @@ def trace_module(  # noqa: PLR0913 - a recipe and where it runs
     return trace_step(
         model,
         lambda copied, on_phase: Run(
-            copied, recipe, on_phase=on_phase, on_missing_loss=without_loss, **options
+            copied,
+            recipe,
+            on_phase=on_phase,
+            on_missing_loss=without_loss,
+            blocks=blocks,
+            **options,
         ),
         batch,
         batch_size=recipe.batch_size,
@@ -87,6 +92,7 @@ def trace_module(  # noqa: PLR0913 - a recipe and where it runs
         target=target,
         micro_steps=recipe.gradient_accumulation_steps,
         steps=steps,
+        parallelism=recipe.parallelism,
     )
 
 

@@ -83,7 +83,7 @@ def test_other_cards_are_refused(text: str, says: str) -> None:
 def test_what_there_is_to_choose_from() -> None:
     assert parallelisms(1, "auto") == ()
     engines = [each.engine for each in parallelisms(8, "auto")]
-    assert engines == ["ddp", "fsdp2", "fsdp2"]
+    assert engines == ["ddp", *["fsdp2"] * 4]
     assert {each.shard for each in parallelisms("8x4", "fsdp2")} == {None, 8}
     assert parallelisms("8x4", "ddp")[0].nodes == 4
     stages = [each.zero_stage for each in parallelisms("8x4", "deepspeed")]
@@ -100,9 +100,9 @@ def test_an_engine_that_cannot_fit_is_not_traced() -> None:
         for size in (100, 2, 1)  # beside NCCL's memory
     )
     assert worth_tracing(candidates, model, large) == candidates
-    assert [
+    assert {
         e.reshard_after_forward for e in worth_tracing(candidates, model, small)
-    ] == [True]
+    } == {True}
     assert worth_tracing(candidates, model, none)[0].engine == "fsdp2"
     assert worth_tracing((), model, large) == ()
 
@@ -156,6 +156,29 @@ def test_one_gpu_is_the_plan_without_gpus() -> None:
     assert one.recipe.parallelism is None
     assert one.estimate == plain.estimate
     assert "rank" not in str(one)
+
+
+@pytest.mark.parametrize(("vram", "each"), [("1800MiB", True), ("3GB", False)])
+def test_gradients_are_whole_until_the_last_micro_batch_where_they_fit(
+    vram: str, each: bool
+) -> None:
+    """Beside what else is there: 16 MiB of weights, and as much of gradients."""
+    given: dict[str, Any] = {"gpu": "t4", "vram": vram, "headroom": 0, "gpus": 8}
+    plan = budgetfit.plan(
+        Mebi(16),
+        **given,
+        engine="fsdp2",
+        batch=torch.zeros(2, 512),
+        precision="fp32",
+        optimizer="sgd",
+        batch_size=128,
+        effective_batch_size=8 * 512,
+    )
+    parallelism = plan.recipe.parallelism
+    assert parallelism is not None
+    assert parallelism.sync_each_batch == each
+    assert plan.recipe.gradient_accumulation_steps == 4
+    assert ("gradients reduced in each micro-batch" in str(plan)) == each
 
 
 def test_a_plan_for_two() -> None:

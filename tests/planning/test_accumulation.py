@@ -1,6 +1,7 @@
 """What a plan without an effective batch size says of accumulating."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from budgetfit.planning.session import PlanningSession
 from tests.models import MIB, Mebi, mean
 
 
-def plan(vram: int) -> Plan:
+def plan(vram: int, **several: Any) -> Plan:
     return budgetfit.plan(
         Mebi(),
         gpu="rtx-4090",
@@ -20,14 +21,23 @@ def plan(vram: int) -> Plan:
         loss=mean,
         batch_size=2,
         headroom=0,
+        **several,
     )
 
 
-def test_what_is_promised_fits_with_any_number_of_micro_batches() -> None:
-    room = 700 * MIB
-    made = plan(room)
+@pytest.mark.parametrize(
+    ("room", "several", "how"),
+    [
+        (700 * MIB, {}, "fits ("),
+        (2400 * MIB, {"gpus": 8, "engine": "fsdp2"}, "fits with sync_each_batch=True"),
+    ],
+)
+def test_what_is_promised_fits_with_any_number_of_micro_batches(
+    room: int, several: dict[str, Any], how: str
+) -> None:
+    made = plan(room, **several)
     (said,) = [each for each in made.warnings if "gradient_accumulation_steps" in each]
-    assert "any gradient_accumulation_steps fits" in said
+    assert f"any gradient_accumulation_steps {how}" in said
     for steps in (2, 3, 4, 16):
         estimate = budgetfit.estimate(
             Mebi(),

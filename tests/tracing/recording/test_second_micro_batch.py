@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
+from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.second_micro_batch import append_micro_batch
 from tests.traced import raw_trace, storage_events
 
+# HSDP holds what it has reduced to the end of the backward: its micro-batches are run.
+EACH = Parallelism(engine="fsdp2", gpus=8, sync_each_batch=True)
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 
 
@@ -18,7 +21,7 @@ def both(name: str, recipe: Recipe) -> tuple[RawTrace, RawTrace]:
     """Return one micro-batch with its repetition, and two that were really traced."""
     repeated = raw_trace(name, recipe, target=ADA)
     assert repeated.gradients is not None
-    assert repeated.gradients.complete
+    assert repeated.gradients.suffice
     append_micro_batch(repeated, repeated.gradients)
     two = replace(recipe, gradient_accumulation_steps=2)
     return repeated, raw_trace(name, two, target=ADA)
@@ -49,6 +52,36 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
     "buffers": ("convolutions", Recipe(batch_size=2)),
     "channels, scaled": ("convolutions", Recipe(batch_size=2, precision="fp16-mixed")),
     "channels, bf16": ("convolutions", Recipe(batch_size=2, precision="bf16")),
+    "fsdp2": ("llama", Recipe(batch_size=2, parallelism=EACH)),
+    "fsdp2, uneven": (
+        "mebi",
+        Recipe(batch_size=2, parallelism=replace(EACH, gpus=7), optimizer="sgd"),
+    ),
+    "fsdp2, policy, recomputed": (
+        "gpt2",
+        Recipe(
+            batch_size=2,
+            precision="bf16-mixed",
+            parallelism=replace(EACH, param_dtype="bf16", reduce_dtype="fp32"),
+            segments=(Segment(("transformer.h.0",)),),
+        ),
+    ),
+    "fsdp2, kept, bf16": (
+        "llama",
+        Recipe(
+            batch_size=2,
+            precision="bf16",
+            parallelism=replace(EACH, reshard_after_forward=False),
+        ),
+    ),
+    "fsdp2, over two, scaled": (
+        "llama",
+        Recipe(
+            batch_size=2,
+            precision="fp16-mixed",
+            parallelism=replace(EACH, reshard_after_forward=2),
+        ),
+    ),
 }
 
 
@@ -56,6 +89,7 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
 def test_a_repeated_micro_batch_is_the_one_that_would_come(name: str) -> None:
     repeated, real = both(*RECIPES[name])
     assert rows_of(repeated) == rows_of(real)
+    assert repeated.log.streams == real.log.streams
     assert repeated.phases == real.phases
     assert sorted(repeated.passes) == sorted(real.passes)
     ops = [
