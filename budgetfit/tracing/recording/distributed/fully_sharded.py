@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from budgetfit.tracing.recording.distributed.rank_log import RankLog
 
 _POST_FORWARD_MESH = "_get_post_forward_mesh_info"
+_REDUCE = "foreach_reduce"
 _GLOBAL_SHAPES = "_propagate_tensor_meta_non_cached"
 
 
@@ -38,7 +39,7 @@ def fully_shard_on_fakes(log: RankLog) -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [
         (torch.UntypedStorage, "resize_", _logged_resize(log)),
         (_fsdp_init, "_move_states_to_device", _logged_move(log)),
-        (_fsdp_param_group, "foreach_reduce", _noted_reduction(log)),
+        (_fsdp_param_group, _REDUCE, _noted_reduction(log)),
         # A mesh reads ranks out of tensors.
         (device_mesh, "init_device_mesh", _outside(device_mesh.init_device_mesh)),
         (DeviceMesh, "__init__", _outside(DeviceMesh.__init__)),
@@ -72,7 +73,7 @@ def _logged_resize(log: RankLog) -> Callable[..., Any]:
 
 def _noted_reduction(log: RankLog) -> Callable[..., Any]:
     """Say where gradients have been reduced, and all that this took is freed."""
-    original = _fsdp_param_group.foreach_reduce
+    original = getattr(_fsdp_param_group, _REDUCE)
 
     def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
         reduced = original(*args, **kwargs)
