@@ -271,11 +271,20 @@ def _cases() -> dict[str, ShardedCase]:
             settings[f"{name}, {treatment}"] = replace(settings[name], treated=treated)
         two = settings["ddp, 2 micro-batches"]
         settings[f"ddp, 2 micro-batches, {treatment}"] = replace(two, treated=treated)
+    for name in _EACH_REDUCED:
+        case = settings[name]
+        settings[name + _EACH] = replace(
+            case,
+            parallelism=replace(case.parallelism, sync_each_batch=True),
+            accumulation=3,
+        )
     cases = {f"llama, {name}": case for name, case in settings.items()}
     for model in MODELS:
         if model == "llama":
             continue
         few = ["fsdp2", "fsdp2, kept after forward", "fsdp2, 7 ranks", "ddp"]
+        if model in {"gpt2", "qwen2", "vit"}:
+            few.append(f"fsdp2{_EACH}")
         if model == "qwen2":  # whose head and embedding are one weight
             few += ["fsdp2, 8 loss chunks", "ddp, 8 loss chunks"]
         for name in few:
@@ -297,6 +306,23 @@ def _compiled(settings: dict[str, ShardedCase]) -> dict[str, ShardedCase]:
         for name, case in cases.items()
     }
 
+
+_EACH: Final = ", 3 micro-batches, each reduced"
+_EACH_REDUCED: Final = (
+    "fsdp2",
+    "fsdp2, kept after forward",
+    "fsdp2, over 4 after forward",
+    "fsdp2, reduced in bf16",
+    "fsdp2, autocast",
+    "fsdp2, bf16 weights",
+    "fsdp2, 7 ranks",
+    "fsdp2, 2 x 4",
+    "fsdp2, checkpointed",
+    "fsdp2, foreach",
+    "fsdp2, 8 loss chunks",
+    "fsdp2, selective",
+    "fsdp2, offloaded",
+)
 
 _COMPILED: Final = (
     "ddp",

@@ -93,7 +93,11 @@ def predict(case: ShardedCase) -> Peaks:
     assert parsed.workload.blocks == case.blocks, parsed.workload.blocks
     trace = TraceSession(parsed.workload).exact(case.recipe)
     timeline = replay(
-        trace, case.samples, find_gpu(case.card), limit_bytes=UNLIMITED_BYTES
+        trace,
+        case.samples,
+        find_gpu(case.card),
+        limit_bytes=UNLIMITED_BYTES,
+        micro_steps=case.accumulation,
     )
     points = [point for point in timeline.points if point.step < STEPS]
     rows = [

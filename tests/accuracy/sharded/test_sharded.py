@@ -22,6 +22,8 @@ def test_every_case_is_recorded_in_all_its_phases() -> None:
         "llama, fsdp2, 7 ranks",
         "llama, fsdp2, 2 x 4, 2 micro-batches",
         "qwen2, fsdp2, kept after forward",
+        "llama, fsdp2, autocast, 3 micro-batches, each reduced",
+        "llama, fsdp2, 2 x 4, 3 micro-batches, each reduced",
         "bert, ddp",
         "qwen2, fsdp2, 8 loss chunks",
         "llama, ddp, 2 micro-batches, selective",
