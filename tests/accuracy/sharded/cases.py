@@ -271,22 +271,13 @@ def _cases() -> dict[str, ShardedCase]:
             settings[f"{name}, {treatment}"] = replace(settings[name], treated=treated)
         two = settings["ddp, 2 micro-batches"]
         settings[f"ddp, 2 micro-batches, {treatment}"] = replace(two, treated=treated)
-    for name in _EACH_REDUCED:
-        case = settings[name]
-        settings[name + _EACH] = replace(
-            case,
-            parallelism=replace(case.parallelism, sync_each_batch=True),
-            accumulation=3,
-        )
+    settings |= _each_reduced(settings)
     cases = {f"llama, {name}": case for name, case in settings.items()}
     for model in MODELS:
         if model == "llama":
             continue
         few = ["fsdp2", "fsdp2, kept after forward", "fsdp2, 7 ranks", "ddp"]
-        if model in {"gpt2", "qwen2", "vit"}:
-            few.append(f"fsdp2{_EACH}")
-        if model == "qwen2":  # whose head and embedding are one weight
-            few += ["fsdp2, 8 loss chunks", "ddp, 8 loss chunks"]
+        few += _FURTHER.get(model, ())
         for name in few:
             cases[f"{model}, {name}"] = replace(settings[name], model=model)
     further = _compiled(settings), _of_adapters(settings), _of_deepspeed()
@@ -323,6 +314,26 @@ _EACH_REDUCED: Final = (
     "fsdp2, selective",
     "fsdp2, offloaded",
 )
+
+# The head and the embedding of qwen2 are one weight.
+_FURTHER: Final = {
+    "gpt2": (f"fsdp2{_EACH}",),
+    "qwen2": (f"fsdp2{_EACH}", "fsdp2, 8 loss chunks", "ddp, 8 loss chunks"),
+    "vit": (f"fsdp2{_EACH}",),
+}
+
+
+def _each_reduced(settings: dict[str, ShardedCase]) -> dict[str, ShardedCase]:
+    """FSDP2 that reduces the gradients of each of three micro-batches."""
+    return {
+        name + _EACH: replace(
+            settings[name],
+            parallelism=replace(settings[name].parallelism, sync_each_batch=True),
+            accumulation=3,
+        )
+        for name in _EACH_REDUCED
+    }
+
 
 _COMPILED: Final = (
     "ddp",
