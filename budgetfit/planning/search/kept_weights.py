@@ -46,8 +46,11 @@ def holding_more_can_gain(session: PlanningSession, least: SearchResult) -> bool
         return True
     keeps = one.reshard_after_forward != other.reshard_after_forward
     defers = one.sync_each_batch != other.sync_each_batch
-    if defers and (settings.effective_batch_size is None or least.estimate is None):
-        return False  # a plan has one micro-batch then; or less did not fit
+    for_speed = session.request.objective == "throughput"
+    # Without an effective batch size a plan has one micro-batch.
+    accumulates = settings.effective_batch_size is not None
+    if defers and not (for_speed and accumulates and least.estimate is not None):
+        return False
     held_bytes = _held_bytes(session) if keeps else 0
     unreduced = _unreduced_bytes(session) if defers else {}
     weights_bytes, gradients_bytes = (
@@ -79,7 +82,7 @@ def holding_more_can_gain(session: PlanningSession, least: SearchResult) -> bool
     if most_bytes > within.budget.usable_bytes:
         return False
     estimate = least.estimate
-    if estimate is None:
+    if estimate is None or not for_speed:
         return True
     saved_ms = estimate.network_ms + (_gathering_ms(least) if keeps else 0)
     saved = saved_ms / estimate.step_ms
