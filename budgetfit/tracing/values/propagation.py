@@ -301,8 +301,11 @@ def _collapsed(tensor: torch.Tensor) -> torch.Tensor:
     # Those of a repeated dimension (stride 0) first: they need no comparison.
     for dim in sorted(range(tensor.dim()), key=tensor.stride):
         if tensor.shape[dim] > 1:
-            first = tensor.narrow(dim, 0, 1)
-            if not tensor.stride(dim) or bool((tensor == first).all()):
+            first, last = (tensor.narrow(dim, n, 1) for n in (0, tensor.shape[dim] - 1))
+            # Where they differ, as in a causal mask, the others need not be compared.
+            if not tensor.stride(dim) or (
+                torch.equal(first, last) and bool((tensor == first).all())
+            ):
                 tensor = first
     return tensor
 
