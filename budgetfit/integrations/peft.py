@@ -12,7 +12,10 @@ from budgetfit.core.adapter import Adapter, peft_task, trained_heads
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.resolved_model import Materialize
 from budgetfit.integrations.optional_imports import import_library, quiet_import
-from budgetfit.integrations.quantization.quantize_linear import quantize
+from budgetfit.integrations.quantization.quantize_linear import (
+    compiled_when_called,
+    quantize,
+)
 from budgetfit.integrations.quantization.traceable_layers import (
     is_quantized,
     quantized_meta_copy,
@@ -162,10 +165,16 @@ def loading_code(
     return "\n".join(lines) + "\n"
 
 
+def library() -> Any:
+    """Import peft, or say what to install."""
+    with compiled_when_called():  # it imports bitsandbytes where that is installed
+        return import_library(
+            "peft", "LoRA is made by peft, which is not installed: pip install peft."
+        )
+
+
 def _with_lora(model: nn.Module, adapter: Adapter, *, without_values: bool) -> Any:
-    peft = import_library(
-        "peft", "LoRA is made by peft, which is not installed: pip install peft."
-    )
+    peft = library()
     if has_adapters(model):
         raise InputError(
             f"{type(model).__name__} has adapters already: plan it without method=, or "

@@ -149,6 +149,13 @@ class TraceSession:
         """
         return self._make_affine(self._program(recipe)) is not None
 
+    def has_line(self, recipe: Recipe) -> bool:
+        """Whether a trace affine in the batch size is known of a recipe already."""
+        # Or follows from one with gradient accumulation.
+        program = self._program(recipe)
+        known = map(self._affine.get, (program, program._replace(accumulates=True)))
+        return any(trace is not None for trace in known)
+
     def largest_batch(self, recipe: Recipe, bound: int) -> int:
         """Return the largest batch size up to ``bound`` that CUDA's kernels take.
 

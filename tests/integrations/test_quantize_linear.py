@@ -10,14 +10,16 @@ from budgetfit.integrations.quantization import quantize_linear
 from tests.processes import python
 
 
-def test_bitsandbytes_is_imported_without_inductor() -> None:
+@pytest.mark.parametrize("imported_by", ["peft", "quantization.quantize_linear"])
+def test_bitsandbytes_is_imported_without_inductor(imported_by: str) -> None:
     result = python(
         "-c",
-        """
+        f"""
 import sys, torch
-from budgetfit.integrations.quantization.quantize_linear import library
+from budgetfit.integrations.{imported_by} import library
 before = torch.compile
-print(hasattr(library().nn, "Linear4bit"), torch.compile is before)
+library()
+print(hasattr(sys.modules["bitsandbytes"].nn, "Linear4bit"), torch.compile is before)
 print("torch._inductor.compile_fx" in sys.modules)
 """,
     )

@@ -67,7 +67,7 @@ def quantize_as_stored(model: nn.Module, stored: BitsAndBytesConfig) -> None:
 
 def library() -> Any:
     """Import bitsandbytes, or say what to install."""
-    with _compiled_when_called():
+    with compiled_when_called():
         return import_library(
             "bitsandbytes",
             "A quantised base is made by bitsandbytes, which is not installed: "
@@ -76,7 +76,7 @@ def library() -> Any:
 
 
 @contextlib.contextmanager
-def _compiled_when_called() -> Iterator[None]:
+def compiled_when_called() -> Iterator[None]:
     """Let ``torch.compile`` compile functions when they are first called."""
     # bitsandbytes (0.50) decorates a few with it, of which a plan calls none, and for
     # that alone all of inductor is imported: 0.6 s of processor time.

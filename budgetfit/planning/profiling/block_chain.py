@@ -119,7 +119,8 @@ class BlockChain:
     """The blocks of a workload under given settings: profiles at any batch size.
 
     Each program (kept, recomputed, one per set of options) is traced on first use.
-    ``selective_waits``: see ``bounding_profile_at``; ``streams_apart``: see the method.
+    ``selective_waits``: see ``bounding_profile_at``; ``streams_apart`` and ``only_at``:
+    see the methods.
     """
 
     def __init__(  # noqa: PLR0913 - of chains for bounds
@@ -131,6 +132,7 @@ class BlockChain:
         *,
         selective_waits: bool = True,
         streams_apart: bool = False,
+        only_at: int | None = None,
     ) -> None:
         self.traces = traces
         self.settings = settings
@@ -143,6 +145,7 @@ class BlockChain:
         self._unchunked = unchunked
         self._selective_waits = selective_waits
         self._streams_apart = streams_apart
+        self._only_at = only_at
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}
         self._option_segments: list[tuple[Segment, ...]] | None = None
         self._chunked: dict[int, BlockChain] = {}
@@ -173,8 +176,10 @@ class BlockChain:
     def _traced(self, batch_size: int, segments: tuple[Segment, ...] = ()) -> StepTrace:
         """Return a trace for all sizes, or for the only one without accumulation."""
         # That one, the whole effective batch, is the trace that the judge takes.
+        # So it does where no other size is of interest.
         recipe = self.settings.recipe(batch_size, segments)
-        if self.is_whole(batch_size) and recipe.compile == "none":
+        exact = self.is_whole(batch_size) or batch_size == self._only_at
+        if exact and recipe.compile == "none":
             return self.traces.exact(recipe)
         return self.traces.affine(recipe)
 
@@ -185,11 +190,16 @@ class BlockChain:
         if self._option_segments is None:
             self._option_segments = self._segments_to_trace(batch_size)
         return [
-            OptionTrace(
-                self.traces.affine(self.settings.recipe(batch_size, segments)), segments
-            )
+            OptionTrace(self._option_trace(batch_size, segments), segments)
             for segments in self._option_segments
         ]
+
+    def _option_trace(
+        self, batch_size: int, segments: tuple[Segment, ...]
+    ) -> StepTrace:
+        if batch_size == self._only_at:
+            return self._traced(batch_size, segments)
+        return self.traces.affine(self.settings.recipe(batch_size, segments))
 
     def _segments_to_trace(self, batch_size: int) -> list[tuple[Segment, ...]]:
         kept, recomputed = self.all_kept(batch_size), self.all_recomputed(batch_size)
@@ -210,7 +220,7 @@ class BlockChain:
             tried = option_segments(block_types(kept), op_sets, self.option_kinds)
             try:
                 for segments in tried:
-                    self.traces.affine(self.settings.recipe(batch_size, segments))
+                    self._option_trace(batch_size, segments)
             except (InputError, TraceError) as error:
                 if not op_sets:
                     self.traces.log.append(f"no further options: {error}")
@@ -258,7 +268,8 @@ class BlockChain:
         if loss_chunks not in self._chunked:
             settings = replace(self.settings, loss_chunks=loss_chunks)
             self._chunked[loss_chunks] = BlockChain(
-                self.traces, settings, self.option_kinds, unchunked=self
+                *(self.traces, settings, self.option_kinds, self),
+                only_at=self._only_at,
             )
         return self._chunked[loss_chunks]
 
@@ -322,6 +333,18 @@ class BlockChain:
             *(self.traces, self.settings, self.option_kinds, unchunked),
             selective_waits=self._selective_waits,
             streams_apart=True,
+        )
+
+    def only_at(self, batch_size: int) -> BlockChain:
+        """Return the chain to profile at one batch size, with one trace per program.
+
+        This chain where its traces hold for all sizes already, or are none of one size.
+        """
+        kept = self.settings.recipe(batch_size)
+        if kept.compile != "none" or self.traces.has_line(kept):
+            return self
+        return BlockChain(
+            self.traces, self.settings, self.option_kinds, only_at=batch_size
         )
 
     def _beside_bytes(self, batch_size: int) -> int:
@@ -466,7 +489,8 @@ class BlockChain:
         recomputed = self.all_recomputed(batch_size)
         # The options are traced with accumulation, for smaller batches.
         has_options = recomputed is not None and bool(self.option_kinds)
-        alike = has_options and self.is_whole(batch_size)
+        several = batch_size != self._only_at
+        alike = has_options and several and self.is_whole(batch_size)
         shortest_ns, waiting_ns = self._network_ns(batch_size)
         profile = chain_profile(
             kept,

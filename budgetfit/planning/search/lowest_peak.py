@@ -144,7 +144,9 @@ def _fitting_or_lowest(session: PlanningSession) -> LowestPeak:
     for full in _every_block_recomputed(session):
         if full.fits or full.timeline.floor_bytes > limit_bytes:
             return LowestPeak(full.reserved_bytes, limit_bytes, bool(full.fits), full)
-    rated = _lowest_by_formula(session)
+    # Traces for all sizes are worth it for a plan alone.
+    chain = session.block_chain.only_at(session.smallest_batch)
+    rated = _lowest_by_formula(replace(session, block_chain=chain))
     least = _least_judged([row for row in rated if not row.is_above(limit_bytes)])
     if least is None:
         formula_bytes = min(row.peak_bytes for row in rated)

@@ -4,6 +4,7 @@ By default for constants and integer tensors, which are small and decide most br
 with ``all_values`` for weights and activations as well.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import Any, NamedTuple
@@ -208,15 +209,24 @@ class PropagatedValues:
 
         Values of views of them, which shared their memory, are forgotten.
         """
-        for fake in _written(func, args):
+        written = list(_written(func, args))
+        if not self._large and not any(_repeats(self._real.get(x)) for x in written):
+            return True
+        # Known values are looked through once: an op on a list writes to hundreds.
+        storages = {x.untyped_storage()._cdata for x in written}
+        aliases = defaultdict[int, list[torch.Tensor]](list)
+        for other in self._aliases(storages):
+            aliases[other.untyped_storage()._cdata].append(other)
+        for fake in written:
             real = self._real.get(fake)
             repeats = _repeats(real)
             if repeats and real.numel() > MAX_INTEGERS:
                 return False
-            if repeats or self._large:
-                for other in self._aliases({fake.untyped_storage()._cdata}):
-                    if other is not fake and (repeats or _repeats(self._real[other])):
-                        del self._real[other]
+            for other in aliases[fake.untyped_storage()._cdata]:
+                value = self._real.get(other)
+                known = other is not fake and value is not None
+                if known and (repeats or _repeats(value)):
+                    del self._real[other]
             if repeats:
                 with _disable_current_modes():
                     self._real[fake] = real.clone(memory_format=torch.contiguous_format)
@@ -291,8 +301,11 @@ def _collapsed(tensor: torch.Tensor) -> torch.Tensor:
     # Those of a repeated dimension (stride 0) first: they need no comparison.
     for dim in sorted(range(tensor.dim()), key=tensor.stride):
         if tensor.shape[dim] > 1:
-            first = tensor.narrow(dim, 0, 1)
-            if not tensor.stride(dim) or bool((tensor == first).all()):
+            first, last = (tensor.narrow(dim, n, 1) for n in (0, tensor.shape[dim] - 1))
+            # Where they differ, as in a causal mask, the others need not be compared.
+            if not tensor.stride(dim) or (
+                torch.equal(first, last) and bool((tensor == first).all())
+            ):
                 tensor = first
     return tensor
 

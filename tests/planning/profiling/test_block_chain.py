@@ -1,6 +1,7 @@
 """The chain formula against the judge, on real models (memory-model C4)."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -139,6 +140,30 @@ def test_accumulation_follows_from_the_effective_batch() -> None:
     assert effective.recipe(16).effective_batch_size == 64
     fixed = TrainingSettings(precision="fp32", optimizer="sgd", accumulation=4)
     assert fixed.recipe(2).effective_batch_size == 8
+
+
+@pytest.mark.parametrize("effective", [None, 4])
+def test_a_profile_at_one_size_takes_one_trace_of_each_program(
+    monkeypatch: pytest.MonkeyPatch, effective: int | None
+) -> None:
+    settings = TrainingSettings(
+        precision="fp32", optimizer="sgd", effective_batch_size=effective
+    )
+    workload = session("mebi").workload
+    of_all_sizes = BlockChain(TraceSession(workload), settings)
+    expected = of_all_sizes.profile_at(4)
+    assert of_all_sizes.only_at(4) is of_all_sizes
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("traced at two batch sizes")
+
+    monkeypatch.setattr(TraceSession, "affine", refuse)
+    found = BlockChain(TraceSession(workload), settings).only_at(4).profile_at(4)
+    recomputed = checkpoint_every_block(workload.blocks)
+    offloaded = tuple(replace(each, mode="offload") for each in recomputed)
+    for segments in ((), recomputed, offloaded):
+        one, other = (chain_peak_bytes(each, segments) for each in (found, expected))
+        assert one == other
 
 
 class RowByRow(torch.nn.Module):

@@ -217,6 +217,24 @@ def test_what_would_fit_is_traced_at_one_batch_size(
     assert all(program.segments for program in traced)  # what is kept says no more
 
 
+def test_nor_is_more_where_it_does_not_fit_with_every_block_recomputed(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(SETTING, effective_batch_size=4)
+    asked = session(workload, budget(10_000), settings)
+    full = asked.judge(settings.recipe(1, checkpoint_every_block(workload.blocks)))
+    too_little = replace(asked.budget, total_bytes=full.reserved_bytes - MIB)
+    expected = lowest_judged(replace(asked, budget=too_little))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("traced at two batch sizes")
+
+    monkeypatch.setattr(TraceSession, "affine", refuse)
+    found = fitting_or_lowest(session(workload, too_little, settings))
+    assert found.fits == expected.fits
+    assert found.needed_bytes == expected.reserved_bytes
+
+
 def test_forwards_are_compared_once_for_several_plans(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:

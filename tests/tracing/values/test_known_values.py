@@ -30,7 +30,11 @@ from budgetfit.tracing.values.assumptions import (
 )
 from budgetfit.tracing.values.known_values import KnownValues, UnknownValueError
 from budgetfit.tracing.values.library_patches import patch_libraries
-from budgetfit.tracing.values.propagation import MAX_FLOATS, MAX_INTEGERS
+from budgetfit.tracing.values.propagation import (
+    MAX_FLOATS,
+    MAX_INTEGERS,
+    PropagatedValues,
+)
 
 
 @pytest.fixture
@@ -387,6 +391,28 @@ def test_a_full_mask_can_be_written_to() -> None:
     mask = torch.empty(2, 3) > 0
     mask.logical_and_(torch.tensor([True, False, True]))
     assert mask.tolist() == [[True, False, True]] * 2
+
+
+def test_known_values_are_looked_through_as_often_for_long_lists_that_are_written(
+    stand_in: Callable[[torch.Tensor], torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with _disable_current_modes():
+        many = torch.ones(MAX_FLOATS + 1, dtype=torch.long)
+    large = stand_in(many)
+    searches: list[int] = []
+    find = PropagatedValues._aliases
+
+    def spy(known: PropagatedValues, storages: set[int]) -> list[torch.Tensor]:
+        searches.append(len(storages))
+        return find(known, storages)
+
+    monkeypatch.setattr(PropagatedValues, "_aliases", spy)
+    for count in (3, 30):
+        searches.clear()
+        torch._foreach_add_([torch.zeros(()) for _ in range(count)], 1)
+        assert searches == [count, count]  # before it is written and after
+    assert int(large.sum()) == MAX_FLOATS + 1
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
