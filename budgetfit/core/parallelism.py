@@ -174,8 +174,6 @@ class Parallelism:
             words.append(f"sharded over {self.shard}, {self.replicate} copies")
         if self.gradient_as_bucket_view:
             words.append("gradients in buckets")
-        if self.sync_each_batch:
-            words.append("gradients reduced in each micro-batch")
         return ", ".join(words)
 
     @property

@@ -292,6 +292,14 @@ class Recipe:
         return None if self.parallelism is None else self.parallelism.engine
 
     @property
+    def reduction(self) -> str:
+        """When gradients of several micro-batches are reduced, if not in the last."""
+        several, steps = self.parallelism, self.gradient_accumulation_steps
+        if several is None or not several.sync_each_batch or steps == 1:
+            return ""
+        return "gradients reduced in each micro-batch"
+
+    @property
     def zero_stage(self) -> int | None:
         """The stage of DeepSpeed's ZeRO; None without DeepSpeed."""
         return None if self.parallelism is None else self.parallelism.zero_stage

@@ -128,6 +128,7 @@ def recipe_lines(
     texts = [
         *engine_lines(several),
         batch,
+        *([f"{recipe.reduction} (sync_each_batch=True)"] if recipe.reduction else []),
         f"precision {recipe.precision}   optimizer {recipe.optimizer}",
         *([f"as-is: weights {as_is}, no autocast"] if as_is else []),
         checkpointing,

@@ -86,7 +86,8 @@ def rows_by_engine(found: Iterable[SearchResult]) -> tuple[Alternative, ...]:
     for each in found:
         parallelism, estimate = each.session.settings.parallelism, each.estimate
         if parallelism is not None and estimate is not None:
-            label = parallelism.describe()
+            words = parallelism.describe(), estimate.recipe.reduction
+            label = ", ".join(filter(None, words))
             rows.append(Alternative(label=label, estimate=estimate, fits=True))
     return tuple(rows)
 

@@ -46,6 +46,8 @@ def _settings(plan: Plan) -> Answer:
     if several is not None:
         nodes = f" on {several.nodes} nodes" if several.nodes > 1 else ""
         facts.insert(0, ("GPUs", f"{several.gpus}{nodes}, {several.describe()}"))
+    if recipe.reduction:
+        facts.append(("accumulation", recipe.reduction))
     if recipe.compile != "none":
         what = "each block" if recipe.compile == "blocks" else "the model"
         facts.append(("torch.compile", f"the forward of {what}"))
