@@ -76,6 +76,7 @@ def recommend_one_micro_batch(
 
 def _gradients_count(session: PlanningSession, recipe: Recipe) -> bool:
     """Whether a plan for one micro-batch may be faster: it frees less for gradients."""
-    frees = bool(recipe.segments) or recipe.loss_chunks > 1
-    share = session.block_chain.gradient_bytes() / session.budget.usable_bytes
-    return frees and share > _MIN_SHARE
+    if not recipe.segments and recipe.loss_chunks == 1:
+        return False
+    least_bytes = _MIN_SHARE * session.budget.usable_bytes
+    return session.block_chain.gradient_bytes() > least_bytes

@@ -303,8 +303,12 @@ def test_where_each_size_is_traced_none_is_that_cannot_fit() -> None:
     batches = BaselineProfile(
         session(), checkpoint_every_block(chain().traces.workload.blocks)
     )
-    bound = batches._largest_by_live_bytes(affine=True)  # noqa: SLF001
-    assert batches._largest_by_live_bytes(affine=False) == bound  # noqa: SLF001
+    usable_bytes = BUDGET.usable_bytes
+    bound, other = (
+        batches._largest_by_live_bytes(usable_bytes, affine)  # noqa: SLF001
+        for affine in (True, False)
+    )
+    assert bound == other
     replayed: list[int] = []
 
     def fits_in_replay(size: int) -> bool:

@@ -66,3 +66,14 @@ def test_rows_name_what_is_faster_without_accumulation() -> None:
     assert row.estimate.recipe.gradient_accumulation_steps == 1
     assert row.estimate.samples_per_s > 1.02 * made.estimate.samples_per_s
     assert f"effective_batch_size={row.estimate.recipe.batch_size}" in row.note
+
+
+@pytest.mark.parametrize(("checkpointing", "told"), [("full", True), ("none", False)])
+def test_a_plan_that_frees_room_for_gradients_says_so(
+    checkpointing: str, *, told: bool
+) -> None:
+    made = budgetfit.plan(
+        model(), vram="1GiB", batch_size=2, checkpointing=checkpointing, **GIVEN
+    )
+    (note,) = [each for each in made.warnings if "accumulation_steps fits" in each]
+    assert ("whether exactly one is faster" in note) == told
