@@ -6,7 +6,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Final, Literal, get_args
 
 from budgetfit.core.precision import Precision
-from budgetfit.core.validation import check_positive_int, set_python_numbers
+from budgetfit.core.validation import (
+    MAX_BATCH_SIZE,
+    check_positive_int,
+    set_python_numbers,
+)
 from budgetfit.errors import InputError
 
 Engine = Literal["ddp", "fsdp2", "deepspeed"]
@@ -99,7 +103,7 @@ class Parallelism:
         for name, example in (("bucket_cap_mb", 25), ("bucket_elements", 500_000_000)):
             value = getattr(self, name)
             if value is not None:
-                check_positive_int(name, value, example=example)
+                check_positive_int(name, value, example=example, most=MAX_BATCH_SIZE)
         for name in ("gpus_per_node", "shard"):
             self._check_divisor(name, getattr(self, name), self.gpus)
         self._check_reshard()

@@ -194,6 +194,12 @@ class PlanningSession:
         chain = BlockChain(self.traces, replace(self.settings, **settings))
         return replace(self, block_chain=chain)
 
+    def with_expandable_segments(self) -> PlanningSession:
+        """Return the session whose allocator makes expandable segments."""
+        allocator = self.budget.allocator.with_expandable_segments()
+        budget = replace(self.budget, allocator=allocator)
+        return replace(self.changed(allocator=allocator), budget=budget)
+
     def with_parallelism(self, parallelism: Parallelism) -> PlanningSession:
         """Return the session with other settings of the same ranks, without traces."""
         traces = self.traces.of_same_model(self.workload)

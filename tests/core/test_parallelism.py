@@ -62,6 +62,12 @@ def test_effective_batch_counts_all_ranks() -> None:
     assert replace(recipe, parallelism=None).effective_batch_size == 6
 
 
+def test_deepspeeds_own_buckets_can_be_written() -> None:
+    own = 500_000_000
+    asked = Parallelism(engine="deepspeed", gpus=2, zero_stage=2, bucket_elements=own)
+    assert asked.bucket_elements == own
+
+
 def test_deepspeed_trains_in_its_own_half_precision() -> None:
     zero = ZERO
     in_bf16 = zero.in_precision(find_precision("bf16-mixed"))

@@ -25,6 +25,7 @@ from budgetfit.planning.search.baselines import (
 from budgetfit.planning.search.last_batch import with_last_batch_notes
 from budgetfit.planning.search.loss_chunking import (
     best_for_objective,
+    chunked_best,
     search_with_loss_chunks,
     search_without_host,
 )
@@ -34,7 +35,7 @@ from budgetfit.planning.search.policies import (
     every_n_of_segments,
     ordinal,
 )
-from budgetfit.planning.search.search import SearchResult
+from budgetfit.planning.search.search import SearchResult, can_gain
 from budgetfit.planning.session import PlanningSession
 from budgetfit.solvers.batch_size import Objective
 from budgetfit.traces.swap_modules import modules_in
@@ -42,6 +43,9 @@ from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.garbage_collection import freeze_gc
 from budgetfit.workload.workload import Workload
 
+EXPANDING: Final = "with expandable segments"
+ONCE: Final = "one micro-batch per update"
+MIN_GAIN: Final = 0.02  # of the plan's speed, for these two
 COMPILED: Final = "with torch.compile (blocks)"
 _COMPILED_NOTE: Final = (
     'compile="blocks": shown with the batch and recomputed blocks of this plan; a plan '
@@ -111,7 +115,10 @@ def lazy_alternatives(
         session.traces.tracer.progress("judging the alternatives")
         rest = remaining_alternatives(session, plan, first)
         rest += rows_by_engine(map(search_with_loss_chunks, slower))
-        return (*first, *with_last_batch_notes(session, plan, rest))
+        rest = with_last_batch_notes(session, plan, rest)
+        if plan.recipe.parallelism is not None:
+            return (*first, *rest)
+        return (*first, *rest, *faster_rows(session, plan))
 
     kept = (
         None if session.traces.tracer.real_values else meta_workload(session.workload)
@@ -164,6 +171,48 @@ def _named(label: str, found: Estimate, session: PlanningSession) -> str:
     """Return the label with the number of ``n-th``."""
     n = every_n_of_segments(found.recipe.segments, session.workload.blocks)
     return label.replace("n-th", ordinal(n or 0))
+
+
+def faster_rows(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:
+    """Return faster plans without accumulation, or with other allocator settings.
+
+    The updates are the same. Searched for where the solver says that they may be.
+    """
+    rows: tuple[Alternative, ...] = ()
+    if session.settings.accumulation is not None:
+        alone = session.changed(accumulation=None)
+        once = session.judge(replace(plan.recipe, gradient_accumulation_steps=1))
+        note = "no room for accumulated gradients: effective_batch_size={}"
+        rows += _faster_row(alone, once, ONCE, note)
+    if not session.budget.allocator.expandable_segments:
+        expanding = session.with_expandable_segments()
+        note = f'allocator="{expanding.budget.allocator.text}", not on Windows'
+        rows += _faster_row(expanding, plan, EXPANDING, note)
+    return rows
+
+
+def _faster_row(
+    session: PlanningSession, known: Estimate, label: str, note: str
+) -> tuple[Alternative, ...]:
+    """Return the fastest plan of a session, if it is faster than a known one.
+
+    ``note`` may have a place for the batch size.
+    """
+    session = session.changed(loss_chunks=1)
+    if session.request.objective != "throughput" or not (
+        can_gain(session, known, MIN_GAIN)
+        or can_gain(session, known, MIN_GAIN, chunked_best)
+    ):
+        return ()
+    tried = [search_with_loss_chunks(session).estimate]
+    if session.request.checkpointing == "auto":
+        tried.append(best_with_policy(session, "none"))
+    found = session.best_fitting(each for each in tried if each)
+    if found is None or found.samples_per_s <= (1 + MIN_GAIN) * known.samples_per_s:
+        return ()
+    note = note.format(found.recipe.batch_size)
+    row = Alternative(label=label, estimate=found, fits=True, note=note)
+    return with_last_batch_notes(session, known, [row])
 
 
 def _without_host(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:

@@ -124,16 +124,17 @@ def changes_of_session(session: PlanningSession, least: Estimate) -> Iterator[Ch
     """Yield changes of training, of the request and of the host's memory."""
     # Left out: all where the weights do not fit; those that free less than the excess
     # of ``least``; and what is recomputed or offloaded where no choice of it can be
-    # enough.
+    # enough; and expandable segments where the allocator's gaps are not the excess.
     usable_bytes = session.budget.usable_bytes
     sharded = session.settings.parallelism is not None
     if not sharded and least_weights_bytes(session.workload.model) > usable_bytes:
         return
     missing = least.reserved_bytes - usable_bytes
     proven = least.timeline.floor_bytes > usable_bytes
+    gaps_alone = least.allocated_bytes <= usable_bytes
     for arguments, changed in _changes(session):
         name = next(iter(arguments))
-        if proven and name in CHOICES:
+        if (proven and name in CHOICES) or (name == "allocator" and not gaps_alone):
             continue
         frees = FREED_CATEGORY.get(name)
         if frees is None or least.at_peak_bytes.get(frees, 0) >= missing:
@@ -185,7 +186,7 @@ def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
         arguments = {"host_ram": f"{-(-found.host_bytes * sharing // 2**30)}GiB"}
     keeps = {
         *("checkpointing", "batch_size", "host_ram", "optimizer_in_backward"),
-        *("gpu", "vram"),
+        *("gpu", "vram", "allocator"),
     }
     return Suggestion(
         arguments=arguments,
@@ -224,6 +225,9 @@ def _changes(
         unlimited = replace(session.budget, host_ram_bytes=None)
         more = replace(session.changed(host_ram_bytes=None), budget=unlimited)
         yield {"host_ram": None}, lambda: more
+    if not session.budget.allocator.expandable_segments:
+        expanding = session.with_expandable_segments()
+        yield {"allocator": expanding.budget.allocator.text}, lambda: expanding
     used = []
     for training_change in training_changes(session):
         used.append(training_change.arguments)

@@ -15,8 +15,10 @@ from budgetfit.core.plan import ACCUMULATING, Alternative, Estimate
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
+    from budgetfit.core.recipe import Recipe
     from budgetfit.planning.session import PlanningSession
 
+_MIN_SHARE: Final = 0.02  # of the usable bytes, for gradients to count
 _MANY: Final = 4  # from there on every micro-batch allocates as the one before
 
 
@@ -64,9 +66,19 @@ def recommend_one_micro_batch(
             "no effective batch size was given: any gradient_accumulation_steps fits"
             f"{how} ({reserved} reserved from 2 on)"
         )
+        if _gradients_count(session, recipe):
+            note += "; plan.details() (--details) says whether exactly one is faster"
     else:
         note = (
             "gradient_accumulation_steps may be 1 or 2: with more, "
             f"{reserved} would be reserved; plan with effective_batch_size= for more"
         )
     return once, (row,), (note,)
+
+
+def _gradients_count(session: PlanningSession, recipe: Recipe) -> bool:
+    """Whether a plan for one micro-batch may be faster: it frees less for gradients."""
+    if not recipe.segments and recipe.loss_chunks == 1:
+        return False
+    least_bytes = _MIN_SHARE * session.budget.usable_bytes
+    return session.block_chain.gradient_bytes() > least_bytes

@@ -5,6 +5,7 @@ Fixed segments are one program, traced once for all batch sizes, so that each ba
 can be replayed instead.
 """
 
+import contextlib
 import sys
 from dataclasses import replace
 from functools import partial
@@ -117,8 +118,8 @@ def best_with_segments(
 class BaselineProfile:
     """Profile and solver of a baseline for ``choose_batch_size``, by replay.
 
-    One micro-batch of the effective size is another program, which frees gradients; it
-    is treated as if it kept them. The judge decides in the end.
+    One micro-batch of the effective size is another program, which frees gradients: it
+    is judged where it may fit without them. Its time is that of one that keeps them.
     """
 
     def __init__(self, session: PlanningSession, segments: tuple[Segment, ...]) -> None:
@@ -131,6 +132,7 @@ class BaselineProfile:
         # The largest size known to fit, and the smallest known not to; 0: none is.
         self._fitting, self._failing = 0, 0
         self._seen: dict[int, bool] = {}
+        self._whole_fits: bool | None = None
         self.refused: set[int] = set()
 
     def profile_at(self, batch_size: int) -> ChainProfile:
@@ -192,7 +194,8 @@ class BaselineProfile:
         recipe = replace(self._recipe, batch_size=size)
         affine = self._session.traces.is_affine(recipe)
         if not self._failing:
-            self._failing = self._largest_by_live_bytes(affine=affine) + 1
+            usable_bytes = self._session.budget.usable_bytes
+            self._failing = self._largest_by_live_bytes(usable_bytes, affine) + 1
             if affine:
                 self._fitting, self._failing = fitting_below(
                     self._replayed, self._failing - 1
@@ -203,15 +206,29 @@ class BaselineProfile:
                 self._failing = self._fitting + 1
             elif self._replayed(size):  # else it may be too large, or not run
                 self._fitting = size
-        return size <= self._fitting
+        return size <= self._fitting or self._fits_whole(size, affine)
 
-    def _largest_by_live_bytes(self, *, affine: bool) -> int:
+    def _fits_whole(self, size: int, affine: bool) -> bool:
+        """Whether the whole effective batch fits, if that is this size."""
+        session = self._session
+        chain, recipe = session.block_chain, session.settings.recipe(size)
+        if not chain.is_whole(size) or recipe.compile != "none":
+            return False
+        if self._whole_fits is None:
+            most_bytes = session.budget.usable_bytes + chain.gradient_bytes()
+            self._whole_fits = False
+            if size <= self._largest_by_live_bytes(most_bytes, affine):
+                whole = replace(recipe, segments=self._recipe.segments)
+                with contextlib.suppress(TraceError):
+                    self._whole_fits = bool(session.judge(whole).fits)
+        return self._whole_fits
+
+    def _largest_by_live_bytes(self, usable_bytes: int, affine: bool) -> int:
         """Return a size with no larger one whose live bytes are usable; 0: none."""
         # Reserved bytes are never less, so no larger batch fits. Where each batch size
         # is traced for itself, live bytes are at least those on the line through two
         # sizes: what makes them grow otherwise grows faster.
-        session, usable_bytes = self._session, self._session.budget.usable_bytes
-        largest = session.largest_searched
+        session, largest = self._session, self._session.largest_searched
         if affine:
             return largest_fitting_batch(
                 lambda size: self._live_bytes(size) <= usable_bytes

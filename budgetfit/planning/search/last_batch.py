@@ -173,7 +173,8 @@ def with_last_batch_notes(
             return row
         found = _judged(session, session, row.estimate)
         runs_out = found is not None and found.runs_out
-        return replace(row, note=NEEDS_DROP_LAST) if runs_out else row
+        notes = [row.note, NEEDS_DROP_LAST] if row.note else [NEEDS_DROP_LAST]
+        return replace(row, note="; ".join(notes)) if runs_out else row
 
     return tuple(noted(row) for row in rows)
 

@@ -48,6 +48,7 @@ SMALL_SLACK: Final = 0.02  # of the usable bytes: unused bytes not worth another
 # the smallest that did not.
 LARGE_SLACK: Final = 0.03
 MIN_ROUND_GAIN: Final = 0.05  # of the step's time that a larger limit would save
+MIN_SIZE_GAIN: Final = 0.02  # of the time that another size beside a refused one saves
 # Each candidate above the limit costs a trace. So many traced ops take a few seconds:
 # models of a few blocks get a dozen candidates and deep ones one or two.
 MAX_TRACED_OPS: Final = 20_000
@@ -185,7 +186,8 @@ def search_within_limits(
     seen: set[Recipe] = set()
     best, explanation = None, ""
     for _ in range(max_rounds):
-        chosen = proposals.within(limits.now)
+        limit_bytes = limits.now
+        chosen = proposals.within(limit_bytes)
         if chosen is None and best is None:
             chosen, limits.is_last = proposals.lowest(), True
         if chosen is None:
@@ -211,8 +213,13 @@ def search_within_limits(
             best is None or session.rank(estimate) < session.rank(best)
         ):
             best, explanation = estimate, chosen.solution.explanation
-        if not limits.moved(chosen, estimate, best):
+        if limits.moved(chosen, estimate, best):
+            continue
+        if best is None or not proposals.may_be_faster_beside(
+            limit_bytes, chosen, best
+        ):
             break
+        limits.now = limit_bytes
     return SearchResult(
         session=session, estimate=best, explanation=explanation, rounds=tuple(rounds)
     )
@@ -277,6 +284,27 @@ class _Proposals:
         session.traces.log.append(f"batch {batch_size} is left out: {error}")
         self._refused.add(batch_size)
         self._roughly.clear()
+
+    def may_be_faster_beside(
+        self, limit_bytes: int, chosen: BatchCandidate, best: Estimate
+    ) -> bool:
+        """Leave out a batch size that was refused, if another may be faster than best.
+
+        Of another size the allocator may reserve less within the same limit.
+        """
+        size, known = chosen.batch_size, best.recipe.batch_size
+        if self._session.request.objective != "throughput" or size == known:
+            return False
+        most_ns = solver_ns(best) * (1 - MIN_SIZE_GAIN)
+        if not any(
+            each.ns_per_sample and each.ns_per_sample < most_ns
+            for each in self.roughly(limit_bytes).considered
+            if each.batch_size not in {size, known}
+        ):
+            return False
+        self._refused.add(size)
+        self._roughly.clear()
+        return True
 
     def roughly(self, limit_bytes: int) -> BatchChoice:
         """Return the choice of a batch size on profiles without ``exact_blocks``."""

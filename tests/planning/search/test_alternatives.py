@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 from unittest import mock
 
@@ -16,9 +17,12 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_time_ns
 from budgetfit.planning.alternatives import alternatives
 from budgetfit.planning.alternatives.alternatives import (
+    EXPANDING,
     deciding_baselines,
+    faster_rows,
     remaining_alternatives,
 )
+from budgetfit.planning.alternatives.refusal import changes_of_session
 from budgetfit.planning.alternatives.training_changes import (
     training_change_rows,
     training_changes,
@@ -35,9 +39,11 @@ from budgetfit.planning.search.loss_chunking import (
     better_without_host,
     search_with_loss_chunks,
 )
+from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.search import _Proposals, search
 from budgetfit.planning.session import PlanningSession, Request, rank
-from budgetfit.solvers.problem import Problem
+from budgetfit.solvers.batch_size import BatchCandidate, BatchChoice
+from budgetfit.solvers.problem import Problem, Solution
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi, gpt2, text
@@ -297,8 +303,12 @@ def test_where_each_size_is_traced_none_is_that_cannot_fit() -> None:
     batches = BaselineProfile(
         session(), checkpoint_every_block(chain().traces.workload.blocks)
     )
-    bound = batches._largest_by_live_bytes(affine=True)  # noqa: SLF001
-    assert batches._largest_by_live_bytes(affine=False) == bound  # noqa: SLF001
+    usable_bytes = BUDGET.usable_bytes
+    bound, other = (
+        batches._largest_by_live_bytes(usable_bytes, affine)  # noqa: SLF001
+        for affine in (True, False)
+    )
+    assert bound == other
     replayed: list[int] = []
 
     def fits_in_replay(size: int) -> bool:
@@ -345,3 +355,77 @@ def test_the_largest_size_is_only_sought_where_it_decides() -> None:
         assert [fits(size) for size in (8, 32)] == [True, False]
         assert replayed == [40, 39, 37, 33, 25, 9]
         assert [size for size in range(1, 50) if fits(size)] == [*range(1, 23)]
+
+
+def tight(mib: int) -> PlanningSession:
+    return replace(session(), budget=replace(BUDGET, total_bytes=mib * MIB))
+
+
+@pytest.mark.parametrize(("mib", "rows"), [(60, []), (108, [EXPANDING]), (126, [])])
+def test_expandable_segments_are_a_row_where_they_make_a_plan_faster(
+    mib: int, rows: list[str]
+) -> None:
+    asked = tight(mib)
+    found = search_with_loss_chunks(asked).estimate
+    assert found is not None
+    faster = faster_rows(asked, found)
+    assert [row.label for row in faster] == rows
+    for row in faster:
+        assert row.is_suggestion
+        assert 'allocator="expandable_segments:True"' in row.note
+        assert row.estimate.samples_per_s > 1.02 * found.samples_per_s
+    assert not faster_rows(asked.with_expandable_segments(), found)
+
+
+@pytest.mark.parametrize(("mib", "offered"), [(260, False), (290, True)])
+def test_expandable_segments_are_suggested_where_gaps_are_all_that_is_too_much(
+    mib: int, *, offered: bool
+) -> None:
+    # Tensors of 9 MiB: two in a segment of 20.
+    model = nn.Sequential(*(nn.Linear(1536, 1536, bias=False) for _ in range(7)))
+    workload = Workload(model=model, batch=torch.zeros(2, 1536), gpu=ADA)
+    chain = BlockChain(TraceSession(workload.with_found_blocks()), SETTING)
+    asked = replace(tight(mib), block_chain=chain)
+    least = lowest_judged(asked)
+    assert (least.fits, least.allocated_bytes <= mib * MIB) == (False, offered)
+    found = [
+        each.suggestion()
+        for each in changes_of_session(asked, least)
+        if each.name == "allocator"
+    ]
+    assert len(found) == offered
+    for each in found:
+        assert each is not None
+        assert each.arguments == {"allocator": "expandable_segments:True"}
+        assert each.peak_bytes <= mib * MIB
+        assert not each.changes_training
+
+
+@pytest.mark.parametrize(
+    ("refused", "known_ns", "others"),
+    [(32, 80, True), (32, 73, False), (4, 80, False)],
+)
+def test_beside_a_refused_size_another_is_tried_where_it_is_faster(
+    refused: int, known_ns: int, *, others: bool
+) -> None:
+    sizes = {
+        size: BatchCandidate(
+            batch_size=size,
+            gradient_accumulation_steps=1,
+            solution=Solution(segments=(), proven_optimal=True, explanation=""),
+            ns_per_sample=Fraction(time_ns),
+        )
+        for size, time_ns in {4: 80, 8: 72, 32: 65}.items()
+    }
+    proposals = _Proposals(session())
+    tried = BatchChoice(best=sizes[32], considered=tuple(sizes.values()))
+    proposals._roughly[0] = tried  # noqa: SLF001
+    best = replace(
+        plan(FREE),
+        recipe=replace(plan(FREE).recipe, batch_size=4),
+        step_ms=4 * known_ns / 1e6,
+        network_ms=0.0,
+        time_factor=1.0,
+    )
+    assert proposals.may_be_faster_beside(0, sizes[refused], best) == others
+    assert proposals._refused == ({refused} if others else set())  # noqa: SLF001

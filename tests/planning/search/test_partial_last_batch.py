@@ -12,7 +12,7 @@ import transformers
 import budgetfit
 from budgetfit.api.compare import compare
 from budgetfit.core.budget import Budget
-from budgetfit.core.plan import Estimate
+from budgetfit.core.plan import Alternative, Estimate
 from budgetfit.core.recipe import Recipe
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.core.varying_lengths import VaryingLengths
@@ -263,6 +263,17 @@ def test_a_faster_row_without_room_says_what_it_needs(
     assert {row.label for row in faster} == {"every block recomputed"}
     assert [row.note for row in faster] == [NEEDS_DROP_LAST]
     assert "gradient checkpointing on: needs drop_last=True" in str(tight)
+
+
+def test_what_a_row_says_of_itself_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        last_batch, "_judged", lambda *_: SimpleNamespace(runs_out=True)
+    )
+    session: Any = SimpleNamespace(rank=lambda estimate: estimate)
+    faster: Any = 1
+    row = Alternative(label="row", estimate=faster, fits=True, note="a condition")
+    (noted,) = last_batch.with_last_batch_notes(session, session.rank(2), [row])
+    assert noted.note == f"a condition; {NEEDS_DROP_LAST}"
 
 
 def test_where_nothing_else_is_allowed_the_plan_warns(
