@@ -134,8 +134,8 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
 
     FSDP2 frees the weights after the forward or keeps them, and reduces gradients in
     each micro-batch or in the last one of an update; over several nodes it also shards
-    within each node only (HSDP). DeepSpeed has three stages of ZeRO; its engine is
-    named, or one of them.
+    within each node only (HSDP). DeepSpeed has three stages of ZeRO, the first two with
+    or without ``overlap_comm``; its engine is named, or one of them.
 
     Raises:
         InputError: If the number or the engine is invalid.
@@ -176,9 +176,15 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
         ]
     found += [
         Parallelism(
-            engine="deepspeed", gpus=count, gpus_per_node=per_node, zero_stage=stage
+            engine="deepspeed",
+            gpus=count,
+            gpus_per_node=per_node,
+            zero_stage=stage,
+            overlap_comm=overlap,
         )
+        for overlap in (None, True)
         for stage in stages
+        if not (overlap and stage == 3)  # noqa: PLR2004 - its default
     ]
     return tuple(found)
 

@@ -309,12 +309,15 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
 
 
 def holding_more(parallelism: Parallelism | None) -> tuple[Parallelism, ...]:
-    """Return FSDP2 of the same ranks that holds more on each."""
-    # It keeps the weights after the forward, shards within each node only (HSDP), or
-    # reduces gradients in the last micro-batch alone. None for other engines, and for
-    # settings that hold as much already.
-    if parallelism is None or parallelism.engine != "fsdp2":
+    """Return settings of the same engine and ranks that hold more on each."""
+    # FSDP2 keeps the weights after the forward, shards within each node only (HSDP), or
+    # reduces gradients in the last micro-batch alone; DeepSpeed has a second bucket
+    # where its collectives overlap. None where settings hold as much already.
+    if parallelism is None or parallelism.engine == "ddp":
         return ()
+    if parallelism.engine == "deepspeed":
+        more = replace(parallelism, overlap_comm=True)
+        return () if parallelism.overlaps else (more,)
     freed, per_node = parallelism.reshard_after_forward, parallelism.gpus_per_node
     groups = {parallelism.shard}
     if parallelism.shard is None and parallelism.nodes > 1 and per_node != 1:

@@ -86,9 +86,13 @@ def test_what_there_is_to_choose_from() -> None:
     assert engines == ["ddp", *["fsdp2"] * 4]
     assert {each.shard for each in parallelisms("8x4", "fsdp2")} == {None, 8}
     assert parallelisms("8x4", "ddp")[0].nodes == 4
-    stages = [each.zero_stage for each in parallelisms("8x4", "deepspeed")]
-    assert stages == [1, 2, 3]
-    assert [each.zero_stage for each in parallelisms(8, "zero2")] == [2]
+    stages = [
+        (each.zero_stage, each.overlap_comm)
+        for each in parallelisms("8x4", "deepspeed")
+    ]
+    assert stages == [(1, None), (2, None), (3, None), (1, True), (2, True)]
+    assert [each.zero_stage for each in parallelisms(8, "zero2")] == [2, 2]
+    assert [each.zero_stage for each in parallelisms(8, "zero3")] == [3]
     with pytest.raises(InputError, match="Tensor, context, pipeline and expert"):
         parallelisms(8, "tp")
 

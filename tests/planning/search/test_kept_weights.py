@@ -161,5 +161,8 @@ def test_what_holds_more_weights() -> None:
     assert holding_more(FREED) == (KEPT,)
     each, kept_each = (replace(way, sync_each_batch=True) for way in (FREED, KEPT))
     assert set(holding_more(each)) == {FREED, KEPT, kept_each}
+    zero = Parallelism(engine="deepspeed", gpus=8, zero_stage=2)
+    assert holding_more(zero) == (replace(zero, overlap_comm=True),)
+    assert not holding_more(replace(zero, zero_stage=3))  # it overlaps by default
     assert not holding_more(DDP)
     assert not holding_more(None)
