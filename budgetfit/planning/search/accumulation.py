@@ -78,7 +78,8 @@ def recommend_one_micro_batch(
 
 def _gradients_count(session: PlanningSession, recipe: Recipe) -> bool:
     """Whether a plan for one micro-batch may be faster: it frees less for gradients."""
-    if recipe.parallelism is not None or not (recipe.segments or recipe.loss_chunks > 1):
+    gives_up = bool(recipe.segments) or recipe.loss_chunks > 1
+    if recipe.parallelism is not None or not gives_up:
         return False
     least_bytes = _MIN_SHARE * session.budget.usable_bytes
     return session.block_chain.gradient_bytes() > least_bytes
