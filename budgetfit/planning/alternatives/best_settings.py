@@ -15,7 +15,7 @@ from budgetfit.planning.search.engines import (
     engine_of,
     likely_fastest_first,
 )
-from budgetfit.planning.search.kept_weights import holding_more_can_gain
+from budgetfit.planning.search.holding_more import holding_more_can_gain
 from budgetfit.planning.search.last_batch import (
     warnings_after_last_batch,
     with_last_batch_notes,

@@ -12,7 +12,7 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.live_bytes import LiveBytes
 from budgetfit.memory.chain.peak import chain_peak_bytes, optimizer_step_bytes
 from budgetfit.memory.replay import device_properties
-from budgetfit.planning.search.kept_weights import holding_more_can_gain
+from budgetfit.planning.search.holding_more import holding_more_can_gain
 from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.session import PlanningSession, Request, open_sessions
 from budgetfit.workload.workload import Workload

@@ -12,7 +12,7 @@ from budgetfit.planning.alternatives import alternatives, best_settings
 from budgetfit.planning.search.engines import engine_can_win, likely_fastest_first
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.session import PlanningSession, Request, open_sessions
-from tests.planning.search.test_kept_weights import llama
+from tests.planning.search.test_holding_more import llama
 
 WAYS = tuple(Parallelism(engine=engine, gpus=4) for engine in ("ddp", "fsdp2"))
 ROOMY = Budget(total_bytes=2**34, context_bytes=0, headroom_bytes=0)

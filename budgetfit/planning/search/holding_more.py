@@ -4,9 +4,9 @@ Where FSDP2 keeps weights after the forward, each block's are gathered once per
 micro-batch and not twice, and those of all blocks are held until their backward. Where
 each node holds a copy (HSDP), shards are larger, and gathered within the node. Where
 gradients are reduced in the last micro-batch alone, those of all weights are held until
-then. Where DeepSpeed's collectives overlap what is computed, it has a second bucket. So the
-traces of what holds least tell what each can be at best: their times without waiting
-for the network, and without the second gathers, with no more memory.
+then. Where DeepSpeed's collectives overlap what is computed, it has a second bucket. So
+the traces of what holds least tell what each can be at best: their times without
+waiting for the network, and without the second gathers, with no more memory.
 """
 
 from dataclasses import replace

@@ -10,7 +10,7 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.gpus.table import find_gpu
-from budgetfit.planning.search.kept_weights import MIN_GAIN, holding_more_can_gain
+from budgetfit.planning.search.holding_more import MIN_GAIN, holding_more_can_gain
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.session import (
