@@ -102,11 +102,13 @@ def test_no_row_that_fits_is_faster_than_what_the_plan_is_chosen_from(
 
 @pytest.mark.parametrize(("share", "judged"), [(0.5, False), (1.1, True)])
 def test_practices_that_are_faster_by_live_bytes_are_judged_with_the_plan(
-    *, share: float, judged: bool
+    monkeypatch: pytest.MonkeyPatch, *, share: float, judged: bool
 ) -> None:
     """The allocator may reserve less for them than for what the solver proposed."""
-    label = "Chen's sqrt(n) segments"
+    label, policy = baselines.BASELINES[-1]
+    assert policy == "sqrt"
     chen, proposed = table(FREE)[label].estimate, plan(FREE)
+    monkeypatch.setattr(alternatives, "BASELINES", baselines.BASELINES[-1:])
     per_sample = share * chen.step_ms / chen.recipe.effective_batch_size
     step_ms = per_sample * proposed.recipe.effective_batch_size
     known = replace(proposed, step_ms=step_ms)
