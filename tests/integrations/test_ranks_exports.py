@@ -463,6 +463,23 @@ def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> No
     assert kwargs == {"sync_each_batch": True}
 
 
+def test_the_trainer_is_warned_of_whole_gradients(tmp_path: Path) -> None:
+    each = Parallelism(engine="fsdp2", gpus=RANKS, sync_each_batch=True)
+    plan = plan_for(tiny_model("llama"), (), parallelism=each)
+    asked = plan.to_training_arguments()
+    callback = plan.trainer_callback()
+    for given, whole in ((asked, False), ({**asked, "accelerator_config": {}}, True)):
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, **given
+        )
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            callback.on_train_begin(arguments, model=tiny_model("llama"))
+        callback.undo()
+        texts = [str(row.message) for row in said if "planned" in str(row.message)]
+        assert any("gradients whole on each rank" in text for text in texts) == whole
+
+
 @pytest.mark.parametrize(
     ("export", "name", "said"),
     [

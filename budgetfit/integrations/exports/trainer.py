@@ -134,9 +134,20 @@ def _check_arguments(plan: Plan, args: Any, optimizer: Any) -> None:
         )
     if getattr(args, "torch_compile", False):
         other.append(f"torch_compile=True (planned: compile={plan.recipe.compile!r})")
+    if plan.recipe.engine == "fsdp2" and plan.recipe.reduction and not _syncs(args):
+        other.append(
+            "gradients whole on each rank until the last micro-batch (planned: "
+            "accelerator_config with sync_each_batch=True)"
+        )
     if args.world_size != plan.recipe.ranks:
         other.append(f"{args.world_size} processes (planned: {plan.recipe.ranks})")
     warn_of_settings(other)
+
+
+def _syncs(args: Any) -> bool:
+    """Whether the Trainer reduces gradients in each micro-batch."""
+    given = getattr(args.accelerator_config, "gradient_accumulation_kwargs", None)
+    return bool((given or {}).get("sync_each_batch"))
 
 
 def _warn_of_summed_losses(plan: Plan, args: Any, model: nn.Module) -> None:
