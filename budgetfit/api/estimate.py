@@ -111,7 +111,7 @@ def estimate_settings(
         precision=chosen,
         optimizer=asked.optimizer,
         effective_batch_size=share,
-        # As their users accumulate, unless they say otherwise.
+        # The default of PyTorch, accelerate and the Trainer is not sync_each_batch.
         parallelism=next(
             (each for each in asked.parallelisms if not each.sync_each_batch), None
         ),

@@ -6,17 +6,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Final, Literal, get_args
 
 from budgetfit.core.precision import Precision
-from budgetfit.core.validation import (
-    MAX_BATCH_SIZE,
-    check_positive_int,
-    set_python_numbers,
-)
+from budgetfit.core.validation import check_positive_int, set_python_numbers
 from budgetfit.errors import InputError
 
 Engine = Literal["ddp", "fsdp2", "deepspeed"]
 PolicyDtype = Literal["bf16", "fp16", "fp32"]
 ZeroStage = Literal[1, 2, 3]
 MOST_GPUS: Final = 2**14
+_MOST_ELEMENTS: Final = 2**40  # of a bucket
 # What not all engines have.
 _SETTINGS: Final = {
     "ddp": ("bucket_cap_mb", "gradient_as_bucket_view", "sync_each_batch"),
@@ -103,7 +100,7 @@ class Parallelism:
         for name, example in (("bucket_cap_mb", 25), ("bucket_elements", 500_000_000)):
             value = getattr(self, name)
             if value is not None:
-                check_positive_int(name, value, example=example, most=MAX_BATCH_SIZE)
+                check_positive_int(name, value, example=example, most=_MOST_ELEMENTS)
         for name in ("gpus_per_node", "shard"):
             self._check_divisor(name, getattr(self, name), self.gpus)
         self._check_reshard()

@@ -41,7 +41,7 @@ class GradientLog:
 
     Attributes:
         rows: In the order of accumulation.
-        complete: Whether ``rows`` suffices: no gradient was sparse, and no parameter
+        complete: Whether no row is missing: no gradient was sparse, and no parameter
             has other hooks (an optimizer in backward, a hook that keeps gradients).
     """
 
@@ -53,7 +53,7 @@ class GradientLog:
 
     @property
     def suffice(self) -> bool:
-        """Whether a second micro-batch can be derived."""
+        """Whether a second micro-batch can be derived; older FSDP2 calls no hooks."""
         return self.complete and bool(self.rows)
 
     def register_hooks(self, model: nn.Module) -> None:

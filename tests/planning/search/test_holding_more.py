@@ -1,4 +1,4 @@
-"""FSDP2 that holds more weights is left out only where it is no faster."""
+"""What holds more on each rank is left out only where it is no faster."""
 
 from dataclasses import replace
 

@@ -7,9 +7,14 @@ import pytest
 
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.step_trace import Phase
 from budgetfit.tracing.cuda.target import CudaTarget
+from budgetfit.tracing.op_costs import OpCost
+from budgetfit.tracing.recording.gradient_log import GradientLog, GradientRecord
 from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.second_micro_batch import append_micro_batch
+from budgetfit.tracing.recording.storage_log import StorageLog
+from budgetfit.tracing.records import OpRecord
 from tests.traced import raw_trace, storage_events
 
 # HSDP holds what it has reduced to the end of the backward: its micro-batches are run.
@@ -96,3 +101,30 @@ def test_a_repeated_micro_batch_is_the_one_that_would_come(name: str) -> None:
         [(op.name, op.event, op.cost) for op in raw.log.ops] for raw in (repeated, real)
     ]
     assert ops[0] == ops[1]
+
+
+def test_a_storage_of_several_gradients_is_freed_once() -> None:
+    """As FSDP2's: an op behind the reduction comes one event later, and not two."""
+    log = StorageLog()
+    log.sizes, log.categories, log.layers = [512, 1024], [0, 0], [-1, -1]
+    log.events = [1, 2]  # the batch, and what two gradients are views of
+    made, added, behind = (
+        OpRecord(name, 2, -1, OpCost(0, 0, 0, 0, 1))
+        for name in ("made", "added", "behind")
+    )
+    log.ops = [made, behind]
+    phases = [
+        Phase("forward", 0, 0, 0, 1),
+        Phase("backward", 0, 0, 1, 2),
+        Phase("optimizer", 0, 0, 2, 2),
+    ]
+    raw = RawTrace(2, log, [], ops_before_update=2, phases=phases)
+    row = GradientRecord(1, 1, 2, 1, added, released=2)
+    append_micro_batch(raw, GradientLog(log, [row, row._replace()]))
+    places = [(op.name, op.event) for op in log.ops[2:]]
+    last = len(log.events)
+    assert places == [
+        ("made", last - 1),
+        *[("added", last - 1)] * 2,
+        ("behind", last),
+    ]
