@@ -261,6 +261,23 @@ def test_a_plan_for_deepspeed_is_read_as_it_was_saved() -> None:
         )
 
 
+def test_an_estimate_has_whole_gradients_until_the_last_micro_batch() -> None:
+    """As the libraries accumulate by default."""
+    found, _ = estimate_settings(
+        Mebi(),
+        gpu="t4",
+        gpus=2,
+        engine="fsdp2",
+        precision="fp32",
+        batch=torch.zeros(2, 512),
+        batch_size=2,
+        effective_batch_size=8,
+    )
+    assert found.recipe.gradient_accumulation_steps == 2
+    assert found.recipe.parallelism is not None
+    assert not found.recipe.parallelism.sync_each_batch
+
+
 def test_an_estimate_keeps_the_effective_batch_of_all_ranks(config: Path) -> None:
     given: dict[str, Any] = {"gpu": "rtx-4090", "gpus": 4, "engine": "ddp"}
     given |= {"max_length": 16, "precision": "fp32", "effective_batch_size": 4}

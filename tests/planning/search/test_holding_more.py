@@ -109,6 +109,9 @@ def test_copies_in_each_node_are_tried_where_the_network_takes_long() -> None:
     assert 0 < found.judged.network_ms < MIN_GAIN * found.judged.step_ms
     assert not holding_more_can_gain(each_node, found)
     assert holding_more_can_gain(each_node, waiting(found))
+    # Nor where what was found is not the fastest: only what waits can be saved.
+    slower = replace(whole.judge(whole.settings.recipe(1)), network_ms=0.0)
+    assert not holding_more_can_gain(each_node, replace(found, estimate=slower))
 
 
 def test_ranks_of_two_nodes_wait_for_the_slowest() -> None:
