@@ -96,6 +96,10 @@ def wrap(
             reduce_dtype=POLICY_DTYPES[parallelism.reduce_dtype],
         ),
     }
+    if parallelism.cpu_offload:
+        # Only memory of a machine with a GPU can be pinned.
+        pinned = device.type == "cuda"
+        settings["offload_policy"] = fsdp.CPUOffloadPolicy(pin_memory=pinned)
     reshard = parallelism.reshard_after_forward
     for name in blocks:
         block: Any = model.get_submodule(name)

@@ -19,7 +19,7 @@ _SETTINGS: Final = {
     "ddp": ("bucket_cap_mb", "gradient_as_bucket_view", "sync_each_batch"),
     "fsdp2": (
         *("reshard_after_forward", "shard", "param_dtype", "reduce_dtype"),
-        "sync_each_batch",
+        *("sync_each_batch", "cpu_offload"),
     ),
     "deepspeed": ("zero_stage", "bucket_elements", "overlap_comm", "param_dtype"),
 }
@@ -66,6 +66,8 @@ class Parallelism:
         sync_each_batch: Whether gradients are reduced in each micro-batch, instead of
             in the last one of an update (``no_sync``,
             ``set_requires_gradient_sync(False)``).
+        cpu_offload: Of ``fully_shard``: ``CPUOffloadPolicy()``, weights, gradients and
+            optimizer states in host memory, and the optimizer's step on the CPU.
         zero_stage: Of ``deepspeed``: 1 shards optimizer states, 2 gradients as well, 3
             weights as well.
         bucket_elements: Of ``deepspeed``: ``reduce_bucket_size`` and
@@ -84,6 +86,7 @@ class Parallelism:
     bucket_cap_mb: int | None = None
     gradient_as_bucket_view: bool = False
     sync_each_batch: bool = False
+    cpu_offload: bool = False
     zero_stage: ZeroStage | None = None
     bucket_elements: int | None = None
     overlap_comm: bool | None = None
@@ -173,6 +176,8 @@ class Parallelism:
             words.append(f"weights over {reshard} ranks after forward")
         if self.shard is not None:
             words.append(f"sharded over {self.shard}, {self.replicate} copies")
+        if self.cpu_offload:
+            words.append("offloaded to the CPU")
         if self.gradient_as_bucket_view:
             words.append("gradients in buckets")
         return ", ".join(words)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from budgetfit.core.parallelism import Engine, Parallelism
+from budgetfit.core.precision import find_precision
 from budgetfit.core.validation import (
     MAX_BATCH_SIZE,
     check_positive_int,
@@ -201,6 +202,12 @@ class Recipe:
                 "optimizer_in_backward is not planned for several GPUs yet. Leave it "
                 "out, or use parallelism=None."
             )
+        if parallelism.cpu_offload and find_precision(self.precision).grad_scaler:
+            raise InputError(
+                "cpu_offload keeps gradients in host memory, where a GradScaler does not "
+                f"unscale them; got precision={self.precision!r:.80}. Use "
+                "precision='bf16-mixed' or 'fp32', or cpu_offload=False."
+            )
         check_compile_on_ranks(self.compile, parallelism)
         if parallelism.engine == "deepspeed":
             self._check_deepspeed(parallelism)
@@ -303,6 +310,11 @@ class Recipe:
     def zero_stage(self) -> int | None:
         """The stage of DeepSpeed's ZeRO; None without DeepSpeed."""
         return None if self.parallelism is None else self.parallelism.zero_stage
+
+    @property
+    def cpu_offload(self) -> bool:
+        """Whether ``fully_shard`` keeps weights in host memory, where they train."""
+        return self.parallelism is not None and self.parallelism.cpu_offload
 
     @property
     def wrapped_blocks(self) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ OpKind = Literal[
     "grouped_convolution",
     "depthwise_convolution",
     "host",
+    "cpu",
 ]
 # What the kernels of an op do; each kind has its own shares of a GPU's rates.
 OP_KINDS: tuple[OpKind, ...] = get_args(OpKind)
@@ -68,6 +69,9 @@ FUSED_KERNEL: Final = "budgetfit.fused_kernel.default"  # of compiled code
 # Ops of ours that copy between the device and pinned host memory (applying.host_copy):
 # what ``to_host`` returns takes no device memory.
 TO_HOST, TO_DEVICE = "budgetfit.to_host.default", "budgetfit.to_device.default"
+# The copies of ``fully_shard`` itself, with ``CPUOffloadPolicy``: of a trace alone.
+SHARD_TO_HOST: Final = "budgetfit.shard_to_host.default"
+SHARD_TO_DEVICE: Final = "budgetfit.shard_to_device.default"
 
 
 class Affine(NamedTuple):

@@ -1,15 +1,20 @@
-"""Pinned host memory of offloaded tensors: a trace's copies from device to host."""
+"""Pinned host memory of a step: a trace's copies from device to host."""
 
-from budgetfit.core.step_trace import TO_HOST, StepTrace
+from budgetfit.core.step_trace import SHARD_TO_HOST, TO_HOST, Phase, StepTrace
 
 
-def host_copy_bytes(trace: StepTrace, batch_size: int, start: int, end: int) -> int:
-    """Return the pinned bytes of copies to the host after ``start``, up to ``end``."""
+def host_copy_bytes(
+    trace: StepTrace, batch_size: int, start: int, end: int, name: str = TO_HOST
+) -> int:
+    """Return the pinned bytes of copies to the host after ``start``, up to ``end``.
+
+    ``name``: of the op that copies.
+    """
     # PyTorch's caching host allocator rounds each request up to a power of two.
-    if TO_HOST not in trace.op_names:
+    if name not in trace.op_names:
         return 0
     ops = trace.ops
-    selected = (ops.name == trace.op_names.index(TO_HOST)) & (
+    selected = (ops.name == trace.op_names.index(name)) & (
         (ops.event > start) & (ops.event <= end)
     )
     sizes = ops.bytes_fixed[selected] + ops.bytes_per_sample[selected] * batch_size
@@ -17,16 +22,24 @@ def host_copy_bytes(trace: StepTrace, batch_size: int, start: int, end: int) -> 
 
 
 def setup_host_bytes(trace: StepTrace, batch_size: int) -> int:
-    """Return the pinned bytes of a CPU-offloaded optimizer, which stay for the run."""
-    return sum(
-        host_copy_bytes(trace, batch_size, phase.start, phase.end)
-        for phase in trace.phases
-        if phase.name == "setup"
+    """Return the pinned bytes of what stays for the run, or for each step.
+
+    That is what a CPU-offloaded optimizer copies, or the weights of ``fully_shard``
+    with ``CPUOffloadPolicy`` and their gradients.
+    """
+    def copied(phase: Phase, name: str) -> int:
+        return host_copy_bytes(trace, batch_size, phase.start, phase.end, name)
+
+    setup = [phase for phase in trace.phases if phase.name == "setup"]
+    backwards = [phase for phase in trace.phases if phase.name == "backward"]
+    gradients = max((copied(each, SHARD_TO_HOST) for each in backwards), default=0)
+    return gradients + sum(
+        copied(phase, name) for phase in setup for name in (TO_HOST, SHARD_TO_HOST)
     )
 
 
 def step_host_bytes(trace: StepTrace, batch_size: int) -> int:
-    """Return the pinned bytes of the set-up and of one forward pass."""
+    """Return the pinned bytes of ``setup_host_bytes`` and of one forward pass."""
     forward = [phase for phase in trace.phases if phase.name == "forward"][-1]
     return host_copy_bytes(
         trace, batch_size, forward.start, forward.end

@@ -8,6 +8,9 @@ of torch 2.13:
   own copy-out waits for it.
 * A reduction starts when its gradients are there. FSDP2's next one waits for it
   (one input buffer); the optimizer waits for all.
+* With ``CPUOffloadPolicy`` a copy from the host comes before each all-gather, and one to
+  the host after each reduction, which the next reduction waits for; a copy that is
+  added to a gradient there keeps Python waiting. Over PCIe alone all share the bus.
 * DeepSpeed's kernels wait for each collective, unless it overlaps them: then for the
   all-gather before the last (a module's weights are fetched while the one before runs),
   and the optimizer for all reductions. Its optimizer step gathers what was updated.
@@ -25,14 +28,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetfit.core.parallelism import Parallelism
-from budgetfit.core.step_trace import Phase, StepTrace
+from budgetfit.core.step_trace import (
+    SHARD_TO_DEVICE,
+    SHARD_TO_HOST,
+    Phase,
+    StepTrace,
+)
 from budgetfit.gpus.interconnect import Link, find_link
 from budgetfit.gpus.table import Gpu
-from budgetfit.timing.kernel_times import Nanoseconds, phase_ops
+from budgetfit.timing.kernel_times import (
+    Nanoseconds,
+    host_bytes_per_ns,
+    is_exchange,
+    phase_ops,
+)
 
 GATHERS: Final = ("c10d._allgather_base_.default", "c10d.allgather_.default")
 SCATTERS: Final = "c10d._reduce_scatter_base_.default"
 REDUCES_ALL: Final = "c10d.allreduce_.default"
+HOST_COPIES: Final = (SHARD_TO_HOST, SHARD_TO_DEVICE)
 COPY_OUT: Final = "fsdp.split_with_sizes_copy.default"
 COPY_IN: Final = "fsdp.chunk_cat.default"
 
@@ -85,8 +99,8 @@ def waiting_ns(  # noqa: PLR0913 - those of ``network_time``, and a factor
     """Return the same if collectives take ``factor`` times as long as expected."""
     links = _Links.of(parallelism, gpu)
     waits = [
-        _wait_ns(trace, times_ns, phases, links, factor, parallelism)
-        for phases in _micro_steps(trace, parallelism)
+        _wait_ns(trace, times_ns, phases, links, factor, parallelism, adds=number > 0)
+        for number, phases in enumerate(_micro_steps(trace, parallelism))
     ]
     repeated = waits[-1] if parallelism.sync_each_batch else waits[0]
     return sum(waits) + repeated * (accumulation - len(waits))
@@ -96,28 +110,31 @@ class _Links(NamedTuple):
     """The links of all-gathers and reduce-scatters, and of all-reduces, with ranks.
 
     ``together``: all-reduces that share the network adapters of a node: between nodes
-    each rank of it reduces a shard of its own (HSDP).
+    each rank of it reduces a shard of its own (HSDP). ``host_bytes_per_ns``: the rate
+    of a rank's bus.
     """
 
     sharding: Link
     shards: int
     copying: Link
     copies: int
+    host_bytes_per_ns: float
     together: int = 1
 
     @classmethod
     def of(cls, parallelism: Parallelism, gpu: Gpu) -> _Links:
         per_node = parallelism.gpus_per_node or parallelism.gpus
-        copies = parallelism.replicate
+        copies, bus = parallelism.replicate, host_bytes_per_ns(gpu)
         if parallelism.engine == "deepspeed":  # each of its collectives joins all ranks
             link = find_link(gpu, across_nodes=parallelism.gpus > per_node)
-            return cls(link, parallelism.gpus, link, parallelism.gpus)
+            return cls(link, parallelism.gpus, link, parallelism.gpus, bus)
         shards = parallelism.gpus // copies
         return cls(
             find_link(gpu, across_nodes=shards > per_node),
             shards,
             find_link(gpu, across_nodes=parallelism.gpus > per_node),
             copies,
+            bus,
             min(shards, per_node) if parallelism.gpus > per_node else 1,
         )
 
@@ -127,7 +144,9 @@ class _Links(NamedTuple):
         return self.copying if self.copies > 1 else self.sharding
 
     def time_ns(self, name: str, payload_bytes: float) -> float:
-        """Return the time of a collective."""
+        """Return the time of a collective, or of a copy to or from the host."""
+        if name in HOST_COPIES:
+            return payload_bytes / self.host_bytes_per_ns
         if name == REDUCES_ALL:
             payload_bytes *= self.together
             return self.copying.time_ns(payload_bytes, self.copies, reduces_all=True)
@@ -159,10 +178,19 @@ def _wait_ns(  # noqa: PLR0913, PLR0917 - those of ``network_time``, and a micro
     links: _Links,
     factor: float,
     parallelism: Parallelism,
+    *,
+    adds: bool,
 ) -> float:
-    """Return what the kernels of one micro-step wait for collectives."""
+    """Return what the kernels of one micro-step wait for collectives.
+
+    ``adds``: whether gradients of the micro-step before are there.
+    """
     by_deepspeed = parallelism.engine == "deepspeed"
-    queues = _Queues(ahead=by_deepspeed)
+    queues = _Queues(
+        ahead=by_deepspeed,
+        share=links.sharding.name.startswith("PCIe"),
+        blocks=adds and parallelism.sync_each_batch,
+    )
     alone = 0.0
     known: dict[tuple[str, float], float] = {}  # blocks are alike
     for phase in phases:
@@ -180,7 +208,7 @@ def _wait_ns(  # noqa: PLR0913, PLR0917 - those of ``network_time``, and a micro
             queues.now += float(done_ns[place] - done_ns[before])
             before = place + 1
             taken = float(times_ns[op])
-            if name.startswith("c10d."):
+            if is_exchange(name):
                 # The payload of a collective does not depend on the batch size.
                 payload = float(trace.ops.bytes_fixed[op])
                 queues.now += taken  # where the host is slower: to issue it
@@ -196,8 +224,7 @@ def _wait_ns(  # noqa: PLR0913, PLR0917 - those of ``network_time``, and a micro
 def _exchanges(trace: StepTrace) -> NDArray[np.bool_]:
     """Return which ops are collectives, or wait for one."""
     names = [
-        name.startswith("c10d.") or name in {COPY_IN, COPY_OUT}
-        for name in trace.op_names
+        is_exchange(name) or name in {COPY_IN, COPY_OUT} for name in trace.op_names
     ]
     return np.array(names, bool)[trace.ops.name]
 
@@ -207,15 +234,19 @@ class _Queues:
     """When the kernels and the collectives that were issued so far are done.
 
     ``waits``: whether kernels wait for each collective. ``ahead``: whether for the all-
-    gather before the last, instead of at its copy-out.
+    gather before the last, instead of at its copy-out. ``share``: whether copies from
+    the host take the network's time. ``blocks``: whether Python waits for copies to it.
     """
 
     ahead: bool = False
+    share: bool = False
+    blocks: bool = False
     waits: bool = False
     now: float = 0.0
     network: float = 0.0
     floor: float = 0.0
     reduced: float = 0.0
+    from_host: float = 0.0
     gathered: deque[float] = field(default_factory=deque)
     copied: deque[float] = field(default_factory=lambda: deque([0.0, 0.0], maxlen=2))
 
@@ -225,7 +256,16 @@ class _Queues:
 
     def collective(self, name: str, taken: float) -> None:
         """Issue a collective."""
-        if self.waits:
+        if name == SHARD_TO_DEVICE:
+            before = self.network if self.share else self.from_host
+            self.from_host = max(before, self.copied[0], self.floor) + taken
+        elif name == SHARD_TO_HOST:
+            self.reduced += taken
+            if self.share:
+                self.network = max(self.network, self.reduced)
+            if self.blocks:
+                self.now = max(self.now, self.reduced)
+        elif self.waits:
             self.now = self.network = max(self.network, self.now) + taken
         elif self.ahead and name in GATHERS:
             if self.gathered:
@@ -233,10 +273,12 @@ class _Queues:
             self.network = max(self.network, self.now) + taken
             self.gathered.append(self.network)
         elif name in GATHERS:
-            self.network = max(self.network, self.copied[0], self.floor) + taken
+            started = max(self.network, self.copied[0], self.floor, self.from_host)
+            self.network = started + taken
             self.gathered.append(self.network)
         else:
-            self.network = self.reduced = max(self.network, self.now) + taken
+            started = max(self.network, self.now, self.reduced)
+            self.network = self.reduced = started + taken
 
     def kernel(self, name: str, taken: float) -> None:
         """Issue the kernels of an op."""

@@ -25,6 +25,8 @@ from budgetfit.core.step_trace import (
     FUSED_KERNEL,
     OP_KINDS,
     RATES,
+    SHARD_TO_DEVICE,
+    SHARD_TO_HOST,
     OpKind,
     Phase,
     PhaseName,
@@ -66,6 +68,9 @@ COPY_NS: Final = {"forward": 110_000.0, "backward": 58_000.0}
 # 15.75 GB/s and 24 to 26 of PCIe 4.0's 31.5 (CUDA's bandwidthTest sample).
 LINK_SHARE: Final = 0.8
 SLOWEST_LINK: Final = 15.75  # PCIe 3.0 x16, where a GPU's link is not known
+# Of an optimizer on the CPU. One thread, which is what torchrun gives each rank, moves
+# 25 in PyTorch's fused AdamW on a server's CPU (an EPYC, alone); ranks share its memory.
+CPU_BYTES_PER_NS: Final = 10.0
 # fp64 results per fp32 one, by compute capability (CUDA C++ Programming Guide,
 # throughput of native arithmetic instructions): one half on data-center GPUs.
 _FP64_SHARES: Final = {
@@ -106,6 +111,7 @@ ELEMENTS_PER_SM: Final = 2.5
 PER_DOUBLED_NODES: Final = 0.012
 _TRACES: Final = 16  # of which it is remembered where their ops are
 _COPY: Final = OP_KINDS.index("host")
+_CPU: Final = OP_KINDS.index("cpu")
 _ELEMENTS: Final = RATES.index("elements")
 _PLAIN_BATCH_NORM: Final = OP_KINDS.index("plain_batch_norm")
 PHASES: Final[tuple[PhaseName, ...]] = ("forward", "backward", "optimizer")
@@ -200,7 +206,7 @@ def op_times(  # noqa: PLR0913 - one value each, all needed
     own = _op_times(trace, batch_size, gpu, tf32, selective, micro_steps, nodes)
     if waiting is None or waiting == own.waiting:
         return own
-    issue_ns = find_shares(gpu).host * _issue_ns(trace, selective)
+    issue_ns = _host_ns(trace, gpu, selective, own.kernels_ns)
     times_ns = _with_waiting(trace, own.kernels_ns, issue_ns, waiting)
     return OpTimes(times_ns, own.kernels_ns, waiting)
 
@@ -221,7 +227,7 @@ def _op_times(  # noqa: PLR0913, PLR0917 - as of ``op_times``
     )
     kernels_ns *= 1 + PER_DOUBLED_NODES * log2(nodes)
     kernels_ns[exchanges] = 0.0  # beside the kernels: ``timing.collectives``
-    issue_ns = find_shares(gpu).host * _issue_ns(trace, selective_blocks)
+    issue_ns = _host_ns(trace, gpu, selective_blocks, kernels_ns)
     is_copy = trace.ops.kind == _COPY
     on_gpu = np.where(is_copy, 0.0, kernels_ns)
     last = last_ops(trace)
@@ -310,6 +316,7 @@ class _Rates(NamedTuple):
             * np.array([kinds[kind].bandwidth for kind in OP_KINDS])
         )
         bytes_per_ns[_COPY] = host_bytes_per_ns(gpu)
+        bytes_per_ns[_CPU] = CPU_BYTES_PER_NS
         launch_ns = np.array(
             [PRODUCT_NS if kinds[kind].rate else KERNEL_NS for kind in OP_KINDS]
         )
@@ -323,10 +330,15 @@ def _usual_rates(gpu: Gpu, tf32: bool, together: bool) -> _Rates:
     return _Rates.of(gpu, tf32=tf32, kinds=KIND_SHARES, together=together)
 
 
+def is_exchange(name: str) -> bool:
+    """Whether an op is a collective, or copies shards to the host or from there."""
+    return name.startswith("c10d.") or name in {SHARD_TO_HOST, SHARD_TO_DEVICE}
+
+
 @lru_cache(maxsize=_TRACES)
 def collectives(trace: StepTrace) -> NDArray[np.bool_]:
-    """Return which ops are collectives, of ``torch.distributed``."""
-    named = np.array([name.startswith("c10d.") for name in trace.op_names], np.bool_)
+    """Return which ops are collectives, or copy shards to the host and back."""
+    named = np.array([is_exchange(name) for name in trace.op_names], np.bool_)
     return named[trace.ops.name] if named.any() else np.zeros(len(trace.ops.name), bool)
 
 
@@ -370,6 +382,17 @@ def phases_waiting(
         for count in range(len(issue_ns) + 1)
     ]
     return ends.index(max(ends))
+
+
+def _host_ns(
+    trace: StepTrace,
+    gpu: Gpu,
+    selective_blocks: frozenset[str],
+    kernels_ns: Nanoseconds,
+) -> Nanoseconds:
+    """Return the host's time: to issue the kernels of each op, or to run it itself."""
+    issue_ns = find_shares(gpu).host * _issue_ns(trace, selective_blocks)
+    return np.where(trace.ops.kind == _CPU, kernels_ns, issue_ns)
 
 
 @lru_cache(maxsize=_TRACES)

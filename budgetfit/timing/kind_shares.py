@@ -52,5 +52,5 @@ KIND_SHARES: Final[dict[OpKind, KindShares]] = {
     ),
     "grouped_convolution": KindShares(0.38, 0.68),
     "depthwise_convolution": KindShares(0.39, 0.47),
-    "host": KindShares(0, 1.0),
+    **dict.fromkeys(("host", "cpu"), KindShares(0, 1.0)),
 }

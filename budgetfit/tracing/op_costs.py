@@ -19,7 +19,15 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
-from budgetfit.core.step_trace import OP_KINDS, RATES, TO_DEVICE, TO_HOST, OpKind
+from budgetfit.core.step_trace import (
+    OP_KINDS,
+    RATES,
+    SHARD_TO_DEVICE,
+    SHARD_TO_HOST,
+    TO_DEVICE,
+    TO_HOST,
+    OpKind,
+)
 from budgetfit.tracing.call_cache import Args, Kwargs
 
 _RATE: Final = {
@@ -87,6 +95,7 @@ class OpCost(NamedTuple):
     blocks: int = 0
 
 
+_OVER_BUS: Final = (TO_HOST, TO_DEVICE, SHARD_TO_HOST, SHARD_TO_DEVICE)
 NO_COST: Final = OpCost(_KIND["elementwise"], _NONE, 0.0, 0, 0)
 
 
@@ -104,7 +113,7 @@ def op_cost(
     name = func._schema.name
     if func.is_view or name in _FREE:
         return NO_COST
-    if str(func) in (TO_HOST, TO_DEVICE):  # crosses the bus once
+    if str(func) in _OVER_BUS:  # once
         moved = tensors_in(args)[0]
         size = moved.numel() * moved.element_size()
         return OpCost(_KIND["host"], RATES.index("host"), 0.0, size, 1)
@@ -326,6 +335,12 @@ def argument_passes(func: OpOverload) -> tuple[tuple[int, int], ...]:
         )
         passes.append((int(not overwritten), int(written)))
     return tuple(passes)
+
+
+def cpu_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
+    """Return the cost of an op that runs on the CPU: the bytes that it moves."""
+    moved = 0 if func.is_view else sum(_bytes_moved(func, args, kwargs, out))
+    return OpCost(_KIND["cpu"], _NONE, 0.0, moved, 0)
 
 
 def tensor_passes(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from budgetfit.applying.optimizers import cpu_offload, torchao
+from budgetfit.applying.optimizers import bitsandbytes, cpu_offload, torchao
 from budgetfit.applying.optimizers.factory import make_optimizer
 from budgetfit.applying.optimizers.flat_parts import refuse_if_by_shape
 from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
@@ -37,6 +37,10 @@ OFFLOAD_ON_SEVERAL_REFUSED = (
     "host memory before the ranks have reduced them. Use "
     'optimizer="adamw_torch_fused" with engine="fsdp2" or engine="zero2", where each '
     "rank holds a part of the states."
+)
+STATES_ON_CPU_REFUSED = (
+    "With cpu_offload optimizers step on the CPU, for which {name!r} has no kernels. Use "
+    'optimizer="adamw_torch_fused", or cpu_offload=False.'
 )
 
 
@@ -70,6 +74,9 @@ def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is 
         raise InputError(OFFLOAD_IN_BACKWARD_REFUSED)
     if offloads and recipe.parallelism is not None:
         raise InputError(OFFLOAD_ON_SEVERAL_REFUSED)
+
+    if recipe.cpu_offload and optimizer in {*bitsandbytes.SPECS, *torchao.SPECS}:
+        raise InputError(STATES_ON_CPU_REFUSED.format(name=optimizer))
 
     if recipe.zero_stage is not None:
         refuse_if_by_shape(

@@ -209,6 +209,8 @@ class Run:
                 self._wrapped = wrap(model, blocks, recipe.parallelism, self.device)
                 self._undo.add(self._unwrap)
             self.scaler = make_scaler(self._precision, kind)
+            if recipe.cpu_offload:
+                steps_on = "cpu"
             self._make_optimizer(optimizer, learning_rate, steps_on)
             if not self._is_trace:
                 self._parameters = ParameterChangeCheck(model, self.optimizer)

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import (
     CATEGORIES,
+    SHARD_TO_HOST,
     TO_HOST,
     Category,
     KernelScratch,
@@ -170,7 +171,7 @@ class StorageLog(TorchDispatchMode):
         self.limits += memory.limits
         touched: MovedStorages = ()
         if not self._in_modules:
-            touched = _note_sources(self, first, func, args, kwargs, out)
+            touched = note_sources(self, first, func, args, kwargs, out)
         if memory.cost.kernels:
             # The gradient of the loss is made before the engine runs.
             in_a_node = torch._C._current_autograd_node() is not None
@@ -196,7 +197,7 @@ class StorageLog(TorchDispatchMode):
     def _is_on_host(self, func: OpOverload, name: str, out: Any) -> bool:
         """Whether an op's output allocates no device memory."""
         # torch's optimizers count steps on the host, with scalars that they make there.
-        return name == TO_HOST or (
+        return name in {TO_HOST, SHARD_TO_HOST} or (
             self.is_of_cuda
             and self.in_optimizer
             and func is _LIFT_FRESH
@@ -410,7 +411,7 @@ def _is_meta(out: Any) -> bool:
     return isinstance(device, torch.device) and device.type == "meta"
 
 
-def _note_sources(  # noqa: PLR0913, PLR0917 - one call, and where its outputs are
+def note_sources(  # noqa: PLR0913, PLR0917 - one call, and where its outputs are
     log: StorageLog, first: int, func: OpOverload, args: Args, kwargs: Kwargs, out: Any
 ) -> MovedStorages:
     """Note the input storages of the storages from ``first`` on, made by one op.

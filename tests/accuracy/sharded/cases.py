@@ -272,12 +272,14 @@ def _cases() -> dict[str, ShardedCase]:
         two = settings["ddp, 2 micro-batches"]
         settings[f"ddp, 2 micro-batches, {treatment}"] = replace(two, treated=treated)
     settings |= _each_reduced(settings)
+    settings |= _in_host_memory(settings)
     cases = {f"llama, {name}": case for name, case in settings.items()}
     for model in MODELS:
         if model == "llama":
             continue
         few = ["fsdp2", "fsdp2, kept after forward", "fsdp2, 7 ranks", "ddp"]
         few += _FURTHER.get(model, ())
+        few += [f"fsdp2{_OFFLOAD}"] * (model in _OF_MODELS)
         for name in few:
             cases[f"{model}, {name}"] = replace(settings[name], model=model)
     further = _compiled(settings), _of_adapters(settings), _of_deepspeed()
@@ -321,6 +323,7 @@ _FURTHER: Final = {
     "qwen2": (f"fsdp2{_EACH}", "fsdp2, 8 loss chunks", "ddp, 8 loss chunks"),
     "vit": (f"fsdp2{_EACH}",),
 }
+_OF_MODELS: Final = ("gpt2", "qwen2", "bert", "roberta", "vit", "t5")  # offloaded
 
 
 def _each_reduced(settings: dict[str, ShardedCase]) -> dict[str, ShardedCase]:
@@ -332,6 +335,42 @@ def _each_reduced(settings: dict[str, ShardedCase]) -> dict[str, ShardedCase]:
             accumulation=3,
         )
         for name in _EACH_REDUCED
+    }
+
+
+_OFFLOADED: Final = (
+    "fsdp2",
+    "fsdp2, kept after forward",
+    "fsdp2, over 4 after forward",
+    "fsdp2, reduced in bf16",
+    "fsdp2, autocast",
+    "fsdp2, fp32",
+    "fsdp2, bf16 weights",
+    "fsdp2, 7 ranks",
+    "fsdp2, 64 ranks",
+    "fsdp2, 2 x 4",
+    "fsdp2, 2 micro-batches",
+    "fsdp2, 2 x 4, 2 micro-batches",
+    f"fsdp2{_EACH}",
+    f"fsdp2, 2 x 4{_EACH}",
+    "fsdp2, checkpointed",
+    "fsdp2, foreach",
+    "fsdp2, sgd",
+    "fsdp2, rtx-4090",
+    "fsdp2, 8 loss chunks",
+    "fsdp2, offloaded",
+)
+_OFFLOAD: Final = ", CPU offload"
+
+
+def _in_host_memory(settings: dict[str, ShardedCase]) -> dict[str, ShardedCase]:
+    """FSDP2 with weights, gradients and optimizer states in host memory."""
+    return {
+        name + _OFFLOAD: replace(
+            settings[name],
+            parallelism=replace(settings[name].parallelism, cpu_offload=True),
+        )
+        for name in _OFFLOADED
     }
 
 

@@ -25,7 +25,12 @@ from unittest.mock import Mock
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -91,14 +96,18 @@ def wrap(case: ShardedCase, model: nn.Module) -> nn.Module:
         param_dtype=_DTYPES[given.param_dtype],
         reduce_dtype=_DTYPES[given.reduce_dtype],
     )
+    settings = {
+        "mesh": mesh,
+        "mp_policy": policy,
+        "offload_policy": CPUOffloadPolicy() if given.cpu_offload else OffloadPolicy(),
+    }
     for name in case.blocks:
         fully_shard(
             model.get_submodule(name),
-            mesh=mesh,
-            mp_policy=policy,
             reshard_after_forward=given.reshard_after_forward,
+            **settings,
         )
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, **settings)
 
 
 def initialize(case: ShardedCase, model: nn.Module) -> nn.Module:

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from budgetfit.core.step_trace import TO_DEVICE, TO_HOST, KernelScratch
+from budgetfit.core.step_trace import (
+    SHARD_TO_DEVICE,
+    SHARD_TO_HOST,
+    TO_DEVICE,
+    TO_HOST,
+    KernelScratch,
+)
 from budgetfit.memory.scratch_sizes.rules import PARTS
 from budgetfit.tracing.call_cache import Args, Kwargs
 from budgetfit.tracing.cuda.target import CudaTarget
@@ -171,4 +177,5 @@ def is_verified(func: OpOverload) -> bool:
     name = str(func)
     if func.namespace == "aten":
         return name.partition(".")[2] in verified_ops()
-    return name in (TO_HOST, TO_DEVICE) or func.namespace == "fsdp"
+    copies = TO_HOST, TO_DEVICE, SHARD_TO_HOST, SHARD_TO_DEVICE
+    return name in copies or func.namespace == "fsdp"

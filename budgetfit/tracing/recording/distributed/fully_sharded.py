@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -17,15 +17,23 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import (
     _fsdp_init,
+    _fsdp_param,
     _fsdp_param_group,
     _fully_shard,
 )
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
     from budgetfit.tracing.recording.distributed.rank_log import RankLog
 
+# Where host and device are one, only ops of our own tell that a tensor is copied. A
+# fragment, because several files define ops of this namespace.
+_LIBRARY = torch.library.Library("budgetfit", "FRAGMENT")
+for _name in ("shard_to_host", "shard_to_device"):
+    _LIBRARY.define(f"{_name}(Tensor x) -> Tensor")
+    torch.library.register_fake(f"budgetfit::{_name}", torch.empty_like, lib=_LIBRARY)
 _POST_FORWARD_MESH = "_get_post_forward_mesh_info"
 _REDUCE = "foreach_reduce"
 _GLOBAL_SHAPES = "_propagate_tensor_meta_non_cached"
@@ -39,7 +47,8 @@ def fully_shard_on_fakes(log: RankLog) -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [
         (torch.UntypedStorage, "resize_", _logged_resize(log)),
         (_fsdp_init, "_move_states_to_device", _logged_move(log)),
-        (_fsdp_param_group, _REDUCE, _noted_reduction(log)),
+        (_fsdp_param_group, _REDUCE, _noted_reduction(log, getattr(_fsdp_param_group, _REDUCE))),
+        *_host_copies(log),
         # A mesh reads ranks out of tensors.
         (device_mesh, "init_device_mesh", _outside(device_mesh.init_device_mesh)),
         (DeviceMesh, "__init__", _outside(DeviceMesh.__init__)),
@@ -71,9 +80,10 @@ def _logged_resize(log: RankLog) -> Callable[..., Any]:
     return resize_
 
 
-def _noted_reduction(log: RankLog) -> Callable[..., Any]:
+def _noted_reduction(
+    log: RankLog, original: Callable[..., Any]
+) -> Callable[..., Any]:
     """Say where gradients have been reduced, and all that this took is freed."""
-    original = getattr(_fsdp_param_group, _REDUCE)
 
     def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
         reduced = original(*args, **kwargs)
@@ -82,6 +92,52 @@ def _noted_reduction(log: RankLog) -> Callable[..., Any]:
         return reduced
 
     return foreach_reduce
+
+
+def _host_copies(log: RankLog) -> Iterator[tuple[Any, str, Any]]:
+    """Yield patches for weights in host memory: each copy is an op of the trace."""
+    if not log.offloads:
+        return
+    kind, init = _fsdp_param.FSDPParam, "_init_sharded_param"
+    yield kind, init, _copying("shard_to_host", getattr(kind, init))
+    gathered: Any = vars(kind)["all_gather_inputs"]
+    yield (
+        *(kind, "all_gather_inputs"),
+        property(_copying("shard_to_device", gathered.fget)),
+    )
+    reduce = _copying("shard_to_host", getattr(_fsdp_param_group, _REDUCE))
+    yield _fsdp_param_group, _REDUCE, _noted_reduction(log, reduce)
+
+
+def _copying(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that copies tensors by an op where it moves them."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _Moves(getattr(torch.ops.budgetfit, op)):
+            return function(*args, **kwargs)
+
+    return call
+
+
+class _Moves(TorchFunctionMode):
+    """Moves between the host and the device, which in a trace are one."""
+
+    def __init__(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._copy = copy
+
+    def __torch_function__(
+        self,
+        func: Any,
+        _types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        to_device = func is torch.Tensor.to and isinstance(args[1], torch.device)
+        if to_device or func is torch.Tensor.cpu:
+            return self._copy(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def _logged_move(log: RankLog) -> Callable[..., None]:

@@ -34,6 +34,7 @@ def as_one_rank(
     # FSDP2 and DeepSpeed take the weights from the host as they wrap the model.
     log.paused = parallelism.engine != "ddp"
     log.is_zero_3 = parallelism.zero_stage == 3  # noqa: PLR2004
+    log.offloads = parallelism.cpu_offload and semantics is not None
     return log, _context(parallelism, log)
 
 
