@@ -83,7 +83,7 @@ class Suggestion:
         arguments: Arguments of ``plan`` to change, with their values.
         recipe: The ``Recipe`` that was evaluated.
         peak_bytes: Predicted peak of reserved memory.
-        host_bytes: Pinned host memory.
+        host_bytes: Host memory, of all GPUs in a machine.
         samples_per_s: Estimate for that recipe, which need not be the fastest
             with the change.
         changes_training: Whether training computes other numbers.
@@ -152,7 +152,7 @@ class DoesNotFitError(BudgetfitError):
             whatever is recomputed or offloaded.
         batch_bytes: What the batch takes of that.
         notes: Explanations of surprising sizes.
-        host_bytes: Pinned host memory at that peak.
+        host_bytes: Host memory at that peak, of all GPUs in a machine.
         host_ram_bytes: Limit on it; None: no limit.
     """
 

@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -121,11 +122,11 @@ class Ranks(GroupRanks):
             )
         backends = str(distributed.get_backend_config())
         trains_on_cuda = any(f"cuda:{name}" in backends for name in ("nccl", "fake"))
-        if parallelism.cpu_offload and "gloo" not in backends and "fake" not in backends:
+        if parallelism.cpu_offload and not re.search("gloo|fake", backends):
             raise InputError(
-                "With cpu_offload gradients in host memory are clipped to the norm over "
-                f"all ranks, for which the process group's backend, {backends}, has no "
-                'collectives. Initialize it with "cpu:gloo,cuda:nccl".'
+                "With cpu_offload gradients in host memory are clipped to the norm "
+                f"over all ranks, for which the process group ({backends}) has no "
+                'backend. Initialize it with "cpu:gloo,cuda:nccl".'
             )
         self.device = _device(
             on_cuda=trains_on_cuda and torch.cuda.is_available() and not on_cpu

@@ -74,7 +74,8 @@ class Estimate:
         process_bytes: Peak that nvidia-smi shows: reserved + what the budget
             sets aside for the CUDA context and NCCL.
         process_range_bytes: 95 % interval of that peak; None without a budget.
-        host_bytes: Pinned host memory of offloaded tensors.
+        host_bytes: Host memory of offloaded tensors.
+        unpinned_bytes: Of it what is not pinned: optimizer states on the CPU.
         phase_peaks_bytes: ``forward``, ``backward``, ``optimizer`` -> peak allocated.
         at_peak_bytes: Category -> bytes at the moment of the allocated peak.
         step_ms: One optimizer step, all its micro-batches included: the sum of its
@@ -117,6 +118,7 @@ class Estimate:
     eval_batch_size: int | None = None
     time_factor: float = 1.0
     host_bytes: int = 0
+    unpinned_bytes: int = 0
     step_range_ms: tuple[float, float] | None = None
     optimizer_ms: float = 0.0
     loop: Loop = RUN
@@ -140,6 +142,11 @@ class Estimate:
     def __str__(self) -> str:
         reports = lazy_import("budgetfit.reporting.render")
         return str(reports.render(reports.estimate_text(self)))
+
+    @property
+    def host_memory(self) -> str:
+        """What ``host_bytes`` are, in words."""
+        return "host memory" if self.unpinned_bytes else "pinned host memory"
 
     @property
     def left_bytes(self) -> int | None:

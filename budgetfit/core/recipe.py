@@ -204,8 +204,8 @@ class Recipe:
             )
         if parallelism.cpu_offload and find_precision(self.precision).grad_scaler:
             raise InputError(
-                "cpu_offload keeps gradients in host memory, where a GradScaler does not "
-                f"unscale them; got precision={self.precision!r:.80}. Use "
+                "cpu_offload keeps gradients in host memory, where no GradScaler "
+                f"unscales them; got precision={self.precision!r:.80}. Use "
                 "precision='bf16-mixed' or 'fp32', or cpu_offload=False."
             )
         check_compile_on_ranks(self.compile, parallelism)

@@ -72,6 +72,7 @@ TO_HOST, TO_DEVICE = "budgetfit.to_host.default", "budgetfit.to_device.default"
 # The copies of ``fully_shard`` itself, with ``CPUOffloadPolicy``: of a trace alone.
 SHARD_TO_HOST: Final = "budgetfit.shard_to_host.default"
 SHARD_TO_DEVICE: Final = "budgetfit.shard_to_device.default"
+HOST_STATE: Final = "budgetfit.host_state"  # no op: an optimizer's state on the CPU
 
 
 class Affine(NamedTuple):

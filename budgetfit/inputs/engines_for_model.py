@@ -15,7 +15,7 @@ def worth_tracing(
     """Return those that can train the model, with the dtypes that it needs.
 
     Those are left out whose weights and gradients alone do not fit beside NCCL's
-    memory, unless none does.
+    memory, unless none does. With ``cpu_offload`` both are in host memory.
 
     DDP holds both in full, and FSDP2 all weights, in half precision at least, where it
     keeps them after the forward, as DeepSpeed does in stages 1 and 2.
@@ -46,5 +46,8 @@ def worth_tracing(
         nccl = nccl_memory(parallelism.gpus, parallelism.communicators)
         return budget.usable_bytes - nccl.high_bytes
 
-    fitting = tuple(each for each in candidates if least(each) < usable(each))
-    return fitting or tuple(sorted(candidates, key=least)[:1])
+    on_gpus = [each for each in candidates if not each.cpu_offload]
+    fitting = [each for each in on_gpus if least(each) < usable(each)]
+    # What is offloaded is tried last, after all others.
+    offloaded = [each for each in candidates if each.cpu_offload]
+    return (*(fitting or sorted(on_gpus, key=least)[:1]), *offloaded)

@@ -134,8 +134,9 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
 
     FSDP2 frees the weights after the forward or keeps them, and reduces gradients in
     each micro-batch or in the last one of an update; over several nodes it also shards
-    within each node only (HSDP). DeepSpeed has three stages of ZeRO, the first two with
-    or without ``overlap_comm``; its engine is named, or one of them.
+    within each node only (HSDP). Last come its settings with weights and optimizer in
+    host memory, for models that fit with no other. DeepSpeed has three stages of ZeRO,
+    the first two with or without ``overlap_comm``; its engine is named, or one of them.
 
     Raises:
         InputError: If the number or the engine is invalid.
@@ -169,9 +170,11 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
                 reshard_after_forward=reshard,
                 shard=shard,
                 sync_each_batch=each,
+                cpu_offload=offloaded,
             )
+            for offloaded in (False, True)
             for each in (True, False)
-            for shard in groups
+            for shard in (groups if not offloaded else (None,))
             for reshard in (True, False)
         ]
     found += [

@@ -69,7 +69,7 @@ def build_verification(
         ),
         usable_bytes=budget.usable_bytes if budget else None,
         room_bytes=budget.usable_bytes + budget.headroom_bytes if budget else None,
-        predicted_pinned_bytes=estimate.host_bytes,
+        predicted_pinned_bytes=estimate.host_bytes - estimate.unpinned_bytes,
         measured_pinned_bytes=measured.pinned_bytes,
         host_growth_bytes=measured.host_growth_bytes,
         shorter_batches=measured.shorter_batches,

@@ -1,6 +1,12 @@
-"""Pinned host memory of a step: a trace's copies from device to host."""
+"""Host memory of a step: pinned copies of a trace, and optimizer states on the CPU."""
 
-from budgetfit.core.step_trace import SHARD_TO_HOST, TO_HOST, Phase, StepTrace
+from budgetfit.core.step_trace import (
+    HOST_STATE,
+    SHARD_TO_HOST,
+    TO_HOST,
+    Phase,
+    StepTrace,
+)
 
 
 def host_copy_bytes(
@@ -22,24 +28,36 @@ def host_copy_bytes(
 
 
 def setup_host_bytes(trace: StepTrace, batch_size: int) -> int:
-    """Return the pinned bytes of what stays for the run, or for each step.
+    """Return the bytes of what stays for the run, or for each of its steps.
 
     That is what a CPU-offloaded optimizer copies, or the weights of ``fully_shard``
-    with ``CPUOffloadPolicy`` and their gradients.
+    with ``CPUOffloadPolicy``, their gradients and optimizer states.
     """
+
     def copied(phase: Phase, name: str) -> int:
         return host_copy_bytes(trace, batch_size, phase.start, phase.end, name)
 
     setup = [phase for phase in trace.phases if phase.name == "setup"]
     backwards = [phase for phase in trace.phases if phase.name == "backward"]
     gradients = max((copied(each, SHARD_TO_HOST) for each in backwards), default=0)
-    return gradients + sum(
+    weights = sum(
         copied(phase, name) for phase in setup for name in (TO_HOST, SHARD_TO_HOST)
     )
+    return weights + gradients + host_state_bytes(trace)
+
+
+def host_state_bytes(trace: StepTrace) -> int:
+    """Return the bytes of optimizer states on the CPU, which are not pinned."""
+    if HOST_STATE not in trace.op_names:
+        return 0
+    ops = trace.ops
+    is_state = ops.name == trace.op_names.index(HOST_STATE)
+    first = trace.phases[[each.name for each in trace.phases].index("optimizer")]
+    return int(ops.bytes_fixed[is_state & (ops.event <= first.end)].sum())
 
 
 def step_host_bytes(trace: StepTrace, batch_size: int) -> int:
-    """Return the pinned bytes of ``setup_host_bytes`` and of one forward pass."""
+    """Return the bytes of ``setup_host_bytes`` and of one forward pass."""
     forward = [phase for phase in trace.phases if phase.name == "forward"][-1]
     return host_copy_bytes(
         trace, batch_size, forward.start, forward.end

@@ -15,7 +15,7 @@ from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe, selective_blocks
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import Gpu
-from budgetfit.memory.host_copies import step_host_bytes
+from budgetfit.memory.host_copies import host_state_bytes, step_host_bytes
 from budgetfit.memory.replay import (
     UNLIMITED_BYTES,
     device_properties,
@@ -28,6 +28,10 @@ from budgetfit.timing.kernel_times import OpTimes, StepTime, op_times, step_time
 from budgetfit.timing.step_time_range import step_time_range
 from budgetfit.utils.format_bytes import format_bytes
 
+OFFLOADED_NOTE: Final = (
+    "the optimizer's step on the CPU is estimated for one thread of each rank, as "
+    "torchrun starts it: OMP_NUM_THREADS sets more"
+)
 MIN_PEAK_SHARE: Final = 0.01  # of the peak: ops are named that hold more
 ALLOCATOR_BLOCK_BYTES: Final = 512  # the allocator's rounding
 
@@ -85,6 +89,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
                 trace, recipe.batch_size, gpu, timeline.allocated_bytes
             ),
             *optimizer_notes(recipe.optimizer, recipe.engine),
+            *([OFFLOADED_NOTE] if recipe.cpu_offload else ()),
             *notes,
             *context_notes,
             time_note,
@@ -93,6 +98,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
         usable_bytes=budget.usable_bytes,
         process_range_bytes=process_range_bytes,
         host_bytes=host_bytes,
+        unpinned_bytes=host_state_bytes(trace),
         nccl_bytes=(nccl.low_bytes, nccl.high_bytes) if nccl else None,
         **times,
     )

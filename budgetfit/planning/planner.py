@@ -214,7 +214,7 @@ def _provenance(session: PlanningSession, estimate: Estimate) -> dict[str, objec
 
 
 def _host_warnings(session: PlanningSession, estimate: Estimate) -> tuple[str, ...]:
-    """Return a warning about the pinned host memory that offloading needs."""
+    """Return a warning about the host memory that offloading needs."""
     if not estimate.host_bytes:
         return ()
     budget, limit = session.budget, ""
@@ -223,8 +223,9 @@ def _host_warnings(session: PlanningSession, estimate: Estimate) -> tuple[str, .
     ranks = " for each of its ranks" if estimate.recipe.ranks > 1 else ""
     return (
         (
-            f"{format_bytes(estimate.host_bytes)}{limit} wait in pinned host memory: "
-            f"the machine needs as much RAM free{ranks}, and times depend on its bus"
+            f"{format_bytes(estimate.host_bytes)}{limit} wait in "
+            f"{estimate.host_memory}: the machine needs as much RAM free{ranks}, and "
+            "times depend on its bus"
         ),
     )
 
@@ -291,13 +292,13 @@ def make_estimate(  # noqa: PLR0913 - one value each, all needed
 
 
 def _too_much_host_memory(made: Estimate, budget: Budget) -> list[str]:
-    """Return a note where the limit on pinned host memory does not hold it."""
+    """Return a note where the limit on host memory does not hold it."""
     used, limit = made.host_bytes, budget.host_ram_bytes
     if limit is None or used <= limit:
         return []
     each = " on each GPU" if made.recipe.parallelism is not None else ""
     text = (
-        f"does not fit in host memory: {format_bytes(used)} are pinned{each}, of "
+        f"does not fit in host memory: {format_bytes(used)} are needed{each}, of "
         f"{format_bytes(limit)} {budget.host_ram_source}. Say what the machine has "
         "with host_ram=, or plan again"
     )

@@ -10,6 +10,7 @@ from typing import Any, NotRequired, TypedDict, Unpack
 from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Estimate
+from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import CompileMode, Recipe
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.core.validation import MAX_BATCH_SIZE
@@ -273,14 +274,17 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
     for parallelism in _worth_tracing(traces, budget, asked, settings):
         if parallelism is not None and parallelism.engine in left_out:
             continue
-        # What holds more runs where what holds less does.
+        # What holds more runs where what holds less does, as does what is offloaded.
         known = [each.settings.parallelism for each in found]
-        like = next((row for row in known if parallelism in holding_more(row)), None)
+        alike = (
+            row for row in known if parallelism in (*holding_more(row), _offloaded(row))
+        )
+        like = next(alike, None)
         if parallelism is not None and like is not None:
             found += [
                 each.with_parallelism(parallelism)
                 for each, row in zip(tuple(found), known, strict=True)
-                if row == like
+                if row == like and not (parallelism.cpu_offload and _scales(each))
             ]
             continue
         try:
@@ -334,6 +338,18 @@ def holding_more(parallelism: Parallelism | None) -> tuple[Parallelism, ...]:
         for each in {parallelism.sync_each_batch, False}
     )
     return tuple(other for other in others if other != parallelism)
+
+
+def _scales(session: PlanningSession) -> bool:
+    """Whether a GradScaler unscales gradients, which it does not in host memory."""
+    return find_precision(session.settings.precision).grad_scaler
+
+
+def _offloaded(parallelism: Parallelism | None) -> Parallelism | None:
+    """Return the same settings with weights and optimizer in host memory."""
+    if parallelism is None or parallelism.engine != "fsdp2":
+        return None
+    return replace(parallelism, cpu_offload=True)
 
 
 def _worth_tracing(

@@ -176,7 +176,7 @@ def peak_lines(estimate: Estimate) -> list[str]:
         nccl = format_range(*estimate.nccl_bytes)
         texts.append(f"of the process, NCCL {nccl} (published reports)")
     if estimate.host_bytes:
-        texts.append(f"pinned host memory {format_bytes(estimate.host_bytes)}")
+        texts.append(f"{estimate.host_memory} {format_bytes(estimate.host_bytes)}")
     samples = estimate.eval_batch_size
     if samples is not None:
         found = f"batch_size up to {samples}" if samples else "not even 1 sample fits"

@@ -8,9 +8,9 @@ of torch 2.13:
   own copy-out waits for it.
 * A reduction starts when its gradients are there. FSDP2's next one waits for it
   (one input buffer); the optimizer waits for all.
-* With ``CPUOffloadPolicy`` a copy from the host comes before each all-gather, and one to
-  the host after each reduction, which the next reduction waits for; a copy that is
-  added to a gradient there keeps Python waiting. Over PCIe alone all share the bus.
+* With ``CPUOffloadPolicy`` a copy from the host comes before each all-gather, and one
+  to the host after each reduction, for which the next reduction waits. Python waits for
+  one that is added to a gradient. Over PCIe they take the network's time.
 * DeepSpeed's kernels wait for each collective, unless it overlaps them: then for the
   all-gather before the last (a module's weights are fetched while the one before runs),
   and the optimizer for all reductions. Its optimizer step gathers what was updated.

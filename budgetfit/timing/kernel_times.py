@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from budgetfit.core.step_trace import (
     FUSED_KERNEL,
+    HOST_STATE,
     OP_KINDS,
     RATES,
     SHARD_TO_DEVICE,
@@ -69,7 +70,7 @@ COPY_NS: Final = {"forward": 110_000.0, "backward": 58_000.0}
 LINK_SHARE: Final = 0.8
 SLOWEST_LINK: Final = 15.75  # PCIe 3.0 x16, where a GPU's link is not known
 # Of an optimizer on the CPU. One thread, which is what torchrun gives each rank, moves
-# 25 in PyTorch's fused AdamW on a server's CPU (an EPYC, alone); ranks share its memory.
+# 25 in PyTorch's fused AdamW on an EPYC, alone; ranks share the memory of a machine.
 CPU_BYTES_PER_NS: Final = 10.0
 # fp64 results per fp32 one, by compute capability (CUDA C++ Programming Guide,
 # throughput of native arithmetic instructions): one half on data-center GPUs.
@@ -111,6 +112,7 @@ ELEMENTS_PER_SM: Final = 2.5
 PER_DOUBLED_NODES: Final = 0.012
 _TRACES: Final = 16  # of which it is remembered where their ops are
 _COPY: Final = OP_KINDS.index("host")
+_BESIDE_KERNELS: Final = (SHARD_TO_HOST, SHARD_TO_DEVICE, HOST_STATE)
 _CPU: Final = OP_KINDS.index("cpu")
 _ELEMENTS: Final = RATES.index("elements")
 _PLAIN_BATCH_NORM: Final = OP_KINDS.index("plain_batch_norm")
@@ -332,7 +334,7 @@ def _usual_rates(gpu: Gpu, tf32: bool, together: bool) -> _Rates:
 
 def is_exchange(name: str) -> bool:
     """Whether an op is a collective, or copies shards to the host or from there."""
-    return name.startswith("c10d.") or name in {SHARD_TO_HOST, SHARD_TO_DEVICE}
+    return name.startswith("c10d.") or name in _BESIDE_KERNELS
 
 
 @lru_cache(maxsize=_TRACES)

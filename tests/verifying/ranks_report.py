@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fsdp2": {"engine": "fsdp2"},
     "fsdp2, kept": {"engine": "fsdp2", "reshard_after_forward": False},
     "fsdp2, each batch": {"engine": "fsdp2", "sync_each_batch": True},
+    "fsdp2, on the CPU": {"engine": "fsdp2", "cpu_offload": True},
     "hsdp": {"engine": "fsdp2", "shard": 2},
 }
 

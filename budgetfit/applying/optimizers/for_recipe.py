@@ -39,8 +39,8 @@ OFFLOAD_ON_SEVERAL_REFUSED = (
     "rank holds a part of the states."
 )
 STATES_ON_CPU_REFUSED = (
-    "With cpu_offload optimizers step on the CPU, for which {name!r} has no kernels. Use "
-    'optimizer="adamw_torch_fused", or cpu_offload=False.'
+    "With cpu_offload optimizers step on the CPU, for which {name!r} has no kernels. "
+    'Use optimizer="adamw_torch_fused", or cpu_offload=False.'
 )
 
 

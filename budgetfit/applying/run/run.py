@@ -209,8 +209,6 @@ class Run:
                 self._wrapped = wrap(model, blocks, recipe.parallelism, self.device)
                 self._undo.add(self._unwrap)
             self.scaler = make_scaler(self._precision, kind)
-            if recipe.cpu_offload:
-                steps_on = "cpu"
             self._make_optimizer(optimizer, learning_rate, steps_on)
             if not self._is_trace:
                 self._parameters = ParameterChangeCheck(model, self.optimizer)
@@ -409,6 +407,8 @@ class Run:
         device_type: str,
     ) -> None:
         """Build the recipe's optimizer, and what steps it."""
+        if self.recipe.cpu_offload:
+            device_type = "cpu"
         self.optimizer = make_recipe_optimizer(
             self.recipe,
             resolve_optimizer(self.recipe.optimizer, optimizer),

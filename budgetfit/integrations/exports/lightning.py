@@ -13,7 +13,7 @@ from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.integrations.exports.prepared_model import PreparedModel, prepare
-from budgetfit.integrations.exports.ranks import refuse_several_gpus
+from budgetfit.integrations.exports.ranks import BACKENDS, refuse_several_gpus
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.model_loading import load_model_text
 from budgetfit.integrations.source_code.plain_torch_ranks import ddp_settings
@@ -67,9 +67,12 @@ def _strategy(parallelism: Parallelism) -> tuple[str, dict[str, Any]]:
     """Return the class of Lightning's strategy, and its arguments."""
     if parallelism.engine == "ddp":
         return "DDPStrategy", ddp_settings(parallelism)
+    # Offloaded gradients are clipped to a norm that ranks add up in host memory.
+    offloaded = {"process_group_backend": BACKENDS} if parallelism.cpu_offload else {}
     return "ModelParallelStrategy", {
         "data_parallel_size": parallelism.gpus,
         "tensor_parallel_size": 1,
+        **offloaded,
     }
 
 
@@ -217,7 +220,7 @@ def _argument_lines(plan: Plan) -> str:
     if parallelism is None:
         return keyword_lines(arguments)
     name, settings = _strategy(parallelism)
-    given = ", ".join(f"{name}={value}" for name, value in settings.items())
+    given = ", ".join(f"{name}={to_source(value)}" for name, value in settings.items())
     made = f"lightning.pytorch.strategies.{name}({given})"
     lines = keyword_lines({**arguments, "strategy": None})
     return lines.replace("strategy=None", f"strategy={made}")

@@ -10,6 +10,7 @@ from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
 from budgetfit.utils.format_bytes import format_bytes
 
+BACKENDS: Final = "cpu:gloo,cuda:nccl"  # of a process group, for host memory as well
 _CONTAINERS: Final = ("ModuleList", "ModuleDict")  # without a forward
 
 
@@ -54,8 +55,22 @@ def yaml_settings(plan: Plan, program: str) -> dict[str, Any]:
     reduced = trainer_reduction(parallelism)
     if parallelism.engine == "fsdp2":
         found = fsdp_settings(plan, parallelism, program)
-        return {"fsdp_version": found.pop("version"), "fsdp_config": found, **reduced}
+        version = {"fsdp_version": found.pop("version")}
+        own = {"fsdp_config": found} if program == "axolotl" else trainer_fsdp(found)
+        return {**version, **own, **reduced}
     return {**trainer_ddp_settings(parallelism), **reduced}
+
+
+def trainer_fsdp(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``TrainingArguments`` has for accelerate's settings of FSDP2."""
+    if "offload_params" not in settings:
+        return {"fsdp_config": settings}
+    config = {key: item for key, item in settings.items() if key != "offload_params"}
+    # Gradients are clipped to a norm that ranks add up in host memory.
+    return {
+        "fsdp_config": {**config, "cpu_offload": True},
+        "ddp_backend": BACKENDS,
+    }
 
 
 def trainer_reduction(parallelism: Parallelism) -> dict[str, Any]:
@@ -123,6 +138,7 @@ def fsdp_settings(plan: Plan, parallelism: Parallelism, program: str) -> dict[st
         "transformer_layer_cls_to_wrap": ",".join(_block_classes(plan, program)),
         "state_dict_type": "SHARDED_STATE_DICT",
         "cpu_ram_efficient_loading": False,
+        **({"offload_params": True} if parallelism.cpu_offload else {}),
     }
 
 

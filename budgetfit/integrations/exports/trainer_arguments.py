@@ -16,6 +16,7 @@ from budgetfit.integrations.exports.ranks import (
     fsdp_settings,
     refuse_cut_loss,
     trainer_ddp_settings,
+    trainer_fsdp,
     trainer_reduction,
     zero_settings,
 )
@@ -86,7 +87,7 @@ def _several(plan: Plan) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if parallelism.engine == "fsdp2":
         found["fsdp"] = True
-        found["fsdp_config"] = fsdp_settings(plan, parallelism, "The Trainer")
+        found |= trainer_fsdp(fsdp_settings(plan, parallelism, "The Trainer"))
     elif parallelism.engine == "deepspeed":
         # The Trainer's own max_grad_norm.
         found["deepspeed"] = {**zero_settings(plan), "gradient_clipping": "auto"}

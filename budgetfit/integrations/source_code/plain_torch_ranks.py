@@ -20,13 +20,17 @@ def ranks_parts(recipe: Recipe) -> list[Part]:
     parallelism = recipe.parallelism
     if parallelism is None:
         return []
-    parts = [Part(JOIN, ("import os", "import torch.distributed as dist"))]
+    join = JOIN
+    if parallelism.cpu_offload:  # gradients are clipped in host memory
+        join = join.replace('"nccl" if', '"cpu:gloo,cuda:nccl" if')
+    parts = [Part(join, ("import os", "import torch.distributed as dist"))]
     if parallelism.engine == "ddp":
         return [*parts, Part(_ddp(parallelism), (_DDP,))]
     if parallelism.engine == "deepspeed":
         return [*parts, Part(_ENGINE, ("import deepspeed",))]
     checkpoint = ("import torch.distributed.checkpoint as dcp", _STATE)
-    return [*parts, Part(_fsdp2(parallelism), (_FSDP, _MESH)), Part(STATES, checkpoint)]
+    fsdp = _FSDP_OFFLOADED if parallelism.cpu_offload else _FSDP
+    return [*parts, Part(_fsdp2(parallelism), (fsdp, _MESH)), Part(STATES, checkpoint)]
 
 
 def ranks_constants(recipe: Recipe, blocks: tuple[str, ...]) -> list[str]:
@@ -124,6 +128,7 @@ def _fsdp2(parallelism: Parallelism) -> str:
         f"    mesh = init_device_mesh(device.type, {shape}, mesh_dim_names={names})\n"
         f"    policy = MixedPrecisionPolicy({given})\n"
         '    settings = {"mesh": mesh, "mp_policy": policy}\n'
+        f"{_OFFLOAD if parallelism.cpu_offload else ''}"
         f"    reshard = {parallelism.reshard_after_forward}\n"
         "    for name in SHARDED:\n"
         "        block = model.get_submodule(name)\n"
@@ -148,6 +153,16 @@ _END_DDP = """\
     dist.destroy_process_group()
 """
 _FSDP = "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard"
+_FSDP_OFFLOADED = """\
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    fully_shard,
+)"""
+_OFFLOAD = """\
+    pinned = device.type == "cuda"
+    settings["offload_policy"] = CPUOffloadPolicy(pin_memory=pinned)
+"""
 _MESH = "from torch.distributed.device_mesh import init_device_mesh"
 _STATE = """\
 from torch.distributed.checkpoint.state_dict import (

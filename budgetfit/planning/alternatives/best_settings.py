@@ -90,7 +90,29 @@ def best_settings(sessions: Sequence[PlanningSession]) -> BestSettings | Refusal
 
 
 def best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
-    """Return the best search result over all precisions, or why nothing fits."""
+    """Return the best search result over all precisions, or why nothing fits.
+
+    Weights and optimizer are kept in host memory only where nothing else fits.
+    """
+    offloaded = [each for each in sessions if _offloads(each)]
+    on_gpus = [each for each in sessions if not _offloads(each)]
+    refused: Refusal | None = None
+    for some in filter(None, (on_gpus, offloaded)):
+        found = _best_found(some)
+        if isinstance(found, SearchResult):
+            return found
+        refused = found.after(refused)
+    assert refused is not None  # noqa: S101 - there are sessions
+    return refused
+
+
+def _offloads(session: PlanningSession) -> bool:
+    parallelism = session.settings.parallelism
+    return parallelism is not None and parallelism.cpu_offload
+
+
+def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
+    """Return the same of settings that are compared with each other."""
     hopeful: list[PlanningSession] = []
     found: list[SearchResult] = []
     slower: dict[str, PlanningSession] = {}
@@ -133,7 +155,7 @@ def best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
         if not accumulates:
             floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
             return Refusal(session, least, floor_bytes)
-    return best_found([each.changed(accumulation=None) for each in sessions])
+    return _best_found([each.changed(accumulation=None) for each in sessions])
 
 
 def _best_judged(

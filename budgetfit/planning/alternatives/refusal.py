@@ -49,11 +49,27 @@ class Refusal(NamedTuple):
         session: Of the lowest peak.
         least: The lowest peak.
         floor_bytes: As in the error: the smallest optimizer step of all tried.
+        further: Further sessions whose changes may fit.
     """
 
     session: PlanningSession
     least: Estimate
     floor_bytes: int
+    further: tuple[tuple[PlanningSession, Estimate], ...] = ()
+
+    def after(self, other: Refusal | None) -> Refusal:
+        """Return what is said where this is refused, and before that another was."""
+        # Peaks are compared where host memory is not what is missing.
+        if other is None:
+            return self
+        limit = self.session.budget.host_ram_bytes
+        held = limit is None or self.least.host_bytes <= limit
+        lower = held and self.least.reserved_bytes < other.least.reserved_bytes
+        one, two = (self, other) if lower else (other, self)
+        return one._replace(
+            floor_bytes=min(self.floor_bytes, other.floor_bytes),
+            further=((two.session, two.least),),
+        )
 
 
 class Change(NamedTuple):
@@ -74,7 +90,8 @@ def does_not_fit_error(
     refusal: Refusal, more_changes: MoreChanges | None
 ) -> DoesNotFitError:
     """Return the error with need, largest category and suggestions of all changes."""
-    session, least, floor_bytes = refusal
+    session, least, floor_bytes, further = refusal
+    sharing, limit = _sharing(least), session.budget.host_ram_bytes
     error = DoesNotFitError(
         needed_bytes=least.reserved_bytes,
         usable_bytes=session.budget.usable_bytes,
@@ -82,10 +99,14 @@ def does_not_fit_error(
         floor_bytes=floor_bytes,
         batch_bytes=least.at_peak_bytes.get("batch", 0),
         notes=session.workload.notes,
-        host_bytes=least.host_bytes,
-        host_ram_bytes=session.budget.host_ram_bytes,
+        host_bytes=least.host_bytes * sharing,
+        host_ram_bytes=None if limit is None else limit * sharing,
     )
-    changes = [*changes_of_session(session, least)]
+    changes = [
+        change
+        for tried in ((session, least), *further)
+        for change in changes_of_session(*tried)
+    ]
     if more_changes is not None:
         changes += more_changes(error)
     return error.with_suggestions(tuple(suggestions(changes)))
@@ -180,10 +201,9 @@ def _largest_batch(session: PlanningSession, smallest: Estimate) -> Estimate:
 
 def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
     """Return the ``Suggestion`` of changed arguments that fit."""
+    host_bytes = found.host_bytes * _sharing(found)
     if "host_ram" in arguments:
-        several = found.recipe.parallelism
-        sharing = 1 if several is None else several.gpus // several.nodes
-        arguments = {"host_ram": f"{-(-found.host_bytes * sharing // 2**30)}GiB"}
+        arguments = {"host_ram": f"{-(-host_bytes // 2**30)}GiB"}
     keeps = {
         *("checkpointing", "batch_size", "host_ram", "optimizer_in_backward"),
         *("gpu", "vram", "allocator"),
@@ -192,10 +212,16 @@ def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
         arguments=arguments,
         recipe=found.recipe,
         peak_bytes=found.reserved_bytes,
-        host_bytes=found.host_bytes,
+        host_bytes=host_bytes,
         samples_per_s=found.samples_per_s,
         changes_training=not keeps.issuperset(arguments),
     )
+
+
+def _sharing(estimate: Estimate) -> int:
+    """Return how many ranks share the host memory of a machine."""
+    several = estimate.recipe.parallelism
+    return 1 if several is None else several.gpus // several.nodes
 
 
 def _smallest_batch(session: PlanningSession) -> int:
@@ -220,7 +246,9 @@ def _changes(
             yield {"batch_size": smallest}, partial(session.asking, batch_size=smallest)
     if request.checkpointing != "auto":
         yield {"checkpointing": "auto"}, partial(session.asking, checkpointing="auto")
-    uses_host = request.checkpointing == "auto" or settings.optimizer == OFFLOADED
+    several = settings.parallelism
+    offloads = settings.optimizer == OFFLOADED or (several and several.cpu_offload)
+    uses_host = offloads or request.checkpointing == "auto"
     if uses_host and session.budget.host_ram_bytes is not None:
         unlimited = replace(session.budget, host_ram_bytes=None)
         more = replace(session.changed(host_ram_bytes=None), budget=unlimited)

@@ -74,7 +74,7 @@ def _memory(plan: Plan) -> Answer:
     if plan.varying_lengths is not None:
         facts.append(("batches of all sizes", lengths_lines(plan)[1]))
     if estimate.host_bytes:
-        facts.append(("pinned host memory", memory(estimate.host_bytes)))
+        facts.append((estimate.host_memory, memory(estimate.host_bytes)))
         if plan.budget.host_ram_bytes is not None:
             facts.append(("host memory limit", memory(plan.budget.host_ram_bytes)))
     if not plan.fits:

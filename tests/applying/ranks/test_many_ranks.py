@@ -36,6 +36,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fsdp2": {"engine": "fsdp2"},
     "fsdp2, kept": {"engine": "fsdp2", "reshard_after_forward": False},
     "fsdp2, each batch": {"engine": "fsdp2", "sync_each_batch": True},
+    "fsdp2, on the CPU": {"engine": "fsdp2", "cpu_offload": True},
+    "fsdp2, on the CPU, each batch": {
+        "engine": "fsdp2",
+        "cpu_offload": True,
+        "sync_each_batch": True,
+    },
 }
 
 
@@ -129,13 +135,14 @@ def _train_all() -> dict[tuple[str, str], Any]:
     cases += [(name, "chunks") for name in ("ddp", "ddp, each batch", "fsdp2")]
     cases += [(name, "chunks") for name in ("fsdp2, kept", "fsdp2, each batch")]
     cases += [(name, "sums") for name in ("ddp", "fsdp2", "fsdp2, kept")]
+    cases += [("fsdp2, on the CPU", each) for each in ("mixed", "chunks")]
     return {case: train(SETTINGS[case[0]], case[1]) for case in cases}
 
 
 def test_ranks_train_as_one_process_with_all_their_samples() -> None:
     first, second = on_ranks(_train_all, RANKS)
     expected = {treated: one_process(treated) for treated in ("none", "mixed")}
-    assert len(first) == 17
+    assert len(first) == 21
     for case, found in first.items():
         # Recomputation changes nothing: the model has no dropout.
         assert_same(found, expected["mixed" if case[1] == "mixed" else "none"])

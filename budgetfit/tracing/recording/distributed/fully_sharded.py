@@ -25,6 +25,8 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from budgetfit.tracing.recording.distributed.offloaded_log import OffloadedLog
+
 if TYPE_CHECKING:
     from budgetfit.tracing.recording.distributed.rank_log import RankLog
 
@@ -47,7 +49,7 @@ def fully_shard_on_fakes(log: RankLog) -> Iterator[None]:
     patches: list[tuple[Any, str, Any]] = [
         (torch.UntypedStorage, "resize_", _logged_resize(log)),
         (_fsdp_init, "_move_states_to_device", _logged_move(log)),
-        (_fsdp_param_group, _REDUCE, _noted_reduction(log, getattr(_fsdp_param_group, _REDUCE))),
+        (_fsdp_param_group, _REDUCE, _noted_reduction(log)),
         *_host_copies(log),
         # A mesh reads ranks out of tensors.
         (device_mesh, "init_device_mesh", _outside(device_mesh.init_device_mesh)),
@@ -80,10 +82,11 @@ def _logged_resize(log: RankLog) -> Callable[..., Any]:
     return resize_
 
 
-def _noted_reduction(
-    log: RankLog, original: Callable[..., Any]
-) -> Callable[..., Any]:
+def _noted_reduction(log: RankLog) -> Callable[..., Any]:
     """Say where gradients have been reduced, and all that this took is freed."""
+    original = getattr(_fsdp_param_group, _REDUCE)
+    if isinstance(log, OffloadedLog):
+        original = _copying("shard_to_host", original)
 
     def foreach_reduce(*args: Any, **kwargs: Any) -> Any:
         reduced = original(*args, **kwargs)
@@ -96,7 +99,7 @@ def _noted_reduction(
 
 def _host_copies(log: RankLog) -> Iterator[tuple[Any, str, Any]]:
     """Yield patches for weights in host memory: each copy is an op of the trace."""
-    if not log.offloads:
+    if not isinstance(log, OffloadedLog):
         return
     kind, init = _fsdp_param.FSDPParam, "_init_sharded_param"
     yield kind, init, _copying("shard_to_host", getattr(kind, init))
@@ -105,8 +108,6 @@ def _host_copies(log: RankLog) -> Iterator[tuple[Any, str, Any]]:
         *(kind, "all_gather_inputs"),
         property(_copying("shard_to_device", gathered.fget)),
     )
-    reduce = _copying("shard_to_host", getattr(_fsdp_param_group, _REDUCE))
-    yield _fsdp_param_group, _REDUCE, _noted_reduction(log, reduce)
 
 
 def _copying(op: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from budgetfit.core.parallelism import Parallelism
 from budgetfit.tracing.recording.distributed.data_parallel import data_parallel_on_fakes
 from budgetfit.tracing.recording.distributed.deepspeed_zero import deepspeed_on_fakes
 from budgetfit.tracing.recording.distributed.fully_sharded import fully_shard_on_fakes
+from budgetfit.tracing.recording.distributed.offloaded_log import OffloadedLog
 from budgetfit.tracing.recording.distributed.process_group import fake_process_group
 from budgetfit.tracing.recording.distributed.rank_log import RankLog
 from budgetfit.tracing.records import OpSemantics, RunOp
@@ -30,11 +31,12 @@ def as_one_rank(
     In it the traced program can wrap its model; opening it raises an InputError if the
     process is one of several already.
     """
-    log = RankLog(semantics, run, mode)
+    # A CPU's memory is one.
+    offloads = parallelism.cpu_offload and semantics is not None
+    log = (OffloadedLog if offloads else RankLog)(semantics, run, mode)
     # FSDP2 and DeepSpeed take the weights from the host as they wrap the model.
     log.paused = parallelism.engine != "ddp"
     log.is_zero_3 = parallelism.zero_stage == 3  # noqa: PLR2004
-    log.offloads = parallelism.cpu_offload and semantics is not None
     return log, _context(parallelism, log)
 
 

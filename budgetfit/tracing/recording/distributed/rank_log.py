@@ -3,37 +3,17 @@
 import contextlib
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 
-from budgetfit.core.step_trace import (
-    EMPTY_CACHE,
-    SHARD_TO_DEVICE,
-    SHARD_TO_HOST,
-    Category,
-)
+from budgetfit.core.step_trace import EMPTY_CACHE, Category
 from budgetfit.tracing.call_cache import Args, Kwargs
-from budgetfit.tracing.op_costs import cpu_cost
-from budgetfit.tracing.recording.storage_log import (
-    PRIM_DEVICE,
-    StorageLog,
-    note_sources,
-)
-from budgetfit.tracing.records import (
-    MovedStorages,
-    OpRecord,
-    OpSemantics,
-    RunOp,
-    call_op,
-    op_name,
-)
-
-
-_SHARD_COPIES: Final = (SHARD_TO_HOST, SHARD_TO_DEVICE)
+from budgetfit.tracing.recording.storage_log import PRIM_DEVICE, StorageLog
+from budgetfit.tracing.records import OpSemantics, RunOp, call_op
 
 
 class RankLog(StorageLog):
@@ -47,7 +27,6 @@ class RankLog(StorageLog):
             tensors are real.
         paused: Nothing is logged meanwhile: what runs is not on the device.
         is_zero_3: Whether weights have no elements between their module's runs.
-        offloads: Whether weights and what the optimizer makes are in host memory.
     """
 
     def __init__(
@@ -58,14 +37,13 @@ class RankLog(StorageLog):
     ) -> None:
         super().__init__(semantics, run)
         self.mode = mode
-        self.paused = self.is_zero_3 = self.offloads = False
+        self.paused = self.is_zero_3 = False
         self._numbers: dict[int, int] = {id(torch.cpu.current_stream()): 0}
         self._known: list[Any] = []  # streams, so that no id is used again
         self._host_layers: dict[int, int] = {}  # of tensors assigned while paused
         self._sharded_layer = -1
         # Storages that are there, without memory; others may get their keys.
         self._freed: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._host: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
         self,
@@ -90,15 +68,8 @@ class RankLog(StorageLog):
             return func(*args, **kwargs)
         if not func.is_view and (engine := self._reads_freed(args)):
             raise RuntimeError(f"a weight is read that {engine} has freed")
-        if self.offloads and str(func) not in _SHARD_COPIES:
-            on_host = self._on_host([*args, *kwargs.values()])
-            if on_host or (on_host is None and self.in_optimizer):
-                return self._run_on_host(func, args, kwargs)
         try:
-            out = self.run_and_log(func, args, kwargs)
-            if self.offloads and str(func) == SHARD_TO_HOST:
-                self._keep_on_host(out)
-            return out
+            return self.run_and_log(func, args, kwargs)
         except RuntimeError as error:
             if self.is_zero_3 and _has_empty(args):  # as one saved for backward
                 raise RuntimeError("a weight is read that ZeRO-3 has freed") from error
@@ -123,8 +94,6 @@ class RankLog(StorageLog):
         tensor = local_tensor(tensor)
         if self.paused or tensor.device.type == "meta" or self._is_foreign([tensor]):
             return -1
-        if self._host and self._on_host([tensor]):
-            size_bytes = 0
         return super().log_storage(tensor, category, size_bytes)
 
     def index_of(self, tensor: torch.Tensor) -> int:
@@ -201,51 +170,6 @@ class RankLog(StorageLog):
             self._numbers[id(stream)] = len(self._numbers)
             self._known.append(stream)
         return self._numbers[id(stream)]
-
-    def _run_on_host(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """Run an op of tensors in host memory, whose results are there too."""
-        first, out = len(self.sizes), self._run(func, args, kwargs)
-        self._keep_on_host(out)
-        self.log_outputs(out)
-        cost = cpu_cost(func, args, kwargs, out)
-        if cost.moved_bytes:
-            touched: MovedStorages = ()
-            if not self._in_modules:
-                touched = note_sources(self, first, func, args, kwargs, out)
-            self.ops.append(
-                OpRecord(
-                    op_name(func),
-                    len(self.events),
-                    self.current_layer(),
-                    cost,
-                    self.in_optimizer,
-                    touched,
-                )
-            )
-        return out
-
-    def _keep_on_host(self, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            storage = value.untyped_storage()
-            self._host[storage._cdata] = weakref.ref(storage)
-        elif isinstance(value, (list, tuple)):
-            for each in value:
-                self._keep_on_host(each)
-
-    def _on_host(self, values: Iterable[Any]) -> bool | None:
-        """Whether there are tensors, and all are in host memory; None without any."""
-        found = None
-        for value in values:
-            inside: bool | None = None
-            if isinstance(value, torch.Tensor):
-                host = self._host.get(value.untyped_storage()._cdata)
-                inside = host is not None and host() is not None
-            elif isinstance(value, (list, tuple)):
-                inside = self._on_host(value)
-            if inside is False:
-                return False
-            found = found or inside
-        return found
 
     def _reads_freed(self, values: Iterable[Any]) -> str:
         """Return what has freed a weight that is among the values; empty if none."""
