@@ -27,7 +27,7 @@ from budgetfit.inputs.several_gpus import (
     samples_per_rank,
 )
 from tests.api.planned import plan_of_config
-from tests.models import EXAMPLES, Mebi, alone
+from tests.models import EXAMPLES, MIB, Mebi, alone
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,10 @@ def test_other_cards_are_refused(text: str, says: str) -> None:
 def test_what_there_is_to_choose_from() -> None:
     assert parallelisms(1, "auto") == ()
     engines = [each.engine for each in parallelisms(8, "auto")]
-    assert engines == ["ddp", *["fsdp2"] * 4]
+    assert engines == ["ddp", *["fsdp2"] * 8]
+    offloaded = [each.cpu_offload for each in parallelisms("8x4", "fsdp2")]
+    assert offloaded == sorted(offloaded)  # last: tried where no other fits
+    assert offloaded.count(True) == 4
     assert {each.shard for each in parallelisms("8x4", "fsdp2")} == {None, 8}
     assert parallelisms("8x4", "ddp")[0].nodes == 4
     stages = [
@@ -104,10 +107,11 @@ def test_an_engine_that_cannot_fit_is_not_traced() -> None:
         for size in (100, 2, 1)  # beside NCCL's memory
     )
     assert worth_tracing(candidates, model, large) == candidates
-    assert {
-        e.reshard_after_forward for e in worth_tracing(candidates, model, small)
-    } == {True}
-    assert worth_tracing(candidates, model, none)[0].engine == "fsdp2"
+    for budget in (small, none):
+        found = worth_tracing(candidates, model, budget)
+        assert {e.reshard_after_forward for e in found if not e.cpu_offload} == {True}
+        assert [e for e in found if e.cpu_offload] == [*candidates[-4:]]
+        assert found[0].engine == "fsdp2"
     assert worth_tracing((), model, large) == ()
 
 
@@ -183,6 +187,44 @@ def test_gradients_are_whole_until_the_last_micro_batch_where_they_fit(
     assert parallelism.sync_each_batch == each
     assert plan.recipe.gradient_accumulation_steps == 4
     assert ("gradients reduced in each micro-batch" in str(plan)) == each
+
+
+def test_shards_are_in_host_memory_where_nothing_else_fits() -> None:
+    """Beside NCCL's memory: a shard of 12 MiB of weights, and Adam's states of it."""
+    given: dict[str, Any] = {
+        "gpu": "a100-40gb",
+        "headroom": 0,
+        "gpus": 2,
+        "batch": torch.zeros(2, 512),
+        "precision": "fp32",
+        "batch_size": 2,
+        "engine": "fsdp2",
+    }
+
+    def planned_in(vram: str, **further: Any) -> budgetfit.Plan:
+        return budgetfit.plan(Mebi(24), vram=vram, **given, **further)
+
+    roomy = planned_in("2600MiB", host_ram="8GiB")
+    assert not roomy.recipe.cpu_offload
+    plan = planned_in("2220MiB", host_ram="8GiB")
+    recipe, estimate = plan.recipe, plan.estimate
+    assert recipe.cpu_offload
+    # Weights and gradients are pinned, in powers of two; two states are not.
+    assert estimate.unpinned_bytes == pytest.approx(24 * MIB, rel=1e-3)
+    assert estimate.host_bytes - estimate.unpinned_bytes == 24 * MIB
+    assert estimate.optimizer_ms > roomy.estimate.optimizer_ms
+    text = str(plan)
+    assert "offloaded to the CPU" in text
+    assert "  host memory 48 MiB" in text
+    assert "OMP_NUM_THREADS sets more" in " ".join(text.split())
+    with pytest.raises(budgetfit.DoesNotFitError) as refused:
+        planned_in("2220MiB", host_ram="80MiB")
+    error = refused.value
+    assert error.host_bytes == 0  # of the lowest peak without it
+    first = error.suggestions[0]
+    assert first.arguments == {"host_ram": "1GiB"}
+    assert first.recipe.cpu_offload
+    assert first.host_bytes == 2 * estimate.host_bytes
 
 
 def test_a_plan_for_two() -> None:

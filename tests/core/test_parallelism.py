@@ -40,6 +40,11 @@ ZERO = Parallelism(engine="deepspeed", gpus=8, zero_stage=2)
         ({"param_dtype": "int8"}, "param_dtype must be one of"),
         ({"gradient_as_bucket_view": True}, "no setting of fsdp2"),
         ({"engine": "ddp", "param_dtype": "bf16"}, "no setting of ddp"),
+        ({"engine": "ddp", "cpu_offload": True}, "no setting of ddp"),
+        (
+            {"engine": "deepspeed", "zero_stage": 2, "cpu_offload": True},
+            "no setting of deepspeed",
+        ),
     ],
 )
 def test_refused_in_one_line(change: dict[str, Any], says: str) -> None:
@@ -111,3 +116,12 @@ def test_a_recipe_takes_no_other_object() -> None:
         Recipe(batch_size=1, loss_chunks=2, parallelism=ZERO)
     with pytest.raises(InputError, match="engine keeps them"):
         Recipe(batch_size=1, longest_batch_first=True, parallelism=ZERO)
+
+
+def test_no_scaler_unscales_gradients_in_host_memory() -> None:
+    offloaded = replace(FSDP2, cpu_offload=True)
+    assert "offloaded to the CPU" in offloaded.describe()
+    assert Recipe(batch_size=1, parallelism=offloaded).cpu_offload
+    assert not Recipe(batch_size=1, parallelism=FSDP2).cpu_offload
+    with pytest.raises(InputError, match="or cpu_offload=False"):
+        Recipe(batch_size=1, precision="fp16-mixed", parallelism=offloaded)

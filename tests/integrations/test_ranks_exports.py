@@ -20,7 +20,7 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import budgetfit
@@ -57,6 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ddp, each": {"engine": "ddp", "sync_each_batch": True},
     "fsdp2": {"engine": "fsdp2"},
     "hsdp": {"engine": "fsdp2", "shard": 1, "sync_each_batch": True},
+    "fsdp2, on the CPU": {"engine": "fsdp2", "cpu_offload": True},
 }
 
 # Two blocks together, where no weights are gathered for one, and a block's product.
@@ -461,6 +462,35 @@ def test_settings_of_fsdp2_make_the_libraries_real_objects(tmp_path: Path) -> No
     file = yaml.safe_load(axolotl_export.export_text(each, "plan.json"))
     kwargs = file["accelerator_config"]["gradient_accumulation_kwargs"]
     assert kwargs == {"sync_each_batch": True}
+
+
+def test_offloaded_shards_are_the_libraries_own_setting(tmp_path: Path) -> None:
+    """Gradients are clipped in host memory, which takes a backend for it."""
+    plan = plan_of("fsdp2, on the CPU")
+    backends = "cpu:gloo,cuda:nccl"
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(accelerate_export.export_text(plan, "plan.json"), encoding="utf-8")
+    config = load_config_from_file(str(path)).fsdp_config
+    assert config["fsdp_offload_params"] is True  # accelerate then takes both backends
+    arguments = plan.to_training_arguments()
+    assert arguments.pop("ddp_backend") == backends  # for CUDA, under torchrun
+    made = transformers.TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, **arguments
+    )
+    plugin = FullyShardedDataParallelPlugin(**made.fsdp_plugin_args)
+    assert isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+    script = trainer_export.export_text(plan, "plan.json")
+    assert f'ddp_backend="{backends}"' in script
+    text = lightning_export.export_text(plan, "plan.json")
+    assert f'process_group_backend="{backends}"' in text
+    compile(text, "script", "exec")
+    text = plan.to_torch_script()
+    assert (
+        f'dist.init_process_group("{backends}" if name == "cuda" else "gloo")' in text
+    )
+    file = yaml.safe_load(axolotl_export.export_text(plan, "plan.json"))
+    assert file["fsdp_config"]["offload_params"] is True
+    assert "ddp_backend" not in file
 
 
 def test_the_trainer_is_warned_of_whole_gradients(tmp_path: Path) -> None:

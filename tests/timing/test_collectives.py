@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from budgetfit.core.parallelism import Parallelism
-from budgetfit.core.step_trace import OpTable, Phase, StepTrace
+from budgetfit.core.step_trace import (
+    SHARD_TO_DEVICE,
+    SHARD_TO_HOST,
+    OpTable,
+    Phase,
+    StepTrace,
+)
 from budgetfit.gpus.interconnect import find_link
 from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.gpus.table import find_gpu
@@ -19,6 +25,7 @@ from budgetfit.timing.collectives import (
     SCATTERS,
     network_time,
 )
+from budgetfit.timing.kernel_times import host_bytes_per_ns, is_exchange
 
 H100 = find_gpu("h100-80gb")
 FSDP2 = Parallelism(engine="fsdp2", gpus=8)
@@ -48,7 +55,7 @@ def step(
         flops_fixed=zeros,
         flops_per_sample=zeros,
         bytes_fixed=np.array(
-            [PAYLOAD if n.startswith("c10d") else 0 for n, _ in rows], float
+            [PAYLOAD if is_exchange(n) else 0 for n, _ in rows], float
         ),
         bytes_per_sample=zeros,
         name=np.array([names.index(name) for name, _ in rows], np.int32),
@@ -149,6 +156,57 @@ def test_what_repeats_with_micro_batches() -> None:
     block = [(GATHER, 0.0), (COPY_OUT, 0.0), (MATMUL, 1.0)]
     each = waits(FSDP2, block, [])
     assert waits(FSDP2, block, [], accumulation=4) == pytest.approx(4 * each)
+
+
+def copied() -> float:
+    """Nanoseconds of one copy to or from the host."""
+    return PAYLOAD / host_bytes_per_ns(H100)
+
+
+def test_a_copy_from_the_host_comes_before_its_gather() -> None:
+    gather, copy = once(GATHER), copied()
+    block = [(SHARD_TO_DEVICE, 0.0), (GATHER, 0.0), (COPY_OUT, 0.0), (MATMUL, 1.0)]
+    assert waits(FSDP2, block, []) == pytest.approx(copy + gather)
+    # The second is copied while the first is gathered: the bus is the slower of both.
+    assert copy > gather
+    assert waits(FSDP2, block * 2, []) == pytest.approx(2 * copy + gather, abs=50)
+    # Behind long kernels neither is seen.
+    long = [*block[:-1], (MATMUL, 3 * copy)]
+    assert waits(FSDP2, long * 2, []) == pytest.approx(copy + gather, abs=50)
+
+
+def test_over_pcie_copies_and_collectives_share_the_bus() -> None:
+    card = find_gpu("rtx-4090")
+    block = [(SHARD_TO_DEVICE, 0.0), (GATHER, 0.0), (COPY_OUT, 0.0), (MATMUL, 1.0)]
+    trace, times = step(block * 4, [])
+    link = find_link(card, across_nodes=False)
+    gather = link.time_ns(PAYLOAD, FSDP2.gpus, reduces_all=False)
+    found = network_time(trace, times, FSDP2, card, 1).expected_ns
+    copy = PAYLOAD / host_bytes_per_ns(card)
+    assert found == pytest.approx(4 * (copy + gather), rel=1e-3)
+
+
+def test_a_reduction_waits_for_what_is_copied_to_the_host_before() -> None:
+    scatter, copy = once(SCATTERS), copied()
+    one = [(MATMUL, 100.0), (COPY_IN, 0.0), (SCATTERS, 0.0), (SHARD_TO_HOST, 0.0)]
+    expected = 3 * (scatter + copy) - 200
+    assert waits(FSDP2, [], one * 3) == pytest.approx(expected)
+
+
+def test_python_waits_for_a_copy_that_is_added_to_a_gradient() -> None:
+    """In the second micro-batch of those that each reduce."""
+    scatter, copy = once(SCATTERS), copied()
+    long = 10 * (scatter + copy)
+    one = [(COPY_IN, 0.0), (SCATTERS, 0.0), (SHARD_TO_HOST, 0.0), (MATMUL, long)]
+    trace, times = step([], one * 2 * 2)  # two blocks, twice
+    first, second = (
+        Phase("backward", 0, micro, 8 * micro, 8 * (micro + 1)) for micro in (0, 1)
+    )
+    trace = replace(trace, phases=(first, second))
+    each = replace(FSDP2, sync_each_batch=True)
+    found = network_time(trace, times, each, H100, 2).expected_ns
+    assert found == pytest.approx(2 * (scatter + copy))
+    assert network_time(trace, times, FSDP2, H100, 2).expected_ns == 0
 
 
 def test_more_ranks_and_slower_links_take_longer() -> None:

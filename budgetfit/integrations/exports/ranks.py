@@ -55,9 +55,7 @@ def yaml_settings(plan: Plan, program: str) -> dict[str, Any]:
     reduced = trainer_reduction(parallelism)
     if parallelism.engine == "fsdp2":
         found = fsdp_settings(plan, parallelism, program)
-        version = {"fsdp_version": found.pop("version")}
-        own = {"fsdp_config": found} if program == "axolotl" else trainer_fsdp(found)
-        return {**version, **own, **reduced}
+        return {"fsdp_version": found.pop("version"), "fsdp_config": found, **reduced}
     return {**trainer_ddp_settings(parallelism), **reduced}
 
 

@@ -267,6 +267,16 @@ def _refusals() -> None:
     with pytest.raises(InputError, match="Rank 1 has other weights than rank 0"):
         budgetfit.apply(plan, model)
 
+    # Weights in host memory, with what only a GPU can do.
+    offloaded = {"engine": "fsdp2", "cpu_offload": True}
+    with (
+        mock.patch.object(rank, "get_backend_config", return_value="cuda:nccl"),
+        pytest.raises(InputError, match='Initialize it with "cpu:gloo,cuda:nccl"'),
+    ):
+        start(offloaded)
+    with pytest.raises(InputError, match="'adamw_bnb_8bit' has no kernels"):
+        start(offloaded, optimizer="adamw_bnb_8bit")
+
     # Data that is not divided.
     run = start({"engine": "ddp"}, gradient_accumulation_steps=3)
     for _ in range(2):  # once

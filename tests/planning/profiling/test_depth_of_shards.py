@@ -76,6 +76,14 @@ CASES: dict[str, tuple[str, Any, int, str, str, Parallelism]] = {
         *("mebi", every, 3, "adamw_torch_fused", "bf16-mixed"),
         sharded(sync_each_batch=True),
     ),
+    "in host memory": (
+        *("mebi", keep, 1, "adamw_torch_fused", "bf16-mixed"),
+        sharded(cpu_offload=True),
+    ),
+    "in host memory, each micro-batch reduced": (
+        *("llama", every, 3, "adamw_torch", "bf16-mixed"),
+        sharded(cpu_offload=True, sync_each_batch=True),
+    ),
     "autocast": ("mebi", keep, 2, "adamw_torch_fused", "bf16-mixed", AUTOCAST),
     "fp32": ("mebi", every, 3, "adamw_torch", "fp32", AUTOCAST),
     "bf16 weights": ("mebi", keep, 1, "sgd", "bf16", AUTOCAST),

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections import Counter
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,9 +21,17 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.recipe import Recipe, Segment
-from budgetfit.core.step_trace import CATEGORIES, StepTrace
+from budgetfit.core.step_trace import (
+    CATEGORIES,
+    HOST_STATE,
+    OP_KINDS,
+    SHARD_TO_DEVICE,
+    SHARD_TO_HOST,
+    StepTrace,
+)
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import find_gpu
+from budgetfit.memory.host_copies import host_state_bytes, setup_host_bytes
 from budgetfit.traces import trace_program
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
@@ -71,6 +80,49 @@ def test_a_rank_of_fsdp2_keeps_its_shard_alone() -> None:
     assert after["gradients"] == 0
     states = after["optimizer_state"] - 4 * BLOCKS  # and a step count each
     assert states == 2 * BLOCKS * MIB // 8
+
+
+def test_offloaded_shards_are_in_host_memory_with_gradients_and_states() -> None:
+    found = trace(replace(FSDP2, cpu_offload=True))
+    for phase in ("forward", "backward", "optimizer"):
+        held = live(found, phase)
+        kinds = ("parameters", "gradients", "optimizer_state")
+        assert [held[kind] for kind in kinds] == [0, 0, 0], phase
+    shard = MIB // 8
+    counted = Counter(
+        (found.op_names[name], bool(inside), int(size))
+        for name, inside, size in zip(
+            found.ops.name, found.ops.in_optimizer, found.ops.bytes_fixed, strict=True
+        )
+        if found.op_names[name].startswith("budgetfit.")
+    )
+    # Once as it is sharded, and the gradients of two steps; gathered in forward and
+    # backward, but the last block's once, which is kept between them.
+    assert counted[SHARD_TO_HOST, False, shard] == BLOCKS + 2 * BLOCKS
+    gathered = counted[SHARD_TO_DEVICE, False, shard]
+    assert 2 * BLOCKS < gathered <= 2 * 2 * BLOCKS
+    assert counted[HOST_STATE, True, shard] % (2 * BLOCKS) == 0
+    # A power of two each, so exactly: weights, gradients, and AdamW's two states with a
+    # step count of 4 bytes.
+    states = 2 * BLOCKS * shard + 4 * BLOCKS
+    assert host_state_bytes(found) == states
+    assert setup_host_bytes(found, 2) == 2 * BLOCKS * shard + states
+    # The CPU updates them: nothing is done on the GPU meanwhile.
+    cpu = found.ops.kind == OP_KINDS.index("cpu")
+    is_state = found.ops.name == found.op_names.index(HOST_STATE)
+    assert (cpu | is_state)[found.ops.in_optimizer].all()
+    # AdamW reads weights, gradients and states, and writes all but the gradients.
+    last = found.phases[-1]
+    moved = found.ops.bytes_fixed[cpu & (found.ops.event >= last.start)].sum()
+    assert moved == pytest.approx(7 * BLOCKS * shard, rel=0.01)
+
+
+def test_what_several_micro_batches_pin_is_counted_once() -> None:
+    once, twice = (
+        trace(replace(FSDP2, cpu_offload=True, sync_each_batch=True), **steps)
+        for steps in ({}, {"gradient_accumulation_steps": 2})
+    )
+    assert setup_host_bytes(once, 2) == setup_host_bytes(twice, 2)
 
 
 class Stages(nn.Module):

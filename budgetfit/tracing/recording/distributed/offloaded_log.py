@@ -70,6 +70,7 @@ class OffloadedLog(RankLog):
 
     def _run_on_host(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         first, out = len(self.sizes), self._run(func, args, kwargs)
+        self.take_key(func, args)  # it holds the arguments
         self._keep_on_host(out)
         self.log_outputs(out)
         cost = cpu_cost(func, args, kwargs, out)
