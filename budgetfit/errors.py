@@ -149,7 +149,7 @@ class DoesNotFitError(BudgetfitError):
             an argument are evaluated only where first ones are fewer than three.
         floor_bytes: Lower bound of every plan: weights, gradients, optimizer states and
             the batch in the optimizer step, or weights while they are converted,
-            whatever is recomputed or offloaded.
+            whatever is recomputed or offloaded within the host's memory.
         batch_bytes: What the batch takes of that.
         notes: Explanations of surprising sizes.
         host_bytes: Host memory at that peak, of all GPUs in a machine.

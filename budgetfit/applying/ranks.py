@@ -126,7 +126,7 @@ class Ranks(GroupRanks):
             raise InputError(
                 "With cpu_offload gradients in host memory are clipped to the norm "
                 f"over all ranks, for which the process group ({backends}) has no "
-                'backend. Initialize it with "cpu:gloo,cuda:nccl".'
+                'backend. Use init_process_group("cpu:gloo,cuda:nccl").'
             )
         self.device = _device(
             on_cuda=trains_on_cuda and torch.cuda.is_available() and not on_cpu

@@ -49,26 +49,27 @@ class Refusal(NamedTuple):
         session: Of the lowest peak.
         least: The lowest peak.
         floor_bytes: As in the error: the smallest optimizer step of all tried.
-        further: Further sessions whose changes may fit.
+        tried: Another session, and its lowest peak.
+        offloaded: One that was not tried, as the host's memory does not hold its
+            weights and gradients.
     """
 
     session: PlanningSession
     least: Estimate
     floor_bytes: int
-    further: tuple[tuple[PlanningSession, Estimate], ...] = ()
+    tried: tuple[PlanningSession, Estimate] | None = None
+    offloaded: PlanningSession | None = None
 
-    def after(self, other: Refusal | None) -> Refusal:
-        """Return what is said where this is refused, and before that another was."""
+    def and_offloaded(self, other: Refusal) -> Refusal:
+        """Return what is said where weights in host memory do not fit either."""
         # Peaks are compared where host memory is not what is missing.
-        if other is None:
-            return self
-        limit = self.session.budget.host_ram_bytes
-        held = limit is None or self.least.host_bytes <= limit
-        lower = held and self.least.reserved_bytes < other.least.reserved_bytes
-        one, two = (self, other) if lower else (other, self)
-        return one._replace(
+        limit = other.session.budget.host_ram_bytes
+        held = limit is None or other.least.host_bytes <= limit
+        lower = held and other.least.reserved_bytes < self.least.reserved_bytes
+        said, tried = (other, self) if lower else (self, other)
+        return said._replace(
             floor_bytes=min(self.floor_bytes, other.floor_bytes),
-            further=((two.session, two.least),),
+            tried=(tried.session, tried.least),
         )
 
 
@@ -90,7 +91,7 @@ def does_not_fit_error(
     refusal: Refusal, more_changes: MoreChanges | None
 ) -> DoesNotFitError:
     """Return the error with need, largest category and suggestions of all changes."""
-    session, least, floor_bytes, further = refusal
+    session, least, floor_bytes, tried, offloaded = refusal
     sharing, limit = _sharing(least), session.budget.host_ram_bytes
     error = DoesNotFitError(
         needed_bytes=least.reserved_bytes,
@@ -102,11 +103,12 @@ def does_not_fit_error(
         host_bytes=least.host_bytes * sharing,
         host_ram_bytes=None if limit is None else limit * sharing,
     )
-    changes = [
-        change
-        for tried in ((session, least), *further)
-        for change in changes_of_session(*tried)
-    ]
+    changes = [*changes_of_session(session, least)]
+    if tried is not None:
+        changes += changes_of_session(*tried)
+    if offloaded is not None:
+        unlimited = partial(_solved, offloaded, *_more_host_memory(offloaded))
+        changes.append(Change("host_ram", unlimited))
     if more_changes is not None:
         changes += more_changes(error)
     return error.with_suggestions(tuple(suggestions(changes)))
@@ -218,6 +220,14 @@ def suggestion(arguments: dict[str, object], found: Estimate) -> Suggestion:
     )
 
 
+def _more_host_memory(
+    session: PlanningSession,
+) -> tuple[dict[str, object], Callable[[], PlanningSession | None]]:
+    unlimited = replace(session.budget, host_ram_bytes=None)
+    more = replace(session.changed(host_ram_bytes=None), budget=unlimited)
+    return {"host_ram": None}, lambda: more
+
+
 def _sharing(estimate: Estimate) -> int:
     """Return how many ranks share the host memory of a machine."""
     several = estimate.recipe.parallelism
@@ -250,9 +260,7 @@ def _changes(
     offloads = settings.optimizer == OFFLOADED or (several and several.cpu_offload)
     uses_host = offloads or request.checkpointing == "auto"
     if uses_host and session.budget.host_ram_bytes is not None:
-        unlimited = replace(session.budget, host_ram_bytes=None)
-        more = replace(session.changed(host_ram_bytes=None), budget=unlimited)
-        yield {"host_ram": None}, lambda: more
+        yield _more_host_memory(session)
     if not session.budget.allocator.expandable_segments:
         expanding = session.with_expandable_segments()
         yield {"allocator": expanding.budget.allocator.text}, lambda: expanding

@@ -55,8 +55,8 @@ def holding_more_can_gain(session: PlanningSession, least: SearchResult) -> bool
     held_bytes = _held_bytes(session) if keeps else 0
     unreduced = _unreduced_bytes(session) if defers else {}
     weights_bytes, gradients_bytes = (
-        _shard_bytes(session, one, trained=trained)
-        - _shard_bytes(session, other, trained=trained)
+        shard_bytes(session, one, trained=trained)
+        - shard_bytes(session, other, trained=trained)
         for trained in (False, True)
     )
 
@@ -91,7 +91,7 @@ def holding_more_can_gain(session: PlanningSession, least: SearchResult) -> bool
     return saved > MIN_GAIN and can_gain(within, estimate, gain, with_more_held)
 
 
-def _shard_bytes(
+def shard_bytes(
     session: PlanningSession, parallelism: Parallelism, *, trained: bool
 ) -> int:
     """Return the bytes of a rank's shards of the weights, or of those it trains."""
