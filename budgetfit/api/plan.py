@@ -140,7 +140,7 @@ def plan(  # noqa: PLR0913 - public API
             unless ``batch_size`` is given.
         headroom: Kept free on top of the predicted process, bytes or text as ``vram``;
             1 %, at least 128 MiB, if left out.
-        host_ram: Most pinned host memory that offloading may use; left out: what is
+        host_ram: Most host memory that offloading may use; left out: what is
             free where this machine has the GPU, else 16 GiB (8 for a T4).
         allocator: What ``PYTORCH_ALLOC_CONF`` will say where training runs, such as
             ``"expandable_segments:True"``; left out: what it says here where this

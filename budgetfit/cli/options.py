@@ -129,7 +129,7 @@ RESERVED = _panel(
         shown="1 %, at least 128 MiB",
     ),
     host_ram=_option(
-        "Most pinned host memory for offloading, for example 32GiB; 0 for none.",
+        "Most host memory for offloading, for example 32GiB; 0 for none.",
         shown="what is free where this machine has the card, else 16GiB (T4: 8GiB)",
     ),
     allocator=_option(
@@ -150,7 +150,7 @@ CHECKED_CARD = _panel(
         shown="as planned; on another card 1 %, at least 128 MiB",
     ),
     host_ram=_option(
-        "Most pinned host memory for offloading, for example 32GiB; 0 for none.",
+        "Most host memory for offloading, for example 32GiB; 0 for none.",
         shown="as planned; on another card what the plan was given",
     ),
 )

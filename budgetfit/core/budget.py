@@ -27,7 +27,7 @@ class Budget:
         context_bytes: Set aside for the CUDA context and lazily loaded kernels.
         headroom_bytes: Kept free on top of the predicted process.
         context: Source and range of ``context_bytes``.
-        host_ram_bytes: Limit on pinned host memory; None: no limit.
+        host_ram_bytes: Limit on host memory; None: no limit.
         host_ram_source: Where that limit is from, for reports.
         allocator: Settings of PyTorch's caching allocator.
         allowed_bytes: What the allocator may reserve by its
@@ -72,7 +72,7 @@ class Budget:
         return left if self.allowed_bytes is None else min(left, self.allowed_bytes)
 
     def holds(self, reserved_bytes: int, host_bytes: int) -> bool:
-        """Return whether this much device memory and pinned host memory fits."""
+        """Return whether this much device memory and host memory fits."""
         host_ram = self.host_ram_bytes
         return reserved_bytes <= self.usable_bytes and (
             host_ram is None or host_bytes <= host_ram
