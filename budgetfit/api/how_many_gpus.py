@@ -65,10 +65,14 @@ def plan_auto(
     """
     search = _Search(given, price)
     best: Plan | None = None
+    offloaded: Plan | None = None  # more GPUs are faster
     for gpus in COUNTS:
         here = search.worth_tracing(gpus)
         made = None if here is None else search.planned(plan, here)
         if made is None:
+            continue
+        if made.recipe.cpu_offload:
+            offloaded = offloaded or made
             continue
         rate = _per_money(made, price)
         if best is not None and rate <= _per_money(best, price):
@@ -76,6 +80,7 @@ def plan_auto(
         best = made
         if price is None:
             break
+    best = best or offloaded
     if best is None:
         raise search.refusal()
     chosen = best.recipe.parallelism
@@ -128,7 +133,8 @@ class _Search:
             self._stopped = "more GPUs were not tried"
             self.say(self._gpus, str(error).rstrip("."))
             return None
-        self.say(self._gpus, f"fits, {_rates(made, self._price)}")
+        where = " offloaded to the CPU" * made.recipe.cpu_offload
+        self.say(self._gpus, f"fits{where}, {_rates(made, self._price)}")
         return made
 
     def worth_tracing(self, gpus: str) -> Arguments | None:

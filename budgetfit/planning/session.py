@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypedDict, Unpack
 
+from budgetfit.applying.precision import DTYPES
 from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Estimate
@@ -171,6 +172,22 @@ class PlanningSession:
         settings = self.budget.allocator
         loaded_bytes = setup_bytes(trace, size, self.workload.gpu, settings)
         return loaded_bytes <= self.budget.usable_bytes
+
+    @property
+    def offloads(self) -> bool:
+        """Whether weights and optimizer are in host memory."""
+        parallelism = self.settings.parallelism
+        return parallelism is not None and parallelism.cpu_offload
+
+    @property
+    def host_may_hold(self) -> bool:
+        """Whether the host's memory may hold weights and gradients that are there."""
+        parallelism, limit = self.settings.parallelism, self.budget.host_ram_bytes
+        if parallelism is None or not self.offloads or limit is None:
+            return True
+        return limit >= sum(
+            shard_bytes(self, parallelism, trained=trained) for trained in (False, True)
+        )
 
     def judge(self, recipe: Recipe, trace: StepTrace | None = None) -> Estimate:
         """Trace a recipe as applied to a fake copy of the model, and replay it.
@@ -350,6 +367,26 @@ def _offloaded(parallelism: Parallelism | None) -> Parallelism | None:
     if parallelism is None or parallelism.engine != "fsdp2":
         return None
     return replace(parallelism, cpu_offload=True)
+
+
+def shard_bytes(
+    session: PlanningSession, parallelism: Parallelism, *, trained: bool
+) -> int:
+    """Return the bytes of a rank's shards of the weights, or of those it trains."""
+    # ``fully_shard`` cuts along the first dimension; the first ranks have the most.
+    ranks = parallelism.gpus // parallelism.replicate
+    weights = find_precision(session.settings.precision).weights
+    dtype = None if weights == "as-is" else DTYPES[weights]
+    total = 0
+    for each in session.workload.model.parameters():
+        if not (trained and not each.requires_grad):
+            length = each.shape[0] if each.dim() else 1
+            size = each.element_size()
+            if dtype is not None:
+                cast = each.requires_grad and each.is_floating_point()
+                size = dtype.itemsize if cast else min(size, dtype.itemsize)
+            total += -(-length // ranks) * (each.numel() // max(1, length)) * size
+    return total
 
 
 def _worth_tracing(

@@ -73,6 +73,18 @@ def test_the_fewest_that_fit_are_taken_and_the_others_are_said() -> None:
         assert "taken: 4, the fewest that fit" in text
 
 
+def test_more_gpus_are_taken_rather_than_the_hosts_memory() -> None:
+    auto: dict[str, Any] = {"gpu": "a100-80gb", "vram": "4500MiB", "gpus": "auto"}
+    plan = planned(**auto, host_ram="8GiB")
+    tried = dict(plan.provenance["gpus_tried"])
+    assert tried["2"].startswith("fits offloaded to the CPU, ")
+    assert tried["4"].startswith("fits, ")
+    assert not plan.recipe.cpu_offload
+    assert plan.recipe.ranks == 4
+    tried = dict(planned(**auto, host_ram=0).provenance["gpus_tried"])
+    assert tried["2"].startswith("the lowest peak found on each is 2.")
+
+
 def test_one_is_taken_where_it_fits() -> None:
     auto = planned(gpu="a100-80gb", gpus="auto")
     plain = planned(gpu="a100-80gb", engine="auto")

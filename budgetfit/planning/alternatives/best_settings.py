@@ -15,7 +15,7 @@ from budgetfit.planning.search.engines import (
     engine_of,
     likely_fastest_first,
 )
-from budgetfit.planning.search.holding_more import holding_more_can_gain, shard_bytes
+from budgetfit.planning.search.holding_more import holding_more_can_gain
 from budgetfit.planning.search.last_batch import (
     warnings_after_last_batch,
     with_last_batch_notes,
@@ -94,9 +94,9 @@ def best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
 
     Weights and optimizer are kept in host memory only where nothing else fits.
     """
-    on_gpus = [each for each in sessions if not _offloads(each)]
-    offloaded = [each for each in sessions if _offloads(each)]
-    held = [each for each in offloaded if _host_holds(each)]
+    on_gpus = [each for each in sessions if not each.offloads]
+    offloaded = [each for each in sessions if each.offloads]
+    held = [each for each in offloaded if each.host_may_hold]
     refused: Refusal | None = None
     for some in filter(None, (on_gpus, held)):
         found = _best_found(some)
@@ -105,21 +105,6 @@ def best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
         refused = found if refused is None else refused.and_offloaded(found)
     assert refused is not None  # noqa: S101 - others than what is offloaded are there
     return refused if held else refused._replace(offloaded=next(iter(offloaded), None))
-
-
-def _offloads(session: PlanningSession) -> bool:
-    parallelism = session.settings.parallelism
-    return parallelism is not None and parallelism.cpu_offload
-
-
-def _host_holds(session: PlanningSession) -> bool:
-    """Whether the host's memory may hold offloaded weights and gradients."""
-    parallelism, limit = session.settings.parallelism, session.budget.host_ram_bytes
-    assert parallelism is not None  # noqa: S101 - it offloads
-    least = sum(
-        shard_bytes(session, parallelism, trained=trained) for trained in (False, True)
-    )
-    return limit is None or least <= limit
 
 
 def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:

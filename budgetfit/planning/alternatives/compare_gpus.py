@@ -1,6 +1,6 @@
 """Compare GPUs: the best settings on each of several cards, or groups of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -110,13 +110,20 @@ def _on_card(
     opened: Sequence[Sequence[PlanningSession]], workload: Workload, card: Card
 ) -> list[PlanningSession]:
     """Return the sessions of as many cards of equal compute capability, on these."""
-    ways = set(card.parallelisms or (None,))
+    ways = _without_offload(card.parallelisms or (None,))
     for sessions in opened:
         target = replace(sessions[0].workload, gpu=workload.gpu).target
-        same = {each.settings.parallelism for each in sessions} == ways
-        if same and sessions[0].workload.target == target:
+        found = _without_offload(each.settings.parallelism for each in sessions)
+        if found == ways and sessions[0].workload.target == target:
             return [each.on_gpu(workload.gpu, card.budget) for each in sessions]
     return []
+
+
+def _without_offload(
+    parallelisms: Iterable[Parallelism | None],
+) -> set[Parallelism | None]:
+    # Not all precisions have sessions of these.
+    return {each for each in parallelisms if each is None or not each.cpu_offload}
 
 
 def _row(sessions: Sequence[PlanningSession], known_notes: int) -> GpuComparison:

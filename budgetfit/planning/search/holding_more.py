@@ -14,14 +14,11 @@ from typing import Final
 
 import numpy as np
 
-from budgetfit.applying.precision import DTYPES
 from budgetfit.core.block_profile import ChainProfile
-from budgetfit.core.parallelism import Parallelism
-from budgetfit.core.precision import find_precision
 from budgetfit.memory.chain.peak import optimizer_step_bytes
 from budgetfit.planning.judge import times_of_ops
 from budgetfit.planning.search.search import SearchResult, can_gain
-from budgetfit.planning.session import PlanningSession, holding_more
+from budgetfit.planning.session import PlanningSession, holding_more, shard_bytes
 from budgetfit.timing.collectives import COPY_OUT
 from budgetfit.timing.kernel_times import phase_ops
 
@@ -89,26 +86,6 @@ def holding_more_can_gain(session: PlanningSession, least: SearchResult) -> bool
     saved = saved_ms / estimate.step_ms
     gain = 1 - (1 - MIN_GAIN) / (1 - min(saved, 0.99))
     return saved > MIN_GAIN and can_gain(within, estimate, gain, with_more_held)
-
-
-def shard_bytes(
-    session: PlanningSession, parallelism: Parallelism, *, trained: bool
-) -> int:
-    """Return the bytes of a rank's shards of the weights, or of those it trains."""
-    # ``fully_shard`` cuts along the first dimension; the first ranks have the most.
-    ranks = parallelism.gpus // parallelism.replicate
-    weights = find_precision(session.settings.precision).weights
-    dtype = None if weights == "as-is" else DTYPES[weights]
-    total = 0
-    for each in session.workload.model.parameters():
-        if not (trained and not each.requires_grad):
-            length = each.shape[0] if each.dim() else 1
-            size = each.element_size()
-            if dtype is not None:
-                cast = each.requires_grad and each.is_floating_point()
-                size = dtype.itemsize if cast else min(size, dtype.itemsize)
-            total += -(-length // ranks) * (each.numel() // max(1, length)) * size
-    return total
 
 
 def _held_bytes(session: PlanningSession) -> int:

@@ -83,7 +83,7 @@ def lowest_peak_plan(
     request: Request,
     **settings: Unpack[SessionSettings],
 ) -> LowestPeak:
-    """Return a recipe that fits, or the lowest peak.
+    """Return a recipe that fits, or the lowest peak of weights on the GPU.
 
     At the request's batch size, at the smallest or with the effective batch in one
     micro-batch; without an effective batch size, one micro-batch per optimizer step.
@@ -99,10 +99,13 @@ def lowest_peak_plan(
         sizes = smallest_sizes(workload)
     found: list[LowestPeak] = []
     for session in open_sessions(workload, budget, request, sizes=sizes, **settings):
+        if not session.host_may_hold:
+            continue
         least = fitting_or_lowest(session)
         if least.fits:
             return least
-        found.append(least)
+        if not session.offloads:
+            found.append(least)
     return min(found, key=lambda each: each.needed_bytes)
 
 

@@ -103,6 +103,8 @@ class OffloadedLog(RankLog):
         for value in values:
             inside: bool | None = None
             if isinstance(value, torch.Tensor):
+                if value.layout is not torch.strided:
+                    return False
                 host = self._host.get(value.untyped_storage()._cdata)
                 inside = host is not None and host() is not None
             elif isinstance(value, (list, tuple)):
