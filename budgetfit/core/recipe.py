@@ -317,6 +317,13 @@ class Recipe:
         return self.parallelism is not None and self.parallelism.cpu_offload
 
     @property
+    def offloads_activations(self) -> bool:
+        """Whether activations, or inputs of blocks, wait in host memory."""
+        return any(
+            each.mode == "offload" or each.input_on_host for each in self.segments
+        )
+
+    @property
     def wrapped_blocks(self) -> tuple[str, ...]:
         """Names of all blocks in segments, in the segments' order."""
         return tuple(block for segment in self.segments for block in segment.blocks)

@@ -298,7 +298,7 @@ def _own_code(plan: Plan) -> str:
 def _script(plan: Plan) -> str:
     """The export that can write a plan's program: torch's API alone, if it suffices."""
     recipe = plan.recipe
-    on_host = any(e.mode == "offload" or e.input_on_host for e in recipe.segments)
+    on_host = recipe.offloads_activations
     more = recipe.loss_chunks > 1 or recipe.optimizer_in_backward
     needs_more = plan.adapter or plan.model.nested_tensor or on_host or more
     return "trainer" if needs_more else "torch"

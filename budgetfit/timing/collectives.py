@@ -218,7 +218,7 @@ def _wait_ns(  # noqa: PLR0913, PLR0917 - those of ``network_time``, and a micro
             else:
                 queues.kernel(name, taken)
         queues.now += float(done_ns[-1] - done_ns[before])
-    return queues.end() - alone
+    return max(0.0, queues.end() - alone)  # sums are rounded
 
 
 def _exchanges(trace: StepTrace) -> NDArray[np.bool_]:

@@ -217,7 +217,7 @@ def _faster_row(
 
 def _without_host(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:
     """Return the best plan without offload to host memory, where the plan offloads."""
-    if not plan.host_bytes:
+    if not plan.recipe.offloads_activations or plan.recipe.cpu_offload:
         return ()
     found = search_without_host(session)
     estimate = found.estimate or lowest_judged(found.session)

@@ -140,7 +140,7 @@ def _front(
     chain: ChainProfile, estimate: Estimate, scale: Scale
 ) -> tuple[CheckpointingPoint, ...]:
     """Return the Pareto front, from the fastest to the lowest in memory."""
-    if not estimate.host_bytes:
+    if not estimate.recipe.offloads_activations:
         chain = without_host_options(chain)
     problem = Problem(
         chain=chain, limit_bytes=chain_peak_bytes(chain, ()), max_segment=MAX_SEGMENT

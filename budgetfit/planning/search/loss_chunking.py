@@ -232,7 +232,7 @@ def better_without_host(
     # By live bytes offload is better, but the two may reserve otherwise than these say.
     # What it gains in time has to be worth it, as in ``fastest_plan``.
     session, estimate = found.session, found.estimate
-    if estimate is None or not estimate.host_bytes:
+    if estimate is None or not estimate.recipe.offloads_activations:
         return found
     gain = MIN_HOST_GAIN if session.request.objective == "throughput" else 0.0
     if not _may_be_as_fast(session, estimate, gain):

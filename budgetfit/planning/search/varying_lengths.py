@@ -400,7 +400,8 @@ class LengthsJudge:
         # other (``ATen/core/CachingHostAllocator.h``): with 1 + 1/2 + 1/4 ... of the
         # longest's, less than twice as much is pinned.
         most, limit = 2 * self._estimate.host_bytes, self._budget.host_ram_bytes
-        if limit is None or most <= limit:
+        pins = self._estimate.recipe.offloads_activations  # which lengths change
+        if limit is None or most <= limit or not pins:
             return ()
         text = (
             f"batches of several lengths may pin up to {format_bytes(most)} of host "

@@ -65,6 +65,9 @@ def session(
     return PlanningSession(block_chain, request or Request(), budget)
 
 
+OFFLOADING = Recipe(batch_size=1, segments=(Segment(("block",), "offload"),))
+
+
 def estimate(
     reserved: int,
     *,
@@ -285,7 +288,7 @@ def test_what_offloads_is_two_per_cent_faster_than_what_does_not(
 ) -> None:
     """As both are judged: the allocator may reserve less for the slower of them."""
     own = session()
-    host = replace(estimate(MIB, step_ms=with_host_ms), host_bytes=MIB)
+    host = estimate(MIB, step_ms=with_host_ms, recipe=OFFLOADING)
     plain = SearchResult(session=session(), estimate=estimate(MIB, step_ms=100))
     monkeypatch.setattr(loss_chunking, "can_gain", lambda *_: hopeful)
     monkeypatch.setattr(loss_chunking, "search_without_host", lambda *_: plain)
@@ -316,7 +319,7 @@ def test_a_whole_loss_that_is_slower_without_the_host_is_not_searched(
     monkeypatch.setattr(loss_chunking, "can_gain", can_gain)
     monkeypatch.setattr(loss_chunking, "_worth_trying", lambda *_: [parts])
     monkeypatch.setattr(loss_chunking, "search_without_host", search_without_host)
-    host = replace(estimate(MIB), host_bytes=MIB)
+    host = estimate(MIB, recipe=OFFLOADING)
     found = SearchResult(session=session(), estimate=host)
     assert loss_chunking.better_without_host(found) is found
     assert bool(searched) == in_parts
