@@ -222,6 +222,7 @@ def test_shards_are_in_host_memory_where_nothing_else_fits() -> None:
         with pytest.raises(budgetfit.DoesNotFitError) as refused:
             planned_in("2220MiB", host_ram=limit)
         assert refused.value.host_bytes == 0  # of the lowest peak without it
+        assert refused.value.proven == (limit == "40MiB")
         first = refused.value.suggestions[0]
         assert first.arguments == {"host_ram": "1GiB"}
         assert first.recipe.cpu_offload
