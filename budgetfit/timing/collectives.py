@@ -247,6 +247,7 @@ class _Queues:
     floor: float = 0.0
     reduced: float = 0.0
     from_host: float = 0.0
+    on_host: float = 0.0
     gathered: deque[float] = field(default_factory=deque)
     copied: deque[float] = field(default_factory=lambda: deque([0.0, 0.0], maxlen=2))
 
@@ -260,11 +261,11 @@ class _Queues:
             before = self.network if self.share else self.from_host
             self.from_host = max(before, self.copied[0], self.floor) + taken
         elif name == SHARD_TO_HOST:
-            self.reduced += taken
+            self.on_host = max(self.on_host, self.reduced) + taken
             if self.share:
-                self.network = max(self.network, self.reduced)
+                self.network = max(self.network, self.on_host)
             if self.blocks:
-                self.now = max(self.now, self.reduced)
+                self.now = max(self.now, self.on_host)
         elif self.waits:
             self.now = self.network = max(self.network, self.now) + taken
         elif self.ahead and name in GATHERS:
@@ -277,7 +278,7 @@ class _Queues:
             self.network = started + taken
             self.gathered.append(self.network)
         else:
-            started = max(self.network, self.now, self.reduced)
+            started = max(self.network, self.now, self.on_host)
             self.network = self.reduced = started + taken
 
     def kernel(self, name: str, taken: float) -> None:
@@ -292,4 +293,4 @@ class _Queues:
 
     def end(self) -> float:
         """Return when the optimizer can start."""
-        return max(self.now, self.reduced)
+        return max(self.now, self.reduced, self.on_host)

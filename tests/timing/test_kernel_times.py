@@ -21,6 +21,7 @@ from budgetfit.timing.kernel_times import (
     CHECKPOINT_NS,
     COMPILED_NS,
     COPY_NS,
+    CPU_BYTES_PER_NS,
     ELEMENTS_PER_SM,
     ISSUE_NS,
     KERNEL_NS,
@@ -481,6 +482,21 @@ def test_the_host_runs_ahead_of_long_kernels() -> None:
     times_ns = op_times(trace, 1, H100, tf32=False).times_ns
     assert (times_ns > 1e6).all()
     assert len(set(times_ns.tolist())) == 1
+
+
+@pytest.mark.parametrize("waiting", [None, 0, 3])
+def test_an_optimizer_on_the_cpu_takes_its_bytes_whoever_waits(
+    waiting: int | None,
+) -> None:
+    trace = trace_of(
+        [(event, "none", 0.0, 0.0, 1e9, 0.0) for event in range(1, 6)],
+        phases=STEP,
+        in_optimizer=[4],
+        kind="cpu",
+        kernels=0,
+    )
+    times_ns = op_times(trace, 1, H100, tf32=False, waiting=waiting).times_ns
+    assert times_ns == pytest.approx(1e9 / CPU_BYTES_PER_NS)
 
 
 def test_each_doubling_of_the_nodes_makes_kernels_longer() -> None:

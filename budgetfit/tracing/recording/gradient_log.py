@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from budgetfit.tracing.op_costs import op_cost
 from budgetfit.tracing.recording.storage_log import StorageLog
 from budgetfit.tracing.records import OpRecord, op_name
 
@@ -87,7 +86,7 @@ class GradientLog:
             self.complete = False
             return
         gradient = gradient if shard is None else shard
-        cost = op_cost(_ADD, (gradient, gradient), {}, gradient)
+        cost = self.log.cost(_ADD, (gradient, gradient), gradient)
         event = len(self.log.events)
         layer = self.log.current_layer()
         op = OpRecord(op_name(_ADD), event, layer, cost)

@@ -29,7 +29,13 @@ from budgetfit.core.step_trace import (
 )
 from budgetfit.tracing.call_cache import Args, CallKey, Kwargs, call_key
 from budgetfit.tracing.cuda.dispatch.thread_kernels import is_composite, run_composite
-from budgetfit.tracing.op_costs import stored_bytes, tensor_passes, tensors_in
+from budgetfit.tracing.op_costs import (
+    OpCost,
+    op_cost,
+    stored_bytes,
+    tensor_passes,
+    tensors_in,
+)
 from budgetfit.tracing.records import (
     Free,
     MovedStorages,
@@ -193,6 +199,10 @@ class StorageLog(TorchDispatchMode):
         if self._semantics is None:
             return self._run(func, args, kwargs)
         return self._semantics.run(self._run, func, args, kwargs)
+
+    def cost(self, func: OpOverload, args: Args, out: Any) -> OpCost:
+        """Return the cost of an op that is not run."""
+        return op_cost(func, args, {}, out)
 
     def _is_on_host(self, func: OpOverload, name: str, out: Any) -> bool:
         """Whether an op's output allocates no device memory."""

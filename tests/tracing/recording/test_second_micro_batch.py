@@ -79,6 +79,14 @@ RECIPES: dict[str, tuple[str, Recipe]] = {
             parallelism=replace(EACH, reshard_after_forward=False),
         ),
     ),
+    "fsdp2, in host memory": (
+        "llama",
+        Recipe(
+            batch_size=2,
+            precision="bf16-mixed",
+            parallelism=replace(EACH, cpu_offload=True, param_dtype="bf16"),
+        ),
+    ),
     "fsdp2, over two, scaled": (
         "llama",
         Recipe(

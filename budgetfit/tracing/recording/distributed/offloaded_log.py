@@ -33,7 +33,6 @@ class OffloadedLog(RankLog):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._host: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._states: set[int] = set()
 
     def run_and_log(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run the op; log what it allocates, or what it takes on the CPU."""
@@ -62,11 +61,14 @@ class OffloadedLog(RankLog):
         """Set the category and the layer of a tensor's storage; log it if new."""
         super().assign(tensor, category, layer)
         local = local_tensor(tensor)
-        index = self.index_of(local)
-        is_state = category == "optimizer_state" and self._are_on_host([local])
-        if is_state and index not in self._states:
-            self._states.add(index)
+        if category == "optimizer_state" and self._are_on_host([local]):
             self._log_op(HOST_STATE, layer, NO_COST._replace(moved_bytes=local.nbytes))
+
+    def cost(self, func: OpOverload, args: Args, out: Any) -> OpCost:
+        """Return the cost of an op that is not run."""
+        if self._are_on_host(args):
+            return cpu_cost(func, args, {}, out)
+        return super().cost(func, args, out)
 
     def _run_on_host(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         first, out = len(self.sizes), self._run(func, args, kwargs)
