@@ -38,6 +38,8 @@ FREED_CATEGORY: Final = {
     "optimizer_in_backward": "gradients",
 }
 HALF_BYTES: Final = 2
+# What the loading of a quantised base depends on.
+CHANGES_OF_LOADING: Final = ("method", "prepare_for_kbit", "gpu", "allocator")
 # What the floor of a peak holds for, whatever is chosen.
 CHOICES: Final = ("checkpointing", "host_ram")
 
@@ -88,6 +90,8 @@ def does_not_fit_error(
     changes = [*changes_of_session(session, least)]
     if more_changes is not None:
         changes += more_changes(error)
+    if not session.base_loads:
+        changes = [each for each in changes if each.name in CHANGES_OF_LOADING]
     return error.with_suggestions(tuple(suggestions(changes)))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -635,6 +636,26 @@ def test_no_choice_of_what_is_recomputed_is_tried_where_none_can_be_enough(
     rows = [({name: None}, session) for name in ("checkpointing", "host_ram")]
     monkeypatch.setattr(refusal, "_changes", lambda _: rows)
     assert bool(list(refusal.changes_of_session(session(), least))) == tried
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_where_a_base_cannot_be_loaded_only_what_changes_that_is_tried(
+    *, monkeypatch: pytest.MonkeyPatch, loads: bool
+) -> None:
+    asked: list[str] = []
+
+    def change(name: str) -> refusal.Change:
+        return refusal.Change(name, partial(asked.append, name))
+
+    own, kept = ["host_ram", "precision"], ["gpu", "prepare_for_kbit"]
+    monkeypatch.setattr(refusal, "changes_of_session", lambda *_: map(change, own))
+    monkeypatch.setattr(PlanningSession, "base_loads", loads)
+    least = estimate(2 * USABLE, at_peak={"batch": 1})
+    refused = refusal.Refusal(session(), least, 0)
+    refused.session.workload.notes = ()  # type: ignore[misc]
+    more = [*kept, "max_length"]
+    refusal.does_not_fit_error(refused, lambda _: map(change, more))
+    assert asked == ([*own, *more] if loads else kept)
 
 
 def test_second_changes_are_solved_only_where_first_ones_are_too_few() -> None:
