@@ -130,7 +130,8 @@ def changes_of_session(session: PlanningSession, least: Estimate) -> Iterator[Ch
     # of ``least``; and what is recomputed or offloaded where no choice of it can be
     # enough; and expandable segments where the allocator's gaps are not the excess.
     usable_bytes = session.budget.usable_bytes
-    sharded = session.settings.parallelism is not None
+    several = session.settings.parallelism
+    sharded = several is not None and several.engine != "ddp"
     if not sharded and least_weights_bytes(session.workload.model) > usable_bytes:
         return
     missing = least.reserved_bytes - usable_bytes

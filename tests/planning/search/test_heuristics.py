@@ -13,6 +13,7 @@ from torch import nn
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.parallelism import Engine, Parallelism
 from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError, Suggestion
@@ -612,16 +613,20 @@ def test_a_suggestion_that_frees_too_little_is_not_tried(
     assert bool(asked) == tried
 
 
+@pytest.mark.parametrize("engine", [None, "ddp", "fsdp2"])
 def test_no_change_of_training_is_tried_where_the_weights_alone_are_too_large(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, engine: Engine | None
 ) -> None:
     changed = ({"precision": "bf16"}, session)
     monkeypatch.setattr(refusal, "_changes", lambda _: [changed])
-    for weights, tried in ((USABLE // 2, True), (USABLE // 2 + 1, False)):
+    for weights, tried in ((USABLE // 2, True), (USABLE // 2 + 1, engine == "fsdp2")):
         # In half precision.
         model = nn.Linear(weights, 1, bias=False, device="meta", dtype=torch.float32)
         large = session()
         large.workload.model = model  # type: ignore[misc]
+        several = engine and Parallelism(engine=engine, gpus=2)
+        settings = replace(large.settings, parallelism=several)
+        large.block_chain.settings = settings
         changes = refusal.changes_of_session(large, estimate(USABLE + MIB))
         assert bool(list(changes)) == tried
 

@@ -330,8 +330,8 @@ def test_what_is_above_by_a_formula_that_was_checked_is_not_judged(
     few, several = lowest_peak.MAX_JUDGED_PROVEN, lowest_peak.MAX_JUDGED
     # Above what is usable by so much; the formula says so much too much.
     for above, error, judged, shown in (
-        (1.03, 1.0, 0, few),
-        (1.01, 1.0, several, several),
+        (1.02, 1.0, 0, few),
+        (1.005, 1.0, several, several),
         (1.03, 1.05, several, several),
     ):
         monkeypatch.setattr(
@@ -380,7 +380,8 @@ def test_of_long_traces_no_other_blocks_are_judged_where_no_plan_can_fit(
     assert least.timeline.floor_bytes > asked.budget.usable_bytes
     every = checkpoint_every_block(workload.blocks)
     on_host = tuple(replace(row, input_on_host=True) for row in every)
-    assert {recipe.segments for recipe in tried} == {every, on_host}
+    expected = {every, on_host} if host_mib else {every}
+    assert {recipe.segments for recipe in tried} == expected
     assert least.reserved_bytes == min(
         judged.reserved_bytes
         for judged in map(asked.judge, list(tried))
