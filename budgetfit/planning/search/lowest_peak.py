@@ -65,7 +65,7 @@ FORMULA_ERROR: Final = 0.2
 # Outside of a chunked loss, where a recipe of the same batch size was judged and agrees
 # with it: of 225 recipes (docs/accuracy.md) the formula exceeds none by more.
 CHECKED_ERROR: Final = 0.01
-MAX_JUDGED_PROVEN: Final = 2  # where the formula, so checked, says that nothing fits
+MAX_JUDGED_PROVEN: Final = 3  # where the formula, so checked, says that nothing fits
 
 
 class LowestPeak(NamedTuple):
@@ -277,6 +277,25 @@ class _Rated(NamedTuple):
         return len({replace(row, blocks=("",) * len(row.blocks)) for row in rows})
 
 
+def _lowest_of_few(rated: Sequence[_Rated], judged: Sequence[Estimate]) -> Estimate:
+    """Return the lowest of what is judged already and of a few more."""
+    # Of the same segments those whose loss has the most chunks leave the least cached.
+    chunks: dict[tuple[Segment, ...], int] = {}
+    for recipe in (row.recipe for row in rated):
+        known = chunks.get(recipe.segments, 0)
+        chunks[recipe.segments] = max(known, recipe.loss_chunks)
+    recipes = {each.recipe for each in judged}
+    more = [
+        row
+        for row in rated
+        if row.recipe.loss_chunks == chunks[row.recipe.segments]
+        and row.recipe not in recipes
+    ]
+    left = max(0, MAX_JUDGED_PROVEN - len(judged))
+    found = [*judged, *(row.session.judge(row.recipe) for row in more[:left])]
+    return min(found, key=lambda each: each.reserved_bytes)
+
+
 def _nothing_fits(rated: Sequence[_Rated], judged: Sequence[Estimate]) -> bool:
     """Whether all are above what is usable by a formula that judged ones agree with."""
     return _is_checked(rated, judged) and all(
@@ -304,16 +323,17 @@ def _exact_bytes(judged: Estimate) -> int:
     """Return the allocated peak of the steps, without what a chunked loss takes."""
     if judged.recipe.loss_chunks == 1:
         return judged.allocated_bytes
-    return max(
+    counted = (
         point.allocated_bytes
         for point in judged.timeline.points
         if point.step >= 0 and (point.block or point.phase == "optimizer")
     )
+    return max(counted, default=0)
 
 
 def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
     """Return the lowest judged peak, or the first that fits; None if empty."""
-    # Of large models of which no plan can fit, that of the first.
+    # Of large models of which no plan can fit, that of the first few.
     least: Estimate | None = None
     judged: list[Estimate] = []
     events = 0
@@ -335,11 +355,11 @@ def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
             most_events = MAX_EVENTS_NEARLY_FITS
         is_far_above = least.reserved_bytes > usable_bytes * FAR_ABOVE
         traced = len(row.session.traces.exact(row.recipe).events)
-        if traced > MAX_EVENTS_PROVEN and (
-            found.timeline.floor_bytes > usable_bytes
-            or (len(judged) >= MAX_JUDGED_PROVEN and _nothing_fits(rated, judged))
-        ):
-            break
+        if traced > MAX_EVENTS_PROVEN:
+            if found.timeline.floor_bytes > usable_bytes:
+                break
+            if _nothing_fits(rated, judged):
+                return _lowest_of_few(rated, judged)
         events += traced
     return least
 
