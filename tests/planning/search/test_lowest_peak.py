@@ -296,6 +296,19 @@ def test_where_loading_does_not_fit_the_lowest_of_long_traces_is_judged_alone(
     assert {recipe.segments for recipe in tried} == {alone, on_host}
 
 
+def test_of_a_base_that_cannot_be_loaded_one_recipe_is_judged(
+    workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tight = session(workload, budget(1))
+    floor_bytes = lowest_judged(tight).timeline.floor_bytes
+    tight = replace(tight, budget=replace(tight.budget, total_bytes=floor_bytes + 1))
+    for loads in (True, False):
+        monkeypatch.setattr(PlanningSession, "base_loads", loads)
+        tried.clear()
+        assert not fitting_or_lowest(tight).fits
+        assert (len(tried) > 1) == loads
+
+
 def test_every_input_on_the_host_is_tried_before_the_formula(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
