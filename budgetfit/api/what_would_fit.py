@@ -42,7 +42,8 @@ def _solved(asked: ParsedArguments, arguments: dict[str, Any]) -> Suggestion | N
         if "prepare_for_kbit" in arguments:  # other dtypes in the same blocks
             there = replace(there, compared=asked.compared)
         weights_bytes = least_weights_bytes(there.workload.model)
-        if not there.parallelisms and weights_bytes > there.budget.usable_bytes:
+        sharded = any(each.engine != "ddp" for each in there.parallelisms)
+        if not sharded and weights_bytes > there.budget.usable_bytes:
             return None
         found = there.least().estimate
     except (InputError, TraceError):

@@ -200,19 +200,20 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     return timeline
 
 
-def setup_bytes(
+def setup_fits(
     trace: StepTrace,
     batch_size: int,
     gpu: Gpu,
+    limit_bytes: int,
     settings: AllocatorSettings = DEFAULT_SETTINGS,
-) -> int:
-    """Return the peak of allocated bytes before the first step."""
-    allocator = make_allocator(
-        UNLIMITED_BYTES, settings, gpu.total_bytes, trace.side_streams()
-    )
+) -> bool:
+    """Whether what happens before the first step needs no more memory than a limit."""
     sizes = _rounded_bytes(trace, device_properties(gpu), settings, batch_size)
-    events = trace.events[: trace.phases[0].end].tolist()
-    return allocator.run(events, sizes).peak_allocated_bytes
+    allocator = make_allocator(
+        limit_bytes, settings, gpu.total_bytes, trace.side_streams()
+    )
+    allocator.run(trace.events[: trace.phases[0].end].tolist(), sizes)
+    return allocator.failed_event is None
 
 
 def unlimited_replay(

@@ -19,7 +19,7 @@ from budgetfit.errors import TraceError
 from budgetfit.gpus.nccl_memory import nccl_memory
 from budgetfit.gpus.table import Gpu
 from budgetfit.memory.chain.peak import optimizer_step_bytes
-from budgetfit.memory.replay import UNLIMITED_BYTES, replay, setup_bytes
+from budgetfit.memory.replay import UNLIMITED_BYTES, replay, setup_fits
 from budgetfit.planning.judge import judge
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
@@ -162,16 +162,27 @@ class PlanningSession:
     @property
     def may_fit(self) -> bool:
         """Whether all fits that does not depend on recomputation or offload."""
-        # Beside the optimizer step that is the loading of a quantised base.
-        if not self.optimizer_step_fits:
-            return False
-        size = self.smallest_searched
+        return self.setup_fits and self.optimizer_step_fits
+
+    @property
+    def setup_fits(self) -> bool:
+        """Whether loading and moving the model fit: what comes before the steps."""
+        size, budget = self.smallest_searched, self.budget
         trace = self.block_chain.without_options.all_kept(size)
-        if (trace.events[: trace.phases[0].end] > 0).all():
-            return True  # nothing temporary: the optimizer step has all of it
-        settings = self.budget.allocator
-        loaded_bytes = setup_bytes(trace, size, self.workload.gpu, settings)
-        return loaded_bytes <= self.budget.usable_bytes
+        return setup_fits(
+            trace, size, self.workload.gpu, budget.usable_bytes, budget.allocator
+        )
+
+    @property
+    def base_loads(self) -> bool:
+        """Whether loading a quantised base fits: before any choice of training."""
+        parallelism = self.settings.parallelism
+        if parallelism is not None and parallelism.engine != "ddp":
+            return True  # not in its traces
+        budget, card_bytes = self.budget, self.workload.gpu.total_bytes
+        return self.traces.loading.fits(
+            budget.usable_bytes, budget.allocator, card_bytes
+        )
 
     @property
     def offloads(self) -> bool:

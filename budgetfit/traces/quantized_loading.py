@@ -36,7 +36,9 @@ from budgetfit.applying.quantized_layers.nf4_linear import (
     NESTED_CODE_VALUES,
     Nf4Linear,
 )
+from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.core.step_trace import CATEGORIES, EMPTY_CACHE, StepTrace
+from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 
 _FP32_BYTES: Final = 4
 _HALF_BYTES: Final = 2
@@ -79,6 +81,15 @@ class Loading:
         _make_adapters(model, self._log)
         for tensor in tensors_in_apply_order(model):
             self._log.keep(tensor)
+
+    def fits(
+        self, limit_bytes: int, settings: AllocatorSettings, card_bytes: int
+    ) -> bool:
+        """Whether it needs no more memory than a limit, without anything else."""
+        allocator = make_allocator(limit_bytes, settings, card_bytes)
+        sizes = np.array([*self._sizes, *self._log.sizes], np.int64)
+        allocator.run(self._log.events, rounded_bytes(sizes, settings).tolist())
+        return allocator.failed_event is None
 
     def before(self, trace: StepTrace) -> StepTrace:
         """Return a trace of the model with the loading; as it is if there is none."""

@@ -87,6 +87,13 @@ class TraceSession:
         return self.tracer.log
 
     @property
+    def loading(self) -> Loading:
+        """What loading a quantised base does before each trace."""
+        if self._loading is None:
+            self._loading = Loading(self.workload.model)
+        return self._loading
+
+    @property
     def cache_notes(self) -> tuple[str, ...]:
         """Problems of the trace cache, as notes for the user."""
         if self._cache is None:
@@ -351,9 +358,7 @@ class TraceSession:
         if trace is None or program.evaluates:
             return trace
         if program.parallelism is None or program.parallelism.engine == "ddp":
-            if self._loading is None:
-                self._loading = Loading(self.workload.model)
-            trace = self._loading.before(trace)
+            trace = self.loading.before(trace)
         return trace if program.compile == "none" else with_emptied_cache(trace)
 
     def _cached_steps(

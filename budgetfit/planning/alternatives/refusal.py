@@ -38,6 +38,8 @@ FREED_CATEGORY: Final = {
     "optimizer_in_backward": "gradients",
 }
 HALF_BYTES: Final = 2
+# What the loading of a quantised base depends on.
+CHANGES_OF_LOADING: Final = ("method", "prepare_for_kbit", "gpu", "allocator")
 # What the floor of a peak holds for, whatever is chosen.
 CHOICES: Final = ("checkpointing", "host_ram")
 
@@ -111,6 +113,8 @@ def does_not_fit_error(
         changes.append(Change("host_ram", unlimited))
     if more_changes is not None:
         changes += more_changes(error)
+    if not session.base_loads:
+        changes = [each for each in changes if each.name in CHANGES_OF_LOADING]
     return error.with_suggestions(tuple(suggestions(changes)))
 
 
@@ -149,7 +153,8 @@ def changes_of_session(session: PlanningSession, least: Estimate) -> Iterator[Ch
     # of ``least``; and what is recomputed or offloaded where no choice of it can be
     # enough; and expandable segments where the allocator's gaps are not the excess.
     usable_bytes = session.budget.usable_bytes
-    sharded = session.settings.parallelism is not None
+    several = session.settings.parallelism
+    sharded = several is not None and several.engine != "ddp"
     if not sharded and least_weights_bytes(session.workload.model) > usable_bytes:
         return
     missing = least.reserved_bytes - usable_bytes

@@ -18,6 +18,7 @@ from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
 from budgetfit.planning.profiling.block_chain import BlockChain, checkpoint_every_block
 from budgetfit.planning.search.loss_chunking import (
     LOWEST_CHUNKS,
+    chunked_best,
     with_more_loss_chunks,
 )
 from budgetfit.planning.search.policies import policy_segments
@@ -61,6 +62,10 @@ MAX_NEXT_SAVING: Final = 1 / 7
 # The formula exceeds the allocated bytes by at most this share: it is fitted to traces
 # at two and three samples, and one sample in a chunked loss may need fewer copies.
 FORMULA_ERROR: Final = 0.2
+# Outside of a chunked loss, where a recipe of the same batch size was judged and agrees
+# with it: of 225 recipes (docs/accuracy.md) the formula exceeds none by more.
+CHECKED_ERROR: Final = 0.01
+MAX_JUDGED_PROVEN: Final = 3  # where the formula, so checked, says that nothing fits
 
 
 class LowestPeak(NamedTuple):
@@ -144,17 +149,34 @@ def _whole_batch(
 def _fitting_or_lowest(session: PlanningSession) -> LowestPeak:
     """Return the same at one batch size."""
     limit_bytes = session.budget.usable_bytes
-    for full in _every_block_recomputed(session):
-        if full.fits or full.timeline.floor_bytes > limit_bytes:
+    usual: list[Estimate] = []
+    loads = session.base_loads
+    for full in _full_checkpointing(session):
+        if full.fits or not loads or full.timeline.floor_bytes > limit_bytes:
             return LowestPeak(full.reserved_bytes, limit_bytes, bool(full.fits), full)
+        usual.append(full)
     # Traces for all sizes are worth it for a plan alone.
     chain = session.block_chain.only_at(session.smallest_batch)
     rated = _lowest_by_formula(replace(session, block_chain=chain))
-    least = _least_judged([row for row in rated if not row.is_above(limit_bytes)])
+    checked = _is_checked(rated, usual)
+    least = _least_judged(
+        [row for row in rated if not row.is_above(limit_bytes, checked=checked)]
+    )
     if least is None:
         formula_bytes = min(row.peak_bytes for row in rated)
         return LowestPeak(formula_bytes, limit_bytes, fits=False)
     return LowestPeak(least.reserved_bytes, limit_bytes, bool(least.fits), least)
+
+
+def _full_checkpointing(session: PlanningSession) -> Iterator[Estimate]:
+    """Judge every block recomputed, at last with its input on the host, if free."""
+    # Each is one trace, where the formula takes several.
+    least = 0
+    for full in _every_block_recomputed(session):
+        yield full
+        least = full.allocated_bytes
+    if least <= session.budget.usable_bytes * FAR_ABOVE:
+        yield from _every_input_on_host(session, LOWEST_CHUNKS[:1])
 
 
 def _every_block_recomputed(session: PlanningSession) -> Iterator[Estimate]:
@@ -173,12 +195,18 @@ def _every_block_recomputed(session: PlanningSession) -> Iterator[Estimate]:
             return  # the loss is not cut into parts
 
 
-def _every_input_on_host(session: PlanningSession) -> Iterator[Estimate]:
-    """Judge every block recomputed with its input on the host, if that may be."""
+def _every_input_on_host(
+    session: PlanningSession, counts: Sequence[int] = LOWEST_CHUNKS[:2]
+) -> Iterator[Estimate]:
+    """Judge every block recomputed with its input on the host, if that may be.
+
+    With the last of these counts of loss chunks.
+    """
     can_offload = "offload" in session.block_chain.option_kinds
-    if session.request.checkpointing != "auto" or not can_offload:
+    limit_bytes = session.budget.host_ram_bytes
+    if session.request.checkpointing != "auto" or not can_offload or limit_bytes == 0:
         return
-    *_, of_one_loss = with_more_loss_chunks(session, LOWEST_CHUNKS)[:3]
+    *_, of_one_loss = with_more_loss_chunks(session, counts)
     segments = tuple(
         replace(each, input_on_host=True)
         for each in checkpoint_every_block(session.workload.blocks)
@@ -186,7 +214,6 @@ def _every_input_on_host(session: PlanningSession) -> Iterator[Estimate]:
     recipe = of_one_loss.settings.recipe(session.smallest_batch, segments)
     with contextlib.suppress(InputError, TraceError):
         found = of_one_loss.judge(recipe)
-        limit_bytes = session.budget.host_ram_bytes
         if limit_bytes is None or found.host_bytes <= limit_bytes:
             yield found
 
@@ -210,11 +237,15 @@ def lowest_judged(session: PlanningSession) -> Estimate:
 def _lowest_judged(session: PlanningSession) -> Estimate:
     """Return the same at one batch size."""
     kept = session.block_chain.all_kept(session.smallest_searched)
-    if len(kept.events) > MAX_EVENTS_PROVEN and not session.optimizer_step_fits:
-        full = [*_every_block_recomputed(session), *_every_input_on_host(session)]
+    if len(kept.events) > MAX_EVENTS_PROVEN and not session.may_fit:
+        usual = _every_block_recomputed(session)
+        full = [*itertools.islice(usual, 1), *_every_input_on_host(session)]
+        if len(full) == 1:  # else the last is the lowest, whose loss has more chunks
+            full += usual
         least = min(full, key=lambda each: each.reserved_bytes, default=None)
         floor_bytes = min((each.timeline.floor_bytes for each in full), default=0)
-        if least is not None and floor_bytes > session.budget.usable_bytes:
+        proven = floor_bytes > session.budget.usable_bytes or not session.setup_fits
+        if least is not None and proven:
             return least
     least = _least_judged(_lowest_by_formula(session))
     assert least is not None  # noqa: S101 - the list is never empty
@@ -222,16 +253,25 @@ def _lowest_judged(session: PlanningSession) -> Estimate:
 
 
 class _Rated(NamedTuple):
-    """A recipe, its session, and its peaks by the formula."""
+    """A recipe, its session, and its peaks by the formula.
+
+    ``exact_bytes`` is the peak without what a chunked loss takes.
+    """
 
     peak_bytes: int
     host_bytes: int
     session: PlanningSession
     recipe: Recipe
+    exact_bytes: int = 0
 
-    def is_above(self, limit_bytes: int) -> bool:
-        """Whether the peak is above a limit, allowing for the formula's error."""
-        return self.peak_bytes > limit_bytes * (1 + FORMULA_ERROR)
+    def is_above(self, limit_bytes: int, *, checked: bool = False) -> bool:
+        """Whether the peak is above a limit, allowing for the formula's error.
+
+        ``checked``: as ``_is_checked`` says.
+        """
+        return self.peak_bytes > limit_bytes * (1 + FORMULA_ERROR) or (
+            checked and self.exact_bytes > limit_bytes * (1 + CHECKED_ERROR)
+        )
 
     @property
     def kinds(self) -> int:
@@ -240,10 +280,65 @@ class _Rated(NamedTuple):
         return len({replace(row, blocks=("",) * len(row.blocks)) for row in rows})
 
 
+def _lowest_of_few(rated: Sequence[_Rated], judged: Sequence[Estimate]) -> Estimate:
+    """Return the lowest of what is judged already and of a few more."""
+    # Of the same segments those whose loss has the most chunks leave the least cached.
+    chunks: dict[tuple[Segment, ...], int] = {}
+    for recipe in (row.recipe for row in rated):
+        known = chunks.get(recipe.segments, 0)
+        chunks[recipe.segments] = max(known, recipe.loss_chunks)
+    recipes = {each.recipe for each in judged}
+    more = [
+        row
+        for row in rated
+        if row.recipe.loss_chunks == chunks[row.recipe.segments]
+        and row.recipe not in recipes
+    ]
+    left = max(0, MAX_JUDGED_PROVEN - len(judged))
+    found = [*judged, *(row.session.judge(row.recipe) for row in more[:left])]
+    return min(found, key=lambda each: each.reserved_bytes)
+
+
+def _nothing_fits(rated: Sequence[_Rated], judged: Sequence[Estimate]) -> bool:
+    """Whether all are above what is usable by a formula that judged ones agree with."""
+    return _is_checked(rated, judged) and all(
+        row.is_above(row.session.budget.usable_bytes, checked=True) for row in rated
+    )
+
+
+def _is_checked(rated: Sequence[_Rated], judged: Sequence[Estimate]) -> bool:
+    """Whether judged recipes take what the formula says; False if none tells."""
+    # What sharding gathers and reduces on streams of its own is not counted as exactly.
+    exact_bytes = {
+        row.recipe: row.exact_bytes
+        for row in rated
+        if row.recipe.parallelism is None or row.recipe.parallelism.engine == "ddp"
+    }
+    agrees = [
+        _exact_bytes(each) >= exact_bytes[each.recipe] * (1 - CHECKED_ERROR)
+        for each in judged
+        if each.recipe in exact_bytes
+    ]
+    return bool(agrees) and all(agrees)
+
+
+def _exact_bytes(judged: Estimate) -> int:
+    """Return the allocated peak of the steps, without what a chunked loss takes."""
+    if judged.recipe.loss_chunks == 1:
+        return judged.allocated_bytes
+    counted = (
+        point.allocated_bytes
+        for point in judged.timeline.points
+        if point.step >= 0 and (point.block or point.phase == "optimizer")
+    )
+    return max(counted, default=0)
+
+
 def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
     """Return the lowest judged peak, or the first that fits; None if empty."""
-    # Of large models of which no plan can fit, that of the first.
+    # Of large models of which no plan can fit, that of the first few.
     least: Estimate | None = None
+    judged: list[Estimate] = []
     events = 0
     most_events = MAX_EVENTS
     is_far_above = False
@@ -255,6 +350,7 @@ def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
         found = row.session.judge(row.recipe)
         if found.fits:
             return found
+        judged.append(found)
         if least is None or found.reserved_bytes < least.reserved_bytes:
             least = found
         usable_bytes = row.session.budget.usable_bytes
@@ -262,8 +358,11 @@ def _least_judged(rated: Sequence[_Rated]) -> Estimate | None:
             most_events = MAX_EVENTS_NEARLY_FITS
         is_far_above = least.reserved_bytes > usable_bytes * FAR_ABOVE
         traced = len(row.session.traces.exact(row.recipe).events)
-        if traced > MAX_EVENTS_PROVEN and found.timeline.floor_bytes > usable_bytes:
-            break
+        if traced > MAX_EVENTS_PROVEN:
+            if found.timeline.floor_bytes > usable_bytes:
+                break
+            if _nothing_fits(rated, judged):
+                return _lowest_of_few(rated, judged)
         events += traced
     return least
 
@@ -281,14 +380,22 @@ def _lowest_by_formula(session: PlanningSession) -> list[_Rated]:
                 raise
             session.traces.log.append(f"the loss is not cut into parts: {error}")
             break
+        chunked = of_one_loss.settings.loss_chunks > 1
+        exact = chunked_best(chain) if chunked else chain
+        # Where weights are gathered several segments make the same recipe.
+        recipes = dict.fromkeys(
+            of_one_loss.settings.recipe(size, segments)
+            for segments in _segments_to_try(of_one_loss)
+        )
         rated += [
             _Rated(
-                chain_peak_bytes(chain, segments),
-                chain_host_bytes(chain, segments),
+                chain_peak_bytes(chain, recipe.segments),
+                chain_host_bytes(chain, recipe.segments),
                 of_one_loss,
-                of_one_loss.settings.recipe(size, segments),
+                recipe,
+                chain_peak_bytes(exact, recipe.segments),
             )
-            for segments in _segments_to_try(of_one_loss)
+            for recipe in recipes
         ]
         before, lowest = lowest, min(row.peak_bytes for row in rated)
         if (before - lowest) * MAX_NEXT_SAVING < MIN_SAVED * lowest:

@@ -8,9 +8,11 @@ from unittest import mock
 import pytest
 import torch
 
+from budgetfit.core.allocator.settings import DEFAULT_SETTINGS
 from budgetfit.core.step_trace import EMPTY_CACHE, StepTrace
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.memory.caching_allocator import CachingAllocator
+from budgetfit.memory.replay import setup_fits
 from budgetfit.traces import session
 from budgetfit.traces.quantized_loading import Loading
 from budgetfit.workload.workload import Workload
@@ -99,6 +101,25 @@ def test_steps_and_their_phases_stay_as_they_are() -> None:
 def test_a_base_that_is_not_quantised_is_loaded_on_the_host() -> None:
     steps, loaded = traced(CASES["lora, moved"].asked)
     assert loaded is steps
+
+
+@pytest.mark.parametrize("name", ["qlora", "int8"])
+def test_loading_alone_fits_where_that_of_a_trace_does(name: str) -> None:
+    workload = workload_of(CASES[name].asked)
+    loading, gpu = Loading(workload.model), workload.gpu
+    trace = session.TraceSession(workload).exact(CASES["qlora"].recipe)
+
+    def fits(limit: int) -> tuple[bool, bool]:
+        alone = loading.fits(limit, DEFAULT_SETTINGS, gpu.total_bytes)
+        return alone, setup_fits(trace, SAMPLES, gpu, limit)
+
+    verdicts = {fits(mib << 20) for mib in range(0, 400, 5)}
+    assert verdicts == {(False, False), (True, True)}
+
+
+def test_what_is_not_quantised_always_loads() -> None:
+    model = workload_of(CASES["lora, moved"].asked).model
+    assert Loading(model).fits(0, DEFAULT_SETTINGS, 1 << 40)
 
 
 def alive_after_setup(trace: StepTrace) -> set[int]:

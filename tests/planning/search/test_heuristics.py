@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline
+from budgetfit.core.parallelism import Engine, Parallelism
 from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError, Suggestion
@@ -614,16 +616,20 @@ def test_a_suggestion_that_frees_too_little_is_not_tried(
     assert bool(asked) == tried
 
 
+@pytest.mark.parametrize("engine", [None, "ddp", "fsdp2"])
 def test_no_change_of_training_is_tried_where_the_weights_alone_are_too_large(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, engine: Engine | None
 ) -> None:
     changed = ({"precision": "bf16"}, session)
     monkeypatch.setattr(refusal, "_changes", lambda _: [changed])
-    for weights, tried in ((USABLE // 2, True), (USABLE // 2 + 1, False)):
+    for weights, tried in ((USABLE // 2, True), (USABLE // 2 + 1, engine == "fsdp2")):
         # In half precision.
         model = nn.Linear(weights, 1, bias=False, device="meta", dtype=torch.float32)
         large = session()
         large.workload.model = model  # type: ignore[misc]
+        several = engine and Parallelism(engine=engine, gpus=2)
+        settings = replace(large.settings, parallelism=several)
+        large.block_chain.settings = settings
         changes = refusal.changes_of_session(large, estimate(USABLE + MIB))
         assert bool(list(changes)) == tried
 
@@ -638,6 +644,26 @@ def test_no_choice_of_what_is_recomputed_is_tried_where_none_can_be_enough(
     rows = [({name: None}, session) for name in ("checkpointing", "host_ram")]
     monkeypatch.setattr(refusal, "_changes", lambda _: rows)
     assert bool(list(refusal.changes_of_session(session(), least))) == tried
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_where_a_base_cannot_be_loaded_only_what_changes_that_is_tried(
+    *, monkeypatch: pytest.MonkeyPatch, loads: bool
+) -> None:
+    asked: list[str] = []
+
+    def change(name: str) -> refusal.Change:
+        return refusal.Change(name, partial(asked.append, name))
+
+    own, kept = ["host_ram", "precision"], ["gpu", "prepare_for_kbit"]
+    monkeypatch.setattr(refusal, "changes_of_session", lambda *_: map(change, own))
+    monkeypatch.setattr(PlanningSession, "base_loads", loads)
+    least = estimate(2 * USABLE, at_peak={"batch": 1})
+    refused = refusal.Refusal(session(), least, 0)
+    refused.session.workload.notes = ()  # type: ignore[misc]
+    more = [*kept, "max_length"]
+    refusal.does_not_fit_error(refused, lambda _: map(change, more))
+    assert asked == ([*own, *more] if loads else kept)
 
 
 def test_second_changes_are_solved_only_where_first_ones_are_too_few() -> None:

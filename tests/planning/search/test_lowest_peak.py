@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,9 +15,9 @@ from budgetfit.core.budget import Budget
 from budgetfit.core.memory_timeline import MemoryTimeline, TimelinePoint
 from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe, Segment
+from budgetfit.core.step_trace import EMPTY_CACHE
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_host_bytes, chain_peak_bytes
-from budgetfit.planning import session as planning_session
 from budgetfit.planning.alternatives import best_settings
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
@@ -259,17 +260,109 @@ def test_loading_that_is_too_much_is_known_from_the_first_trace(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = session(workload, budget(1000))
-    monkeypatch.setattr(planning_session, "setup_bytes", lambda *_: 1000 * MIB + 1)
-    assert asked.may_fit  # nothing is temporary, and the optimizer step fits
-    kept = asked.block_chain.all_kept(1)
-    loading = kept.events.copy()
-    loading[0] = -1
-    monkeypatch.setattr(
-        BlockChain, "all_kept", lambda *_: replace(kept, events=loading)
-    )
-    assert not replace(asked).may_fit
-    monkeypatch.setattr(planning_session, "setup_bytes", lambda *_: 1000 * MIB)
     assert asked.may_fit
+    kept = asked.block_chain.all_kept(1)
+    # A temporary, before anything else, with which loading takes 1000 MiB and more.
+    temporary = len(kept.fixed_bytes) + 1
+    for mib, fits in ((1000, True), (1001, False)):
+        rows = {
+            name: np.append(getattr(kept, name), value)
+            for name, value in (
+                ("fixed_bytes", mib * MIB),
+                ("bytes_per_sample", 0),
+                ("category", 0),
+                ("layer", -1),
+                ("scratch_index", -1),
+            )
+        }
+        events = temporary, -temporary, EMPTY_CACHE
+        setup = kept.events[: kept.phases[0].end].tolist()
+        loading = replace(kept, **rows).with_setup_events((*events, *setup))
+        monkeypatch.setattr(BlockChain, "all_kept", lambda *_, made=loading: made)
+        assert replace(asked).may_fit == fits
+
+
+def test_where_loading_does_not_fit_the_lowest_of_long_traces_is_judged_alone(
+    workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lowest_peak, "MAX_EVENTS_PROVEN", 0)
+    least = lowest_judged(session(workload, budget(1)))
+    enough = budget(least.timeline.floor_bytes // MIB + 1)  # but for the loading
+    tried.clear()
+    monkeypatch.setattr(PlanningSession, "setup_fits", False)
+    assert not lowest_judged(session(workload, enough)).fits
+    alone = checkpoint_every_block(workload.blocks)
+    on_host = tuple(replace(row, input_on_host=True) for row in alone)
+    assert {recipe.segments for recipe in tried} == {alone, on_host}
+
+
+def test_of_a_base_that_cannot_be_loaded_one_recipe_is_judged(
+    workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tight = session(workload, budget(1))
+    floor_bytes = lowest_judged(tight).timeline.floor_bytes
+    tight = replace(tight, budget=replace(tight.budget, total_bytes=floor_bytes + 1))
+    for loads in (True, False):
+        monkeypatch.setattr(PlanningSession, "base_loads", loads)
+        tried.clear()
+        assert not fitting_or_lowest(tight).fits
+        assert (len(tried) > 1) == loads
+
+
+def test_every_input_on_the_host_is_tried_before_the_formula(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = session(workload, budget(1000), batch_size=4)
+    alone = checkpoint_every_block(workload.blocks)
+    on_host = tuple(replace(row, input_on_host=True) for row in alone)
+    full, least = (asked.judge(SETTING.recipe(4, x)) for x in (alone, on_host))
+    assert least.reserved_bytes < full.reserved_bytes
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the formula was asked")
+
+    monkeypatch.setattr(lowest_peak, "_lowest_by_formula", refuse)
+    just = replace(asked.budget, total_bytes=full.reserved_bytes - MIB)
+    found = fitting_or_lowest(replace(asked, budget=just))
+    assert found.fits
+    assert found.estimate is not None
+    assert found.estimate.recipe.segments == on_host
+    monkeypatch.setattr(lowest_peak, "FAR_ABOVE", 0.5)
+    with pytest.raises(AssertionError, match="the formula was asked"):
+        fitting_or_lowest(replace(asked, budget=just))
+
+
+def test_what_is_above_by_a_formula_that_was_checked_is_not_judged(
+    workload: Workload, tried: list[Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = session(workload, budget(1000))
+    chain = asked.block_chain.profile_at(1)
+    rated = lowest_peak._lowest_by_formula(asked)  # noqa: SLF001
+    live = min(chain_peak_bytes(chain, row.recipe.segments) for row in rated)
+    by_formula = lowest_peak.chain_peak_bytes
+    few, several = lowest_peak.MAX_JUDGED_PROVEN, lowest_peak.MAX_JUDGED
+    # Above what is usable by so much; the formula says so much too much.
+    for above, error, judged, shown in (
+        (1.02, 1.0, 0, few),
+        (1.005, 1.0, several, several),
+        (1.03, 1.05, several, several),
+    ):
+        monkeypatch.setattr(
+            lowest_peak,
+            "chain_peak_bytes",
+            lambda *row, error=error: round(by_formula(*row) * error),
+        )
+        near = replace(asked.budget, total_bytes=round(live / above))
+        tight = session(workload, near)
+        tried.clear()
+        usual = list(lowest_peak._full_checkpointing(tight))  # noqa: SLF001
+        tried.clear()
+        assert not fitting_or_lowest(tight).fits
+        assert len(tried) - len(usual) == judged or len(tried) > judged > 0
+        monkeypatch.setattr(lowest_peak, "MAX_EVENTS_PROVEN", 0)
+        tried.clear()
+        lowest_judged(tight)
+        assert len(tried) == shown or len(tried) > shown > few
 
 
 def test_where_nothing_fits_for_sure_the_lowest_of_long_traces_is_judged_alone(
@@ -280,7 +373,7 @@ def test_where_nothing_fits_for_sure_the_lowest_of_long_traces_is_judged_alone(
     several = len(tried)
     assert several > 1
     monkeypatch.setattr(lowest_peak, "MAX_EVENTS_PROVEN", 0)
-    monkeypatch.setattr(PlanningSession, "optimizer_step_fits", True)
+    monkeypatch.setattr(PlanningSession, "may_fit", True)
     tried.clear()
     assert lowest_judged(asked).recipe == tried[0]
     assert len(tried) == 1
@@ -300,7 +393,8 @@ def test_of_long_traces_no_other_blocks_are_judged_where_no_plan_can_fit(
     assert least.timeline.floor_bytes > asked.budget.usable_bytes
     every = checkpoint_every_block(workload.blocks)
     on_host = tuple(replace(row, input_on_host=True) for row in every)
-    assert {recipe.segments for recipe in tried} == {every, on_host}
+    expected = {every, on_host} if host_mib else {every}
+    assert {recipe.segments for recipe in tried} == expected
     assert least.reserved_bytes == min(
         judged.reserved_bytes
         for judged in map(asked.judge, list(tried))
