@@ -205,6 +205,9 @@ class StorageLog(TorchDispatchMode):
 
     def _log_memory(self, memory: OpMemory, out: Any) -> None:
         """Log an op's scratch buffers and outputs, in the order of its kernels."""
+        if not memory.steps and not memory.unverified:  # as of most ops
+            self.log_outputs(out)
+            return
         first = len(self.sizes)
         held: list[tuple[KernelScratch[int], int]] = []
         for step in memory.steps:
@@ -231,7 +234,7 @@ class StorageLog(TorchDispatchMode):
     def log_outputs(self, out: Any) -> None:
         """Log the allocation of new storages in an op's outputs."""
         if isinstance(out, torch.Tensor):
-            if self.is_of_cuda and out.layout is torch.sparse_coo:
+            if out.layout is torch.sparse_coo and self.is_of_cuda:
                 self.log_outputs((out._indices(), out._values()))
             else:
                 self.log_storage(out)
