@@ -452,12 +452,14 @@ def _moved(
     log: StorageLog, values: Sequence[Any], passes: Sequence[int]
 ) -> tuple[tuple[int, ...], int]:
     """Return the storages of some values, and the bytes that passes over them move."""
-    moved_bytes = sum(
-        times * stored_bytes(x)
-        for value, times in zip(values, passes, strict=True)
-        for x in tensors_in(value)
-    )
-    return tuple(_storages(log, values)), moved_bytes
+    moved_bytes, storages = 0, []
+    for value, times in zip(values, passes, strict=True):
+        for x in tensors_in(value):
+            moved_bytes += times * stored_bytes(x)
+            storage = log.index_of(x)
+            if storage >= 0:
+                storages.append(storage)
+    return tuple(storages), moved_bytes
 
 
 def _storages(log: StorageLog, values: Sequence[Any]) -> Iterator[int]:
