@@ -158,7 +158,7 @@ class StorageLog(TorchDispatchMode):
         # Of a cached result the arguments decide all else, on one target.
         call = self.take_key(func, args)  # of views too: it holds their arguments
         name, is_view = _name_and_is_view(func)
-        if self._is_on_host(func, name, out) or _is_meta(out):
+        if self._is_on_host(func, name, out) or is_meta(out):
             self.log_storage(out, size_bytes=0)
         if semantics is None or is_view:
             self.log_outputs(out)
@@ -406,7 +406,7 @@ if _SKIPS:
     )
 
 
-def _is_meta(out: Any) -> bool:
+def is_meta(out: Any) -> bool:
     """Whether an op's output is a tensor on meta, which has no memory anywhere."""
     # PyTorch makes them to find the shapes of results with ``_efficientzerotensor``.
     device = getattr(out, "fake_device", None) or getattr(out, "device", None)
