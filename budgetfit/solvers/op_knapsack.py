@@ -101,6 +101,8 @@ def _spread(points: Sequence[_Point], most: int) -> tuple[int, ...]:
     # Where a budget falls between two sets, the bytes above the smaller one stay unused
     # and the larger one's time is lost: minimises the sum of these rectangles.
     last = len(points) - 1
+    if most >= last - 1:  # each makes the sum less, but for sets without any bytes
+        return tuple(n for n in range(1, last) if points[n + 1].bytes)
     # best[end]: (sum up to there, chosen points), for one more point in each round.
     best: dict[int, tuple[int, tuple[int, ...]]] = {
         end: (_lost(points[0], points[end]), ()) for end in range(1, last + 1)

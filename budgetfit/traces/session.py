@@ -365,7 +365,9 @@ class TraceSession:
         self, program: Program, batch_size: int | None, short: Shortening | None
     ) -> StepTrace | None:
         if self._cache is None:
-            self._cache = TraceCache(), workload_key(self.workload)
+            cache = TraceCache()
+            kept = cache.folder is not None
+            self._cache = cache, workload_key(self.workload) if kept else None
         cache, workload = self._cache
         what = (batch_size,) if short is None else (batch_size, short.left_out)
         key = trace_key(workload, (program, *what))

@@ -190,9 +190,11 @@ class _Training(NamedTuple):
             for name, size in raw.without_gradient.items()
             if not name.startswith(inside)
         }
+        total = sum(sizes.values())
+        if not total:
+            return
         parameters = self.trained.model.parameters()
         trained = sum(each.nbytes for each in parameters if each.requires_grad)
-        total = sum(sizes.values())
         if total > NOTABLE_SHARE * trained:
             yield (
                 f"no gradient from the planned batch for {_listed([*sizes])}: if other "

@@ -111,6 +111,17 @@ def test_a_few_sets_are_spread_over_many() -> None:
     assert pareto_op_sets(ops, 0) == ()
 
 
+def test_all_sets_are_offered_where_so_many_may_be() -> None:
+    ops = items(*((n + 1, 1) for n in range(30)))
+    assert [len(chosen) for chosen in pareto_op_sets(ops, 30)] == [*range(1, 30)]
+
+
+def test_of_the_sets_without_bytes_the_one_that_saves_most_is_offered() -> None:
+    ops = items((0, 2), (0, 3), (4, 1), (9, 0))
+    for most in (2, 9):  # searched, and all there are
+        assert pareto_op_sets(ops, most) == ((0, 1), (0, 1, 2))
+
+
 def test_nothing_to_save_gives_no_set() -> None:
     assert pareto_op_sets([], 4) == ()
     assert pareto_op_sets(items((5, 0), (0, 0)), 4) == ()

@@ -21,6 +21,7 @@ from budgetfit.core.parallelism import Engine, Parallelism
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import OpTable, StepTrace
 from budgetfit.gpus.table import find_gpu
+from budgetfit.traces import session
 from budgetfit.traces.cache import cache as trace_cache
 from budgetfit.traces.cache import folder as files
 from budgetfit.traces.cache.cache import TraceCache
@@ -319,6 +320,12 @@ def test_the_variable_switches_it_off(
     cache.store(KEY, trace())
     assert cache.load(KEY) is None
     assert cache.clear() == cache.size() == CacheSize(0, 0)
+
+
+def test_switched_off_a_model_is_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "workload_key", lambda _: pytest.fail("hashed"))
+    assert cache_folder() is None
+    assert of_ranks(Mebi(3), 2).events.size
 
 
 def test_the_variable_moves_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

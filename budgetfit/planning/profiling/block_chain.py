@@ -258,8 +258,9 @@ class BlockChain:
             partial(self._op_times_ns, batch_size=LARGEST_TRACED_SIZE),
         )
 
+    @cached_property
     def gradient_bytes(self) -> int:
-        """Return an upper bound on the bytes of all gradients."""
+        """An upper bound on the bytes of all gradients."""
         parameters = self.traces.workload.model.parameters()
         return sum(4 * p.numel() for p in parameters if p.requires_grad)
 
@@ -444,7 +445,7 @@ class BlockChain:
         if chain not in self._lower_bounds:
             problem = Problem(chain=chain, limit_bytes=sys.maxsize)
             peak_bytes = chain_peak_bytes(chain, best_uniform_segments(problem))
-            self._lower_bounds[chain] = peak_bytes - self.gradient_bytes()
+            self._lower_bounds[chain] = peak_bytes - self.gradient_bytes
         return self._lower_bounds[chain]
 
     def _chunked_profile(

@@ -82,4 +82,4 @@ def _gradients_count(session: PlanningSession, recipe: Recipe) -> bool:
     if recipe.parallelism is not None or not gives_up:
         return False
     least_bytes = _MIN_SHARE * session.budget.usable_bytes
-    return session.block_chain.gradient_bytes() > least_bytes
+    return session.block_chain.gradient_bytes > least_bytes

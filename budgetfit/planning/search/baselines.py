@@ -215,7 +215,7 @@ class BaselineProfile:
         if not chain.is_whole(size) or recipe.compile != "none":
             return False
         if self._whole_fits is None:
-            most_bytes = session.budget.usable_bytes + chain.gradient_bytes()
+            most_bytes = session.budget.usable_bytes + chain.gradient_bytes
             self._whole_fits = False
             if size <= self._largest_by_live_bytes(most_bytes, affine):
                 whole = replace(recipe, segments=self._recipe.segments)

@@ -144,7 +144,7 @@ def _shortest_ns(session: PlanningSession, rate: Rate, change: ChainChange) -> f
         else:
             accumulating = chain.accumulating
             profile = accumulating.profile_at(batch_size, exact_blocks=False)
-            limit = limit_bytes + chain.gradient_bytes()
+            limit = limit_bytes + chain.gradient_bytes
         ns_per_byte = rate(profile)
         return _with_missing_bytes(change(profile), limit, limit_bytes, ns_per_byte)
 

@@ -308,15 +308,17 @@ def _with_strides_of_operands(func: OpOverload, args: Args, out: Any) -> Any:
     # Torch's meta kernels cast operands first, which makes expanded ones contiguous:
     # the gradient of a sum, with activations in channels-last format and 16 bits.
     operands = [each for each in args if isinstance(each, torch.Tensor)]
-    strided = all(_is_strided(each) for each in (out, *operands))
-    if len(operands) < 2 or not strided:  # noqa: PLR2004 - of one, they are right
+    if len(operands) < 2:  # noqa: PLR2004 - of one, they are right
         return out
-    if all(x.shape != out.shape or x.stride() == out.stride() for x in operands):
+    if not all(map(_is_strided, (out, *operands))):
+        return out
+    shape, stride = out.shape, out.stride()
+    if all(x.shape != shape or x.stride() == stride for x in operands):
         return out
     if func is aten.threshold_backward.default:  # reads the activations first
         operands.reverse()
     strides = _output_strides(tuple((x.shape, x.stride()) for x in operands))
-    return out if strides == out.stride() else out.new_empty_strided(out.shape, strides)
+    return out if strides == stride else out.new_empty_strided(shape, strides)
 
 
 @functools.lru_cache(maxsize=1024)

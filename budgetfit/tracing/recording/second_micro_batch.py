@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from budgetfit.core.step_trace import CATEGORIES
-from budgetfit.tracing.recording.steady_state import copy_storage
+from budgetfit.tracing.recording.steady_state import copies_of_storages
 
 if TYPE_CHECKING:
     from budgetfit.tracing.recording.gradient_log import GradientLog
@@ -127,21 +127,21 @@ def _second_events(
     again = {-event - 1 for event in inside if event < 0} & allocated
     again |= {*outliving, *added}
 
+    copies = copies_of_storages(
+        raw, [event - 1 for event in inside if event > 0 and event - 1 in again]
+    )
+    for storage in added.keys() & copies.keys():
+        log.categories[copies[storage]] = _TEMPORARIES
     events = [-(storage + 1) for storage in outliving]
-    copies: dict[int, int] = {}
     positions, ended = [], []
     for number, event in enumerate([*inside, 0], start=begin):
         ended.append(end + len(events))
-        events += [-(copies[storage] + 1) for storage in freed_at[number]]
+        if number in freed_at:
+            events += [-(copies[storage] + 1) for storage in freed_at[number]]
         positions.append(end + len(events))
-        storage = abs(event) - 1
-        if event > 0 and storage in again:
-            copies[storage] = copy_storage(raw, storage)
-            if storage in added:
-                log.categories[copies[storage]] = _TEMPORARIES
-            events.append(copies[storage] + 1)
-        elif event < 0 and storage in copies:
-            events.append(-(copies[storage] + 1))
+        copy = copies.get(abs(event) - 1)
+        if copy is not None:
+            events.append(copy + 1 if event > 0 else -copy - 1)
     held = {storage: copies[storage] for storage in outliving}
     return _SecondMicroBatch(
         events, len(outliving), copies, held, positions, ended, begin

@@ -7,8 +7,8 @@ the test suite compares both for every kind of optimizer, and for FSDP2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from budgetfit.tracing.recording.raw_trace import RawTrace
@@ -39,16 +39,15 @@ def append_steady_step(raw: RawTrace) -> None:
     begin, end = phases[0].start, len(log.events)
     step = log.events[begin:]
     freed = {-event - 1 for event in step if event < 0}
-    copies: dict[int, int] = {}
-    position = [end]  # of each old event in the new step
+    copies = copies_of_storages(
+        raw, [event - 1 for event in step if event > 0 and event - 1 in freed]
+    )
+    position, added = [end], log.events  # of each old event in the new step
     for event in step:
-        storage = abs(event) - 1
-        if event > 0 and storage in freed:
-            copies[storage] = copy_storage(raw, storage)
-            log.events.append(copies[storage] + 1)
-        elif event < 0 and storage in copies:
-            log.events.append(-(copies[storage] + 1))
-        position.append(len(log.events))
+        copy = copies.get(abs(event) - 1)
+        if copy is not None:
+            added.append(copy + 1 if event > 0 else -copy - 1)
+        position.append(len(added))
 
     def moved(event: int) -> int:
         return position[event - begin]
@@ -87,15 +86,14 @@ def _repeated_ops(
             yield op
 
 
-def copy_storage(raw: RawTrace, storage: int) -> int:
-    """Add a copy of a storage to the log, without an event; return its index."""
+def copies_of_storages(raw: RawTrace, storages: Sequence[int]) -> dict[int, int]:
+    """Add copies of storages to the log, without events; return their indices."""
     log = raw.log
+    copies = {storage: n for n, storage in enumerate(storages, start=len(log.sizes))}
     for rows in (log.sizes, log.categories, log.layers):
-        rows.append(rows[storage])
-    copy = len(log.sizes) - 1
-    for column in (log.scratch, log.unverified, log.streams):
-        if storage in column:
-            column[copy] = column[storage]  # type: ignore[assignment]
-    if storage in log.made_from:
-        log.made_from[copy] = (storage,)
-    return copy
+        rows += [rows[storage] for storage in storages]
+    columns: tuple[dict[int, Any], ...] = log.scratch, log.unverified, log.streams
+    for column in columns:
+        column.update({copies[n]: column[n] for n in storages if n in column})
+    log.made_from.update({copies[n]: (n,) for n in storages if n in log.made_from})
+    return copies

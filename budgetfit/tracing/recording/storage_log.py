@@ -165,7 +165,7 @@ class StorageLog(TorchDispatchMode):
         # Of a cached result the arguments decide all else, on one target.
         call = self.take_key(func, args)  # of views too: it holds their arguments
         name, is_view = _name_and_is_view(func)
-        if self._is_on_host(func, name, out) or _is_meta(out):
+        if self._is_on_host(func, name, out) or is_meta(out):
             self.log_storage(out, size_bytes=0)
         if semantics is None or is_view:
             self.log_outputs(out)
@@ -216,6 +216,9 @@ class StorageLog(TorchDispatchMode):
 
     def _log_memory(self, memory: OpMemory, out: Any) -> None:
         """Log an op's scratch buffers and outputs, in the order of its kernels."""
+        if not memory.steps and not memory.unverified:  # as of most ops
+            self.log_outputs(out)
+            return
         first = len(self.sizes)
         held: list[tuple[KernelScratch[int], int]] = []
         for step in memory.steps:
@@ -242,7 +245,7 @@ class StorageLog(TorchDispatchMode):
     def log_outputs(self, out: Any) -> None:
         """Log the allocation of new storages in an op's outputs."""
         if isinstance(out, torch.Tensor):
-            if self.is_of_cuda and out.layout is torch.sparse_coo:
+            if out.layout is torch.sparse_coo and self.is_of_cuda:
                 self.log_outputs((out._indices(), out._values()))
             else:
                 self.log_storage(out)
@@ -414,7 +417,7 @@ if _SKIPS:
     )
 
 
-def _is_meta(out: Any) -> bool:
+def is_meta(out: Any) -> bool:
     """Whether an op's output is a tensor on meta, which has no memory anywhere."""
     # PyTorch makes them to find the shapes of results with ``_efficientzerotensor``.
     device = getattr(out, "fake_device", None) or getattr(out, "device", None)
@@ -460,12 +463,14 @@ def _moved(
     log: StorageLog, values: Sequence[Any], passes: Sequence[int]
 ) -> tuple[tuple[int, ...], int]:
     """Return the storages of some values, and the bytes that passes over them move."""
-    moved_bytes = sum(
-        times * stored_bytes(x)
-        for value, times in zip(values, passes, strict=True)
-        for x in tensors_in(value)
-    )
-    return tuple(_storages(log, values)), moved_bytes
+    moved_bytes, storages = 0, []
+    for value, times in zip(values, passes, strict=True):
+        for x in tensors_in(value):
+            moved_bytes += times * stored_bytes(x)
+            storage = log.index_of(x)
+            if storage >= 0:
+                storages.append(storage)
+    return tuple(storages), moved_bytes
 
 
 def _storages(log: StorageLog, values: Sequence[Any]) -> Iterator[int]:

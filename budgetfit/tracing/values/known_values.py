@@ -54,6 +54,7 @@ from budgetfit.tracing.values.propagation import (
     PropagatedValues,
     count_nonzero,
     tensors_of,
+    without_repeats,
 )
 from budgetfit.tracing.values.value_checks import ValueChecks
 
@@ -147,7 +148,7 @@ class KnownValues:
             if real is None or not real.numel() or self._values.reasons(indices):
                 continue
             with _disable_current_modes():
-                least, most = (int(x) for x in real.aminmax())
+                least, most = (int(x) for x in without_repeats(real).aminmax())
             size = args[0].shape[dim]
             if most >= size or least < -size:
                 raise IndexError(

@@ -296,6 +296,11 @@ def _like(func: OpOverload, args: Args, kwargs: Kwargs) -> Callable[[], torch.Te
     return make
 
 
+def without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """Return one element along each dimension that repeats its elements (stride 0)."""
+    return tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]
+
+
 def _collapsed(tensor: torch.Tensor) -> torch.Tensor:
     """Return one element along each dimension along which all are equal."""
     # Those of a repeated dimension (stride 0) first: they need no comparison.
@@ -318,9 +323,7 @@ def _stored(tensor: torch.Tensor) -> int:
 
 def count_nonzero(tensor: torch.Tensor) -> int:
     """Count elements that are not zero, those of a repeated dimension together."""
-    pairs = list(zip(tensor.shape, tensor.stride(), strict=True))
-    sizes = [size if stride else min(size, 1) for size, stride in pairs]
-    stored = tensor.as_strided(sizes, tensor.stride(), tensor.storage_offset())
+    stored = without_repeats(tensor)
     return int(stored.count_nonzero()) * (tensor.numel() // max(stored.numel(), 1))
 
 

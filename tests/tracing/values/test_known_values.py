@@ -214,6 +214,17 @@ def test_a_mask_of_one_sample_is_no_index_past_it(
         put(x, [mask, stand_in(past)], torch.ones(3))
 
 
+def test_indices_of_which_all_rows_are_one_are_checked(
+    stand_in: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    with _disable_current_modes():
+        last, past = (torch.tensor([[0, n]]).expand(3, 2) for n in (5, 6))
+    x = torch.zeros(3, 6)
+    assert x.gather(1, stand_in(last)).shape == (3, 2)
+    with pytest.raises(IndexError, match=r"index 6 .* dimension 1 with size 6"):
+        x.gather(1, stand_in(past))
+
+
 def test_nothing_is_noted_where_no_one_asks(values: KnownValues) -> None:
     x = torch.empty(4, 4)
     torch.where(x > 0, x, 0).topk(2)

@@ -75,11 +75,9 @@ _AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 def ops_with_kernel(dispatch_key: str) -> frozenset[str]:
     """Return the aten ops (``name.overload``) with a kernel for a dispatch key."""
     prefix = "aten::"
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(dispatch_key)
     return frozenset(
-        name.removeprefix(prefix)
-        for name in torch._C._dispatch_get_all_op_names()
-        if name.startswith(prefix)
-        and torch._C._dispatch_has_kernel_for_dispatch_key(name, dispatch_key)
+        name.removeprefix(prefix) for name in names if name.startswith(prefix)
     )
 
 

@@ -12,7 +12,11 @@ from torch.distributed.tensor import DTensor
 
 from budgetfit.core.step_trace import EMPTY_CACHE, Category
 from budgetfit.tracing.call_cache import Args, Kwargs
-from budgetfit.tracing.recording.storage_log import PRIM_DEVICE, StorageLog
+from budgetfit.tracing.recording.storage_log import (
+    PRIM_DEVICE,
+    StorageLog,
+    is_meta,
+)
 from budgetfit.tracing.records import OpSemantics, RunOp, call_op
 
 
@@ -64,7 +68,11 @@ class RankLog(StorageLog):
             with torch._C._DisableTorchDispatch():
                 return func(*args, **kwargs or {})
         kwargs = kwargs or {}
-        if self.paused or self._is_foreign(args) or self._is_foreign(kwargs.values()):
+        if (
+            self.paused
+            or self._is_foreign(args)
+            or (kwargs and self._is_foreign(kwargs.values()))
+        ):
             return func(*args, **kwargs)
         if not func.is_view and (engine := self._reads_freed(args)):
             raise RuntimeError(f"a weight is read that {engine} has freed")
@@ -92,7 +100,10 @@ class RankLog(StorageLog):
     ) -> int:
         """Log a tensor's storage if it is new and on the device; return its index."""
         tensor = local_tensor(tensor)
-        if self.paused or tensor.device.type == "meta" or self._is_foreign([tensor]):
+        of_other_mode = isinstance(tensor, FakeTensor) and (
+            tensor.fake_mode is not self.mode
+        )
+        if self.paused or of_other_mode or is_meta(tensor):
             return -1
         return super().log_storage(tensor, category, size_bytes)
 
