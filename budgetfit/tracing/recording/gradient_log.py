@@ -96,7 +96,11 @@ class GradientLog:
 
     def _end_reduction(self) -> None:
         """Note that FSDP2 has reduced gradients: what it holds meanwhile is freed."""
+        # Until then it holds the last gradient; the others share its storage, or are
+        # copies in host memory.
         event = len(self.log.events)
-        for row in range(self._reduced, len(self.rows)):
-            self.rows[row] = self.rows[row]._replace(released=event)
+        for number in range(self._reduced, len(self.rows)):
+            row = self.rows[number]
+            if row.incoming == self.rows[-1].incoming:
+                self.rows[number] = row._replace(released=event)
         self._reduced = len(self.rows)

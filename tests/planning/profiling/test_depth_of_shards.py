@@ -226,6 +226,6 @@ def test_ddp_is_traced_only_where_one_gpu_holds_the_optimizer_step() -> None:
         return [getattr(each.settings.parallelism, "engine", "") for each in found]
 
     # Weights, gradients and two states of AdamW.
-    assert engines(8) == ["ddp", *["fsdp2"] * 4]
-    assert engines(3.9) == ["fsdp2"] * 4
+    assert engines(8) == ["ddp", *["fsdp2"] * 8]
+    assert engines(3.9) == ["fsdp2"] * 8
     assert engines(3.9, "ddp") == ["ddp"]
