@@ -81,7 +81,7 @@ def test_more_gpus_are_taken_rather_than_the_hosts_memory() -> None:
     assert tried["4"].startswith("fits, ")
     assert not plan.recipe.cpu_offload
     assert plan.recipe.ranks == 4
-    tried = dict(planned(**auto, host_ram=0).provenance["gpus_tried"])
+    tried = dict(planned(**auto, host_ram="2GiB").provenance["gpus_tried"])
     assert tried["2"].startswith("the lowest peak found on each is 2.")
 
 

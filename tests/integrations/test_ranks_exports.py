@@ -488,6 +488,7 @@ def test_offloaded_shards_are_the_libraries_own_setting(tmp_path: Path) -> None:
     assert (
         f'dist.init_process_group("{backends}" if name == "cuda" else "gloo")' in text
     )
+    assert 'settings["offload_policy"] = CPUOffloadPolicy(pin_memory=pinned)' in text
     file = yaml.safe_load(axolotl_export.export_text(plan, "plan.json"))
     assert file["fsdp_config"]["offload_params"] is True
     assert "ddp_backend" not in file
