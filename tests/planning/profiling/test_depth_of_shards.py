@@ -229,3 +229,20 @@ def test_ddp_is_traced_only_where_one_gpu_holds_the_optimizer_step() -> None:
     assert engines(8) == ["ddp", *["fsdp2"] * 8]
     assert engines(3.9) == ["fsdp2"] * 8
     assert engines(3.9, "ddp") == ["ddp"]
+
+
+def test_a_scaled_loss_keeps_gradients_on_the_gpu() -> None:
+    workload = Workload(
+        model=Mebi(2), batch=MIB_BATCH, gpu=find_gpu("t4")
+    ).with_found_blocks()
+    found = open_sessions(
+        workload,
+        Budget(total_bytes=2**40, context_bytes=0, headroom_bytes=0),
+        Request(),
+        precisions=["fp16-mixed", "fp32"],
+        optimizer="sgd",
+        parallelisms=parallelisms(2, "fsdp2"),
+    )
+    for offloads, precisions in ((False, {"fp16-mixed", "fp32"}), (True, {"fp32"})):
+        sessions = [each for each in found if each.offloads == offloads]
+        assert {each.settings.precision for each in sessions} == precisions
