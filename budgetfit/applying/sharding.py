@@ -102,14 +102,21 @@ def wrap(
         settings["offload_policy"] = fsdp.CPUOffloadPolicy(pin_memory=pinned)
     reshard = parallelism.reshard_after_forward
     for name in blocks:
-        block: Any = model.get_submodule(name)
-        if type(block).forward is torch.nn.Module.forward:
-            block = list(block.children())  # a list, which runs module by module
-        fsdp.fully_shard(block, reshard_after_forward=reshard, **settings)
+        modules = _with_forward(model.get_submodule(name))
+        if modules:  # else parameters alone, which are gathered with the rest
+            group: Any = modules[0] if len(modules) == 1 else modules
+            fsdp.fully_shard(group, reshard_after_forward=reshard, **settings)
     wrapped: nn.Module = fsdp.fully_shard(model, **settings)
     for name, parameter in wrapped.named_parameters():
         vars(parameter).update(attributes.get(name, {}))
     return wrapped
+
+
+def _with_forward(module: nn.Module) -> list[nn.Module]:
+    """Return the module, or those in a list of modules, which run one by one."""
+    if type(module).forward is not nn.Module.forward:
+        return [module]
+    return [each for child in module.children() for each in _with_forward(child)]
 
 
 def refuse_hooks(model: nn.Module) -> None:

@@ -123,13 +123,7 @@ class _Walk:
 
     def compiled(self) -> None:
         """Every block under torch.compile; a model without blocks has none to show."""
-        asked = dict(self.entry.plan)
-        precision = asked.pop("precision", "fp32")
-        optimizer = asked.get("optimizer", Recipe(batch_size=1).optimizer)
-        if isinstance(optimizer, str):
-            asked.pop("optimizer", None)
-        else:
-            optimizer = qualified_name(optimizer)
+        asked, precision, optimizer = self._settings()
         recipe = Recipe(
             batch_size=BATCH_SIZE,
             precision=precision,
@@ -143,12 +137,26 @@ class _Walk:
             budgetfit.estimate(self.model, recipe, gpu=GPU, **asked)
         assert compiled.called, "no blocks were found"
 
-    def sharded(self) -> None:
-        """As one of eight ranks under FSDP2, each block sharded for itself."""
+    def _settings(self) -> tuple[dict[str, Any], str, str]:
+        """The entry's arguments of ``estimate``; precision and optimizer of a recipe."""
         asked = dict(self.entry.plan)
         precision = asked.pop("precision", "fp32")
-        ranks = Parallelism(engine="fsdp2", gpus=RANKS)
-        recipe = Recipe(batch_size=BATCH_SIZE, precision=precision, parallelism=ranks)
+        optimizer = asked.get("optimizer", Recipe(batch_size=1).optimizer)
+        if isinstance(optimizer, str):
+            asked.pop("optimizer", None)
+        else:
+            optimizer = qualified_name(optimizer)
+        return asked, precision, optimizer
+
+    def sharded(self) -> None:
+        """As one of eight ranks under FSDP2, each block sharded for itself."""
+        asked, precision, optimizer = self._settings()
+        recipe = Recipe(
+            batch_size=BATCH_SIZE,
+            precision=precision,
+            optimizer=optimizer,
+            parallelism=Parallelism(engine="fsdp2", gpus=RANKS),
+        )
         with unchanged(self.model):
             budgetfit.estimate(self.model, recipe, gpu=GPU, **asked)
 

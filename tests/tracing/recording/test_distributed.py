@@ -82,6 +82,55 @@ def test_a_rank_of_fsdp2_keeps_its_shard_alone() -> None:
     assert states == 2 * BLOCKS * MIB // 8
 
 
+class Weights(nn.Module):
+    """Weights in a list, which is no module that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weights = (nn.Parameter(torch.zeros(512, 512)) for _ in range(BLOCKS))
+        self.weights = nn.ParameterList(weights)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for weight in self.weights:
+            x = x @ weight
+        return x.mean()
+
+
+def test_a_block_of_parameters_alone_is_gathered_with_the_rest() -> None:
+    workload = Workload(
+        model=Weights(),
+        batch=torch.zeros(2, 512),
+        gpu=find_gpu(ADA),
+        blocks=("weights",),
+    )
+    found = TraceSession(workload).exact(Recipe(batch_size=2, parallelism=FSDP2))
+    assert live(found, "optimizer")["parameters"] == BLOCKS * MIB // 8
+
+
+class Cached(nn.Module):
+    """Keeps what it has seen, as transformers' caches: it begins with nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(512, 512, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        nothing = torch.tensor([], dtype=x.dtype, device=x.device)
+        seen = torch.cat([nothing, self.inner(x).flatten()])
+        return seen.mean()
+
+
+def test_an_empty_tensor_is_no_weight_that_was_freed() -> None:
+    workload = Workload(
+        model=Cached(),
+        batch=torch.zeros(2, 512),
+        gpu=find_gpu(ADA),
+        blocks=("inner",),
+    )
+    found = TraceSession(workload).exact(Recipe(batch_size=2, parallelism=FSDP2))
+    assert live(found, "optimizer")["parameters"] == MIB // 8
+
+
 def test_offloaded_shards_are_in_host_memory_with_gradients_and_states() -> None:
     found = trace(replace(FSDP2, cpu_offload=True))
     for phase in ("forward", "backward", "optimizer"):
@@ -126,25 +175,29 @@ def test_what_several_micro_batches_pin_is_counted_once() -> None:
 
 
 class Stages(nn.Module):
-    """Three blocks that are lists, which have no forward of their own."""
+    """Three blocks that are lists, or lists of lists, without a forward."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, nested: bool) -> None:
         super().__init__()
+        self.nested = nested
+        layers = (nn.Linear(512, 512, bias=False) for _ in range(BLOCKS))
         self.stages = nn.ModuleList(
-            nn.ModuleList([nn.Linear(512, 512, bias=False)]) for _ in range(BLOCKS)
+            nn.ModuleList([nn.ModuleList([layer]) if nested else layer])
+            for layer in layers
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for stage in self.stages:
             for layer in stage:
-                x = layer(x)
+                x = layer[0](x) if self.nested else layer(x)
         return x.mean()
 
 
-def test_a_block_that_is_a_list_is_sharded_as_a_group() -> None:
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_block_that_is_a_list_is_sharded_as_a_group(*, nested: bool) -> None:
     names = tuple(f"stages.{number}" for number in range(BLOCKS))
     workload = Workload(
-        model=Stages(), batch=torch.zeros(2, 512), gpu=find_gpu(ADA), blocks=names
+        model=Stages(nested=nested), batch=torch.zeros(2, 512), gpu=find_gpu(ADA), blocks=names
     )
     found = TraceSession(workload).exact(Recipe(batch_size=2, parallelism=FSDP2))
     assert live(found, "optimizer")["parameters"] == BLOCKS * MIB // 8

@@ -142,7 +142,8 @@ class RankLog(StorageLog):
         known = self._alive.get(key)
         if size_bytes == 0:
             self._log_free(key, None)
-            self._freed[key] = weakref.ref(storage)
+            if storage.nbytes():  # an empty tensor is no weight
+                self._freed[key] = weakref.ref(storage)
             return
         self._freed.pop(key, None)
         if known is None and not self.paused:
