@@ -138,7 +138,7 @@ class _Walk:
         assert compiled.called, "no blocks were found"
 
     def _settings(self) -> tuple[dict[str, Any], str, str]:
-        """The entry's arguments of ``estimate``; precision and optimizer of a recipe."""
+        """Arguments of ``estimate``, and a recipe's precision and optimizer."""
         asked = dict(self.entry.plan)
         precision = asked.pop("precision", "fp32")
         optimizer = asked.get("optimizer", Recipe(batch_size=1).optimizer)

@@ -197,7 +197,10 @@ class Stages(nn.Module):
 def test_a_block_that_is_a_list_is_sharded_as_a_group(*, nested: bool) -> None:
     names = tuple(f"stages.{number}" for number in range(BLOCKS))
     workload = Workload(
-        model=Stages(nested=nested), batch=torch.zeros(2, 512), gpu=find_gpu(ADA), blocks=names
+        model=Stages(nested=nested),
+        batch=torch.zeros(2, 512),
+        gpu=find_gpu(ADA),
+        blocks=names,
     )
     found = TraceSession(workload).exact(Recipe(batch_size=2, parallelism=FSDP2))
     assert live(found, "optimizer")["parameters"] == BLOCKS * MIB // 8
