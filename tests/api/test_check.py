@@ -122,7 +122,7 @@ def test_host_memory_is_what_was_planned_or_is_given(config: Path) -> None:
     least = budgetfit.check(plan, host_ram=found.host_bytes - 1)
     assert least.fits is False
     (note,) = (text for text in least.notes if "host memory" in text)
-    assert "are pinned, of" in note
+    assert "are needed, of" in note
     assert "host_ram=" in note
 
 
