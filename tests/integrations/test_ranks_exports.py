@@ -494,6 +494,25 @@ def test_offloaded_shards_are_the_libraries_own_setting(tmp_path: Path) -> None:
     assert "ddp_backend" not in file
 
 
+def test_a_script_shards_the_modules_of_a_list() -> None:
+    plan = plan_of("fsdp2")
+    assert "with_forward" not in plan.to_torch_script()
+    model = replace(plan.model, block_types=("ModuleList", "LlamaDecoderLayer"))
+    script = defined_by(plan.changed(model=model).to_torch_script())
+    one, two = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    nested = torch.nn.ModuleList([one, torch.nn.ModuleList([two])])
+    assert script["with_forward"](nested) == [one, two]
+    assert script["with_forward"](one) == [one]
+    assert script["with_forward"](torch.nn.ParameterList([one.weight])) == []
+    groups: list[Any] = []
+    script["fully_shard"] = lambda group, **_: groups.append(group)
+    script["init_device_mesh"] = mock.Mock()
+    tiny = tiny_model("llama")
+    script["wrap"](tiny, torch.device("cpu"))
+    blocks = [[tiny.get_submodule(name)] for name in plan.model.blocks]
+    assert groups == [*blocks, tiny]
+
+
 def test_the_trainer_is_warned_of_whole_gradients(tmp_path: Path) -> None:
     each = Parallelism(engine="fsdp2", gpus=RANKS, sync_each_batch=True)
     plan = plan_for(tiny_model("llama"), (), parallelism=each)

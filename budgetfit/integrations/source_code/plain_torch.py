@@ -80,7 +80,7 @@ def torch_script(plan: Plan) -> str:
         _optimizer(plan.recipe.optimizer),
         *compile_parts(plan.recipe),
         *recompute_parts(plan.recipe),
-        *ranks_parts(plan.recipe),
+        *ranks_parts(plan.recipe, plan.model.block_types),
         *data_parts(
             plan.model.batch,
             plan.model.batch_dims,

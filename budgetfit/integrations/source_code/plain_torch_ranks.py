@@ -2,6 +2,7 @@
 
 import json
 import pprint
+from collections.abc import Collection
 from typing import Any
 
 from budgetfit.applying.zero import deepspeed_config
@@ -15,8 +16,11 @@ from budgetfit.integrations.source_code.python_source import (
 )
 
 
-def ranks_parts(recipe: Recipe) -> list[Part]:
-    """Return the source that wraps the model; nothing for one GPU."""
+def ranks_parts(recipe: Recipe, block_types: Collection[str]) -> list[Part]:
+    """Return the source that wraps the model; nothing for one GPU.
+
+    ``block_types``: names of the classes of its blocks.
+    """
     parallelism = recipe.parallelism
     if parallelism is None:
         return []
@@ -30,7 +34,10 @@ def ranks_parts(recipe: Recipe) -> list[Part]:
         return [*parts, Part(_ENGINE, ("import deepspeed",))]
     checkpoint = ("import torch.distributed.checkpoint as dcp", _STATE)
     fsdp = _FSDP_OFFLOADED if parallelism.cpu_offload else _FSDP
-    return [*parts, Part(_fsdp2(parallelism), (fsdp, _MESH)), Part(STATES, checkpoint)]
+    lists = not _LISTS.isdisjoint(block_types)
+    wraps = Part(_fsdp2(parallelism, lists=lists), (fsdp, _MESH))
+    modules = [Part(_WITH_FORWARD)] if lists else []
+    return [*parts, *modules, wraps, Part(STATES, checkpoint)]
 
 
 def ranks_constants(recipe: Recipe, blocks: tuple[str, ...]) -> list[str]:
@@ -110,7 +117,7 @@ def _ddp(parallelism: Parallelism) -> str:
     )
 
 
-def _fsdp2(parallelism: Parallelism) -> str:
+def _fsdp2(parallelism: Parallelism, *, lists: bool) -> str:
     copies, gpus = parallelism.replicate, parallelism.gpus
     shape: tuple[int, ...] = (copies, gpus // copies) if parallelism.shard else (gpus,)
     names = json.dumps(("dp_replicate", "dp_shard")[-len(shape) :])
@@ -130,13 +137,28 @@ def _fsdp2(parallelism: Parallelism) -> str:
         '    settings = {"mesh": mesh, "mp_policy": policy}\n'
         f"{_OFFLOAD if parallelism.cpu_offload else ''}"
         f"    reshard = {parallelism.reshard_after_forward}\n"
-        "    for name in SHARDED:\n"
-        "        block = model.get_submodule(name)\n"
-        "        fully_shard(block, reshard_after_forward=reshard, **settings)\n"
+        f"    for name in SHARDED:\n{_SHARD_LIST if lists else _SHARD}"
         "    return fully_shard(model, **settings)\n"
     )
 
 
+_LISTS = {"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"}
+_WITH_FORWARD = '''\
+def with_forward(module):
+    """Return the module, or those in a list of modules, which run one by one."""
+    if type(module).forward is not torch.nn.Module.forward:
+        return [module]
+    return [each for child in module.children() for each in with_forward(child)]
+'''
+_SHARD = """\
+        block = model.get_submodule(name)
+        fully_shard(block, reshard_after_forward=reshard, **settings)
+"""
+_SHARD_LIST = """\
+        modules = with_forward(model.get_submodule(name))
+        if modules:  # else parameters alone, which are gathered with the rest
+            fully_shard(modules, reshard_after_forward=reshard, **settings)
+"""
 _REFUSE_HOOKS = """\
     for name, item in model.named_parameters():
         if item._backward_hooks or item._post_accumulate_grad_hooks:
