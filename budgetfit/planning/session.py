@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NotRequired, TypedDict, Unpack
 
+from budgetfit.applying.optimizers.factory import steps_on_cpu
 from budgetfit.applying.precision import DTYPES
 from budgetfit.core.budget import Budget
 from budgetfit.core.parallelism import Parallelism
@@ -305,14 +306,16 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
         # What holds more runs where what holds less does, as does what is offloaded.
         known = [each.settings.parallelism for each in found]
         alike = (
-            row for row in known if parallelism in (*holding_more(row), _offloaded(row))
+            row
+            for row in known
+            if parallelism in holding_more(row) or _offloads(row, parallelism)
         )
         like = next(alike, None)
         if parallelism is not None and like is not None:
             found += [
                 each.with_parallelism(parallelism)
                 for each, row in zip(tuple(found), known, strict=True)
-                if row == like and not (parallelism.cpu_offload and _scales(each))
+                if row == like and (not parallelism.cpu_offload or _can_offload(each))
             ]
             continue
         try:
@@ -368,16 +371,18 @@ def holding_more(parallelism: Parallelism | None) -> tuple[Parallelism, ...]:
     return tuple(other for other in others if other != parallelism)
 
 
-def _scales(session: PlanningSession) -> bool:
-    """Whether a GradScaler unscales gradients, which it does not in host memory."""
-    return find_precision(session.settings.precision).grad_scaler
+def _can_offload(session: PlanningSession) -> bool:
+    """Whether weights can train in host memory, where no GradScaler unscales."""
+    settings = session.settings
+    scales = find_precision(settings.precision).grad_scaler
+    return not scales and steps_on_cpu(settings.optimizer)
 
 
-def _offloaded(parallelism: Parallelism | None) -> Parallelism | None:
-    """Return the same settings with weights and optimizer in host memory."""
-    if parallelism is None or parallelism.engine != "fsdp2":
-        return None
-    return replace(parallelism, cpu_offload=True)
+def _offloads(one: Parallelism | None, other: Parallelism | None) -> bool:
+    """Whether the other offloads shards that ``fully_shard`` keeps on the GPU."""
+    if one is None or other is None:
+        return False
+    return other.cpu_offload and not one.cpu_offload and one.engine == "fsdp2"
 
 
 def shard_bytes(

@@ -272,6 +272,13 @@ _MAKERS: dict[str, Callable[[list[Any], float], Optimizer]] = {
 OPTIMIZER_NAMES: tuple[str, ...] = tuple(_MAKERS)
 
 
+def steps_on_cpu(name: str) -> bool:
+    """Whether an optimizer, by its name in a recipe, has kernels for the CPU."""
+    libraries = "bitsandbytes.", "torchao."  # of callables
+    known = name in bitsandbytes.SPECS or name in torchao.SPECS
+    return not known and not name.startswith(libraries)
+
+
 def optimizer_notes(name: str, engine: str | None = None) -> tuple[str, ...]:
     """Return what an estimate leaves out of an optimizer, and how shards differ."""
     notes = []

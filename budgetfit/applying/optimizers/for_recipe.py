@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from budgetfit.applying.optimizers import bitsandbytes, cpu_offload, torchao
-from budgetfit.applying.optimizers.factory import make_optimizer
+from budgetfit.applying.optimizers import cpu_offload, torchao
+from budgetfit.applying.optimizers.factory import make_optimizer, steps_on_cpu
 from budgetfit.applying.optimizers.flat_parts import refuse_if_by_shape
 from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
 from budgetfit.applying.undo import Undo
@@ -75,8 +75,8 @@ def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is 
     if offloads and recipe.parallelism is not None:
         raise InputError(OFFLOAD_ON_SEVERAL_REFUSED)
 
-    if recipe.cpu_offload and optimizer in {*bitsandbytes.SPECS, *torchao.SPECS}:
-        raise InputError(STATES_ON_CPU_REFUSED.format(name=optimizer))
+    if recipe.cpu_offload and not steps_on_cpu(recipe.optimizer):
+        raise InputError(STATES_ON_CPU_REFUSED.format(name=recipe.optimizer))
 
     if recipe.zero_stage is not None:
         refuse_if_by_shape(

@@ -231,7 +231,17 @@ def test_ddp_is_traced_only_where_one_gpu_holds_the_optimizer_step() -> None:
     assert engines(3.9, "ddp") == ["ddp"]
 
 
-def test_a_scaled_loss_keeps_gradients_on_the_gpu() -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "offloaded"),
+    [("sgd", {"fp32"}), ("adamw_torch_8bit", set())],
+)
+def test_what_cannot_train_on_the_cpu_stays_on_the_gpu(
+    optimizer: str, offloaded: set[str]
+) -> None:
+    """Gradients of a scaled loss, and optimizers that have no kernels there."""
+    # As where weights that are kept after the forward do not fit on the GPU.
+    least, *others = parallelisms(2, "fsdp2")
+    offloading = [each for each in others if each.cpu_offload]
     workload = Workload(
         model=Mebi(2), batch=MIB_BATCH, gpu=find_gpu("t4")
     ).with_found_blocks()
@@ -240,9 +250,10 @@ def test_a_scaled_loss_keeps_gradients_on_the_gpu() -> None:
         Budget(total_bytes=2**40, context_bytes=0, headroom_bytes=0),
         Request(),
         precisions=["fp16-mixed", "fp32"],
-        optimizer="sgd",
-        parallelisms=parallelisms(2, "fsdp2"),
+        optimizer=optimizer,
+        parallelisms=[least, *offloading],
     )
-    for offloads, precisions in ((False, {"fp16-mixed", "fp32"}), (True, {"fp32"})):
+    assert len(found) == 2 + 4 * len(offloaded)
+    for offloads, precisions in ((False, {"fp16-mixed", "fp32"}), (True, offloaded)):
         sessions = [each for each in found if each.offloads == offloads]
         assert {each.settings.precision for each in sessions} == precisions
