@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 
 from budgetfit.applying.quantized_layers.stored_weights import quantized_tensors
-from budgetfit.core.parallelism import Engine, Parallelism
+from budgetfit.core.parallelism import BACKENDS, Engine, Parallelism
 from budgetfit.errors import InputError
 
 # What torchrun sets, and ``init_process_group`` reads.
@@ -126,7 +126,7 @@ class Ranks(GroupRanks):
             raise InputError(
                 "With cpu_offload gradients in host memory are clipped to the norm "
                 f"over all ranks, for which the process group ({backends}) has no "
-                'backend. Use init_process_group("cpu:gloo,cuda:nccl").'
+                f'backend. Use init_process_group("{BACKENDS}").'
             )
         self.device = _device(
             on_cuda=trains_on_cuda and torch.cuda.is_available() and not on_cpu
@@ -195,7 +195,7 @@ def _initialize(parallelism: Parallelism, *, on_cuda: bool) -> None:
     check_started(parallelism)
     if on_cuda:
         torch.cuda.set_device(_device(on_cuda=True))
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
+    distributed.init_process_group(BACKENDS if on_cuda else "gloo")
     atexit.register(_destroy, distributed.group.WORLD)
 
 

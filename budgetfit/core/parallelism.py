@@ -13,6 +13,8 @@ Engine = Literal["ddp", "fsdp2", "deepspeed"]
 PolicyDtype = Literal["bf16", "fp16", "fp32"]
 ZeroStage = Literal[1, 2, 3]
 MOST_GPUS: Final = 2**14
+# Of a process group whose ranks exchange tensors in host memory as well.
+BACKENDS: Final = "cpu:gloo,cuda:nccl"
 _MOST_ELEMENTS: Final = 2**40  # of a bucket
 # What not all engines have.
 _SETTINGS: Final = {

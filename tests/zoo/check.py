@@ -123,22 +123,19 @@ class _Walk:
 
     def compiled(self) -> None:
         """Every block under torch.compile; a model without blocks has none to show."""
-        asked, precision, optimizer = self._settings()
-        recipe = Recipe(
-            batch_size=BATCH_SIZE,
-            precision=precision,
-            optimizer=optimizer,
-            compile="blocks",
-        )
         forward_of = mock.patch.object(
             CompiledBlocks, "forward_of", autospec=True, side_effect=_FORWARD_OF
         )
-        with unchanged(self.model), forward_of as compiled:
-            budgetfit.estimate(self.model, recipe, gpu=GPU, **asked)
+        with forward_of as compiled:
+            self._estimate(compile="blocks")
         assert compiled.called, "no blocks were found"
 
-    def _settings(self) -> tuple[dict[str, Any], str, str]:
-        """Arguments of ``estimate``, and a recipe's precision and optimizer."""
+    def sharded(self) -> None:
+        """As one of eight ranks under FSDP2, each block sharded for itself."""
+        self._estimate(parallelism=Parallelism(engine="fsdp2", gpus=RANKS))
+
+    def _estimate(self, **settings: Any) -> None:
+        """Predict a recipe with the entry's precision and optimizer."""
         asked = dict(self.entry.plan)
         precision = asked.pop("precision", "fp32")
         optimizer = asked.get("optimizer", Recipe(batch_size=1).optimizer)
@@ -146,16 +143,8 @@ class _Walk:
             asked.pop("optimizer", None)
         else:
             optimizer = qualified_name(optimizer)
-        return asked, precision, optimizer
-
-    def sharded(self) -> None:
-        """As one of eight ranks under FSDP2, each block sharded for itself."""
-        asked, precision, optimizer = self._settings()
         recipe = Recipe(
-            batch_size=BATCH_SIZE,
-            precision=precision,
-            optimizer=optimizer,
-            parallelism=Parallelism(engine="fsdp2", gpus=RANKS),
+            batch_size=BATCH_SIZE, precision=precision, optimizer=optimizer, **settings
         )
         with unchanged(self.model):
             budgetfit.estimate(self.model, recipe, gpu=GPU, **asked)

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from budgetfit.applying.sharding import wrap
-from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.parallelism import BACKENDS, Parallelism
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
 from budgetfit.integrations.exports.prepared_model import PreparedModel, prepare
-from budgetfit.integrations.exports.ranks import BACKENDS, refuse_several_gpus
+from budgetfit.integrations.exports.ranks import refuse_several_gpus
 from budgetfit.integrations.optional_imports import import_attribute
 from budgetfit.integrations.source_code.model_loading import load_model_text
 from budgetfit.integrations.source_code.plain_torch_ranks import ddp_settings

@@ -4,13 +4,12 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from budgetfit.applying.zero import deepspeed_config
-from budgetfit.core.parallelism import Engine, Parallelism
+from budgetfit.core.parallelism import BACKENDS, Engine, Parallelism
 from budgetfit.core.plan import Plan
 from budgetfit.core.precision import find_precision
 from budgetfit.errors import InputError
 from budgetfit.utils.format_bytes import format_bytes
 
-BACKENDS: Final = "cpu:gloo,cuda:nccl"  # of a process group, for host memory as well
 _CONTAINERS: Final = ("ModuleList", "ModuleDict")  # without a forward
 
 

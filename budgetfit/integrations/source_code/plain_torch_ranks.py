@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from budgetfit.applying.zero import deepspeed_config
-from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.parallelism import BACKENDS, Parallelism
 from budgetfit.core.recipe import Recipe
 from budgetfit.integrations.source_code.plain_torch_templates import Part
 from budgetfit.integrations.source_code.python_source import (
@@ -26,7 +26,7 @@ def ranks_parts(recipe: Recipe, block_types: Collection[str]) -> list[Part]:
         return []
     join = JOIN
     if parallelism.cpu_offload:  # gradients are clipped in host memory
-        join = join.replace('"nccl" if', '"cpu:gloo,cuda:nccl" if')
+        join = join.replace('"nccl" if', f'"{BACKENDS}" if')
     parts = [Part(join, ("import os", "import torch.distributed as dist"))]
     if parallelism.engine == "ddp":
         return [*parts, Part(_ddp(parallelism), (_DDP,))]

@@ -261,8 +261,7 @@ def _changes(
             yield {"batch_size": smallest}, partial(session.asking, batch_size=smallest)
     if request.checkpointing != "auto":
         yield {"checkpointing": "auto"}, partial(session.asking, checkpointing="auto")
-    several = settings.parallelism
-    offloads = settings.optimizer == OFFLOADED or (several and several.cpu_offload)
+    offloads = settings.optimizer == OFFLOADED or session.offloads
     uses_host = offloads or request.checkpointing == "auto"
     if uses_host and session.budget.host_ram_bytes is not None:
         yield _more_host_memory(session)

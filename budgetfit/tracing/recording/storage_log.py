@@ -21,7 +21,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.core.step_trace import (
     CATEGORIES,
-    SHARD_TO_HOST,
     TO_HOST,
     Category,
     KernelScratch,
@@ -207,7 +206,7 @@ class StorageLog(TorchDispatchMode):
     def _is_on_host(self, func: OpOverload, name: str, out: Any) -> bool:
         """Whether an op's output allocates no device memory."""
         # torch's optimizers count steps on the host, with scalars that they make there.
-        return name in {TO_HOST, SHARD_TO_HOST} or (
+        return name == TO_HOST or (
             self.is_of_cuda
             and self.in_optimizer
             and func is _LIFT_FRESH

@@ -60,6 +60,12 @@ def trace(parallelism: Parallelism, **settings: object) -> StepTrace:
     return session("mebi").exact(recipe)
 
 
+def sharded(model: nn.Module, *blocks: str) -> StepTrace:
+    batch = torch.zeros(2, 512)
+    workload = Workload(model=model, batch=batch, gpu=find_gpu(ADA), blocks=blocks)
+    return TraceSession(workload).exact(Recipe(batch_size=2, parallelism=FSDP2))
+
+
 def live(trace: StepTrace, phase: str, step: int = -1) -> dict[str, int]:
     """Bytes alive at the end of a phase of the last step, by category."""
     step = trace.phases[-1].step if step < 0 else step
@@ -97,13 +103,7 @@ class Weights(nn.Module):
 
 
 def test_a_block_of_parameters_alone_is_gathered_with_the_rest() -> None:
-    workload = Workload(
-        model=Weights(),
-        batch=torch.zeros(2, 512),
-        gpu=find_gpu(ADA),
-        blocks=("weights",),
-    )
-    found = TraceSession(workload).exact(Recipe(batch_size=2, parallelism=FSDP2))
+    found = sharded(Weights(), "weights")
     assert live(found, "optimizer")["parameters"] == BLOCKS * MIB // 8
 
 
@@ -121,13 +121,7 @@ class Cached(nn.Module):
 
 
 def test_an_empty_tensor_is_no_weight_that_was_freed() -> None:
-    workload = Workload(
-        model=Cached(),
-        batch=torch.zeros(2, 512),
-        gpu=find_gpu(ADA),
-        blocks=("inner",),
-    )
-    found = TraceSession(workload).exact(Recipe(batch_size=2, parallelism=FSDP2))
+    found = sharded(Cached(), "inner")
     assert live(found, "optimizer")["parameters"] == MIB // 8
 
 
@@ -196,13 +190,7 @@ class Stages(nn.Module):
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_block_that_is_a_list_is_sharded_as_a_group(*, nested: bool) -> None:
     names = tuple(f"stages.{number}" for number in range(BLOCKS))
-    workload = Workload(
-        model=Stages(nested=nested),
-        batch=torch.zeros(2, 512),
-        gpu=find_gpu(ADA),
-        blocks=names,
-    )
-    found = TraceSession(workload).exact(Recipe(batch_size=2, parallelism=FSDP2))
+    found = sharded(Stages(nested=nested), *names)
     assert live(found, "optimizer")["parameters"] == BLOCKS * MIB // 8
     assert live(found, "forward")["parameters"] < BLOCKS * MIB  # each for itself
 

@@ -36,13 +36,16 @@ class OffloadedLog(RankLog):
 
     def run_and_log(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Run the op; log what it allocates, or what it takes on the CPU."""
-        name = op_name(func)
-        if name not in _COPIES:
+        if op_name(func) not in _COPIES:
             on_host = self._are_on_host([*args, *kwargs.values()])
             if on_host or (on_host is None and self.in_optimizer):
                 return self._run_on_host(func, args, kwargs)
-        out = super().run_and_log(func, args, kwargs)
-        if name == SHARD_TO_HOST:
+        return super().run_and_log(func, args, kwargs)
+
+    def run_op(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        """Run the op, and note a copy that is in host memory."""
+        out = super().run_op(func, args, kwargs)
+        if op_name(func) == SHARD_TO_HOST:
             self._keep_on_host(out)
         return out
 
