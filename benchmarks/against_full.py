@@ -95,8 +95,8 @@ def practice(case: Case, budget: Budget) -> tuple[Estimate, Estimate]:
     )
     found = []
     for objective in ("batch_size", "throughput"):
-        request = Request(checkpointing="full", objective=objective)  # type: ignore[arg-type]
-        estimate = best_with_policy(PlanningSession(chains, request, budget), "full")
+        request = Request(budget=budget, checkpointing="full", objective=objective)  # type: ignore[arg-type]
+        estimate = best_with_policy(PlanningSession(chains, request), "full")
         if not estimate.fits:
             raise RuntimeError(f"{case}: not even one sample fits")
         found.append(estimate)

@@ -201,7 +201,6 @@ def _plan(given: Arguments) -> Plan:
         settings: SessionSettings = {**asked.settings, "compile": mode}
         return make_plan(
             asked.workload,
-            asked.budget,
             asked.request,
             more_changes=partial(what_would_fit, asked),
             **settings,

@@ -1,6 +1,8 @@
 """Budget: how much GPU memory is left for PyTorch's caching allocator."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from typing import Final
 
 from budgetfit.core.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
@@ -70,6 +72,24 @@ class Budget:
         left = self.total_bytes - self.context_bytes - self.headroom_bytes
         left -= self.nccl.high_bytes if self.nccl is not None else 0
         return left if self.allowed_bytes is None else min(left, self.allowed_bytes)
+
+    def with_expandable_segments(self) -> Budget:
+        """Return the budget of an allocator that makes expandable segments."""
+        return replace(self, allocator=self.allocator.with_expandable_segments())
+
+    def process_range(self, reserved_bytes: int) -> tuple[tuple[int, int] | None, str]:
+        """Return the range that ``nvidia-smi`` shows, and its source; None without one.
+
+        ``reserved_bytes``: of PyTorch's caching allocator.
+        """
+        if self.context is None:
+            return None, ""
+        low, high = self.context.low_bytes, self.context.high_bytes
+        source = f"process = reserved + the CUDA context, {self.context.source}"
+        if self.nccl is not None:
+            low, high = low + self.nccl.low_bytes, high + self.nccl.high_bytes
+            source = f"{source}; + {self.nccl.source}"
+        return (reserved_bytes + low, reserved_bytes + high), source
 
     def holds(self, reserved_bytes: int, host_bytes: int) -> bool:
         """Return whether this much device memory and host memory fits."""

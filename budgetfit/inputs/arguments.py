@@ -333,6 +333,7 @@ class ParsedArguments:
         if batch_size is None and self.given.optimizer_in_backward:
             batch_size = self.samples_per_rank  # no backward pass adds to another's
         return Request(
+            budget=self.budget,
             checkpointing=policy,
             objective=self.given.objective,  # type: ignore[arg-type]
             batch_size=batch_size,
@@ -370,9 +371,7 @@ class ParsedArguments:
         Raises:
             TraceError: If the model cannot be traced.
         """
-        return lowest_peak_plan(
-            self.workload, self.budget, self.request, **self.settings
-        )
+        return lowest_peak_plan(self.workload, self.request, **self.settings)
 
     def need_at(self, length: int) -> LowestPeak:
         """Return the lowest peak at another length, which the model must take."""

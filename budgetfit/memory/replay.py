@@ -153,9 +153,8 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     """
     device = device_properties(gpu)
     card_bytes = gpu.total_bytes
-    total = most = card_bytes if limit_bytes is None else limit_bytes
-    if total <= card_bytes:
-        most = min(total, settings.allowed_bytes(card_bytes))
+    limit_bytes = card_bytes if limit_bytes is None else limit_bytes
+    most = settings.within(limit_bytes, card_bytes)
     collects = settings.collect_above_bytes(card_bytes)
     repeats = steady_repeats(settings, gpu)
     program = trace, batch_size, then_batch_sizes, micro_steps, repeats
@@ -163,11 +162,11 @@ def replay(  # noqa: PLR0913 - a trace, a GPU and the settings of a run
     known = _TIMELINES.get(key)
     if known is not None and known.reserved_bytes <= most:
         return known
-    within = *key, total, most, breakdown
+    within = *key, limit_bytes, most, breakdown
     if within in _TIMELINES:
         return _TIMELINES[within]
     parts, events = _program(*program)
-    allocator = make_allocator(total, settings, card_bytes, trace.side_streams())
+    allocator = make_allocator(limit_bytes, settings, card_bytes, trace.side_streams())
     sizes = partial(_rounded_bytes, trace, device, settings)
     runs: list[AllocatorRun] = []
     loading_retries = 0  # which empty what loading left cached, and cost nothing later
@@ -204,13 +203,12 @@ def setup_fits(
     trace: StepTrace,
     batch_size: int,
     gpu: Gpu,
-    limit_bytes: int,
-    settings: AllocatorSettings = DEFAULT_SETTINGS,
+    budget: Budget,
 ) -> bool:
-    """Whether what happens before the first step needs no more memory than a limit."""
-    sizes = _rounded_bytes(trace, device_properties(gpu), settings, batch_size)
+    """Whether what happens before the first step fits into a budget."""
+    sizes = _rounded_bytes(trace, device_properties(gpu), budget.allocator, batch_size)
     allocator = make_allocator(
-        limit_bytes, settings, gpu.total_bytes, trace.side_streams()
+        budget.usable_bytes, budget.allocator, gpu.total_bytes, trace.side_streams()
     )
     allocator.run(trace.events[: trace.phases[0].end].tolist(), sizes)
     return allocator.failed_event is None

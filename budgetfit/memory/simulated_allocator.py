@@ -50,8 +50,7 @@ def make_allocator(
         or settings.collect_above_bytes(card_bytes) is not None
     ):
         return ReferenceEvents(total_bytes, settings, card_bytes, streams)
-    if total_bytes <= card_bytes:
-        total_bytes = min(total_bytes, settings.allowed_bytes(card_bytes))
+    total_bytes = settings.within(total_bytes, card_bytes)
     return CachingAllocator(total_bytes, settings.large_segment_bytes, streams)
 
 

@@ -74,7 +74,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
     fits = budget.holds(reserved_bytes, host_bytes)
     times, time_note = _step_times(trace, recipe, gpu)
     nccl = budget.nccl
-    process_range_bytes, context_notes = _process_range(reserved_bytes, budget)
+    process_range_bytes, process_note = budget.process_range(reserved_bytes)
     return Estimate(
         recipe=recipe,
         allocated_bytes=timeline.allocated_bytes,
@@ -91,7 +91,7 @@ def judge(  # noqa: PLR0913 - one value each, all needed
             *optimizer_notes(recipe.optimizer, recipe.engine),
             *([OFFLOADED_NOTE] if recipe.cpu_offload else ()),
             *notes,
-            *context_notes,
+            *([process_note] if process_note else ()),
             time_note,
         ),
         fits=fits,
@@ -140,14 +140,14 @@ def _replayed_within(
     """Return the replay to judge by, and what one without a limit reserves."""
     program = training if replayed is None else replayed
     timeline = run(program, limit_bytes=UNLIMITED_BYTES)
-    unlimited_bytes, usable_bytes = timeline.reserved_bytes, budget.usable_bytes
+    unlimited_bytes = timeline.reserved_bytes
     if most_retries:
         alone = run(training, limit_bytes=UNLIMITED_BYTES)
-        if alone.reserved_bytes > usable_bytes:
+        if alone.reserved_bytes > budget.usable_bytes:
             most_retries = 0
     emptied_bytes = unlimited_bytes if most_retries else timeline.loading_reserved_bytes
-    if emptied_bytes > usable_bytes:
-        limited = run(program, limit_bytes=usable_bytes)
+    if emptied_bytes > budget.usable_bytes:
+        limited = run(program, limit_bytes=budget.usable_bytes)
         if limited.failed_bytes is None and limited.retries <= most_retries:
             timeline = limited
     return timeline, unlimited_bytes
@@ -186,23 +186,6 @@ def times_of_ops(trace: StepTrace, recipe: Recipe, gpu: Gpu) -> OpTimes:
         micro_steps=recipe.gradient_accumulation_steps,
         nodes=recipe.parallelism.nodes if recipe.parallelism else 1,
     )
-
-
-def _process_range(
-    reserved_bytes: int, budget: Budget
-) -> tuple[tuple[int, int] | None, tuple[str, ...]]:
-    """Return the interval that nvidia-smi shows, and a note; none without a context."""
-    if budget.context is None:
-        return None, ()
-    context, nccl = budget.context, budget.nccl
-    low, high = (
-        reserved_bytes + each for each in (context.low_bytes, context.high_bytes)
-    )
-    note = f"process = reserved + the CUDA context, {context.source}"
-    if nccl is None:
-        return (low, high), (note,)
-    span = low + nccl.low_bytes, high + nccl.high_bytes
-    return span, (f"{note}; + {nccl.source}",)
 
 
 def unverified_op_notes(

@@ -44,8 +44,8 @@ from budgetfit.planning.search.solver_choice import optimality_text
 from budgetfit.planning.search.traced_sessions import traced_sessions
 from budgetfit.planning.search.varying_lengths import (
     JudgedLengths,
-    budget_for_lengths,
     estimate_all_lengths,
+    session_for_lengths,
     with_lengths,
 )
 from budgetfit.planning.session import (
@@ -63,7 +63,6 @@ from budgetfit.workload.workload import Workload
 @freeze_gc()
 def make_plan(
     workload: Workload,
-    budget: Budget,
     request: Request,
     *,
     more_changes: MoreChanges | None = None,
@@ -80,9 +79,9 @@ def make_plan(
         TraceError: If the model cannot be traced.
     """
     if settings.get("compile") == "model":
-        return _plan_compiled_model(workload, budget, request, **settings)
+        return _plan_compiled_model(workload, request, **settings)
     started = time.perf_counter()
-    sessions = traced_sessions(workload, budget, request, **settings)
+    sessions = traced_sessions(workload, request, **settings)
     found = best_settings(sessions)
     if isinstance(found, Refusal):
         raise does_not_fit_error(found, more_changes)
@@ -105,7 +104,6 @@ def make_plan(
 
 def _plan_compiled_model(
     workload: Workload,
-    budget: Budget,
     request: Request,
     **settings: Unpack[SessionSettings],
 ) -> Plan:
@@ -119,7 +117,7 @@ def _plan_compiled_model(
     """
     started = time.perf_counter()
     plain: SessionSettings = {**settings, "compile": "none"}
-    sessions = traced_sessions(workload, budget, request, **plain)
+    sessions = traced_sessions(workload, request, **plain)
     found = [search_compiled_model(each.changed(compile="model")) for each in sessions]
     best = min(
         found, key=lambda row: (not row.judged.fits, row.session.rank(row.judged))
@@ -158,7 +156,7 @@ def _report(
         block_chain = block_chain.without_options
     chain, first = block_chain.profile_at(recipe.batch_size), (*rows, *baselines)
     return plan.changed(
-        budget=budget_for_lengths(session.budget, judged.lengths),
+        budget=session_for_lengths(session, judged.lengths).budget,
         block_table=block_table(chain, best),
         lazy_alternatives=lazy_alternatives(session, best, first, slower),
         lazy_curves=lazy_curves(session, estimate),

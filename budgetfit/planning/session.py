@@ -39,12 +39,13 @@ Checkpointing = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The requested checkpointing, objective and batch size.
+    """The requested checkpointing, objective and batch size, and the memory for them.
 
     ``checkpointing`` is a policy's name or block names; a ``batch_size`` of None is
-    solved for.
+    solved for. ``budget``: what has to hold it, of each rank its own.
     """
 
+    budget: Budget
     checkpointing: Checkpointing = "auto"
     objective: Objective = "throughput"
     batch_size: int | None = None
@@ -73,7 +74,7 @@ class SessionSettings(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class PlanningSession:
-    """A workload's block chain, what is asked for, and what it has to fit into.
+    """A workload's block chain, and what is asked for.
 
     Sessions of other requests share the block chain, and those of other settings its
     traces. ``notes``: what is not planned for, as warnings.
@@ -81,8 +82,12 @@ class PlanningSession:
 
     block_chain: BlockChain
     request: Request
-    budget: Budget
     notes: tuple[str, ...] = ()
+
+    @property
+    def budget(self) -> Budget:
+        """What the settings have to fit into."""
+        return self.request.budget
 
     @property
     def traces(self) -> TraceSession:
@@ -154,11 +159,11 @@ class PlanningSession:
     def optimizer_step_fits(self) -> bool:
         """Whether the optimizer step fits, whatever is recomputed."""
         plain = self.block_chain.without_options
-        size, usable_bytes = self.smallest_searched, self.budget.usable_bytes
-        if plain.optimizer_bytes(size) > usable_bytes:
+        size = self.smallest_searched
+        if plain.optimizer_bytes(size) > self.budget.usable_bytes:
             return False  # without the trace with every block recomputed
         chain = plain.profile_at(size, exact_blocks=False)
-        return optimizer_step_bytes(chain) <= usable_bytes
+        return optimizer_step_bytes(chain) <= self.budget.usable_bytes
 
     @property
     def may_fit(self) -> bool:
@@ -168,11 +173,9 @@ class PlanningSession:
     @property
     def setup_fits(self) -> bool:
         """Whether loading and moving the model fit: what comes before the steps."""
-        size, budget = self.smallest_searched, self.budget
+        size = self.smallest_searched
         trace = self.block_chain.without_options.all_kept(size)
-        return setup_fits(
-            trace, size, self.workload.gpu, budget.usable_bytes, budget.allocator
-        )
+        return setup_fits(trace, size, self.workload.gpu, self.budget)
 
     @property
     def base_loads(self) -> bool:
@@ -226,17 +229,16 @@ class PlanningSession:
 
     def with_expandable_segments(self) -> PlanningSession:
         """Return the session whose allocator makes expandable segments."""
-        allocator = self.budget.allocator.with_expandable_segments()
-        budget = replace(self.budget, allocator=allocator)
-        return replace(self.changed(allocator=allocator), budget=budget)
+        budget = self.budget.with_expandable_segments()
+        return self.changed(allocator=budget.allocator).asking(budget=budget)
 
     def with_parallelism(self, parallelism: Parallelism) -> PlanningSession:
         """Return the session with other settings of the same ranks, without traces."""
         traces = self.traces.of_same_model(self.workload)
         settings = replace(self.settings, parallelism=parallelism)
         nccl = nccl_memory(parallelism.gpus, parallelism.communicators)
-        budget = replace(self.budget, nccl=nccl)
-        return replace(self, block_chain=BlockChain(traces, settings), budget=budget)
+        there = self.asking(budget=replace(self.budget, nccl=nccl))
+        return replace(there, block_chain=BlockChain(traces, settings))
 
     def on_gpu(self, gpu: Gpu, budget: Budget) -> PlanningSession:
         """Return the session on another GPU of the same compute capability."""
@@ -248,7 +250,7 @@ class PlanningSession:
             allocator=budget.allocator,
         )
         chain = BlockChain(self.traces.for_gpu(gpu), settings)
-        return replace(self, block_chain=chain, budget=budget)
+        return replace(self.asking(budget=budget), block_chain=chain)
 
     def best_fitting(self, estimates: Iterable[Estimate]) -> Estimate | None:
         """Return the best estimate that fits, by the objective; else None."""
@@ -271,9 +273,8 @@ def rank(estimate: Estimate, objective: Objective) -> tuple[float, ...]:
     }[objective]
 
 
-def open_sessions(  # noqa: PLR0913 - what a first trace depends on
+def open_sessions(
     workload: Workload,
-    budget: Budget,
     request: Request,
     *,
     accumulation: int | None = None,
@@ -300,7 +301,7 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
     traces = TraceSession(
         workload, settings.get("progress"), compared=settings.get("compared")
     )
-    for parallelism in _worth_tracing(traces, budget, asked, settings):
+    for parallelism in _worth_tracing(traces, request.budget, asked, settings):
         if parallelism is not None and parallelism.engine in left_out:
             continue
         # What holds more runs where what holds less does, as does what is offloaded.
@@ -321,7 +322,6 @@ def open_sessions(  # noqa: PLR0913 - what a first trace depends on
         try:
             found += _sessions_of(
                 traces,
-                budget,
                 request,
                 accumulation,
                 parallelism,
@@ -449,7 +449,6 @@ def budget_of_rank(budget: Budget, parallelism: Parallelism) -> Budget:
 
 def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
     traces: TraceSession,
-    budget: Budget,
     request: Request,
     accumulation: int | None,
     parallelism: Parallelism | None,
@@ -459,7 +458,8 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
 ) -> list[PlanningSession]:
     """Return the sessions of one parallelism, with NCCL's memory set aside."""
     if parallelism is not None:
-        budget = budget_of_rank(budget, parallelism)
+        of_rank = budget_of_rank(request.budget, parallelism)
+        request = replace(request, budget=of_rank)
     precisions = settings["precisions"]
     first: TraceError | None = None
     for only_at in sizes:
@@ -474,8 +474,8 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
                     accumulation=accumulation,
                     optimizer_in_backward=settings.get("optimizer_in_backward", False),
                     compile=settings.get("compile", "none"),
-                    host_ram_bytes=budget.host_ram_bytes,
-                    allocator=budget.allocator,
+                    host_ram_bytes=request.budget.host_ram_bytes,
+                    allocator=request.budget.allocator,
                     parallelism=parallelism,
                 ),
                 settings.get("fallback_precision"),
@@ -490,6 +490,6 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
                 text = f"planned for {only_at} samples at a time, as the example has"
                 notes = (f"{text}: {failed}",)
             request = replace(request, batch_size=only_at)
-        return [PlanningSession(chain, request, budget, notes) for chain in chains]
+        return [PlanningSession(chain, request, notes) for chain in chains]
     assert first is not None  # noqa: S101 - every size has failed
     raise first

@@ -79,7 +79,7 @@ def settings_of(session: PlanningSession, size: int) -> Iterator[Settings]:
         least = own.budget.usable_bytes - found.estimate.reserved_bytes
         less = max(least, 0) + LEAST_STEP_BYTES
         budget = replace(own.budget, headroom_bytes=own.budget.headroom_bytes + less)
-        own = replace(own, budget=budget)
+        own = own.asking(budget=budget)
 
 
 def remedies(session: PlanningSession) -> dict[str, float]:
@@ -122,9 +122,7 @@ def row_of(name: str, kind: str, gpu: str, precision: str) -> dict[str, Any]:
         plan = budgetfit.plan(**given)
         seconds = time.process_time() - started
         asked = Arguments(**given).parsed()
-        (session,) = traced_sessions(
-            asked.workload, asked.budget, asked.request, **asked.settings
-        )
+        (session,) = traced_sessions(asked.workload, asked.request, **asked.settings)
         rates = remedies(session)
     over = plan.varying_lengths
     return {

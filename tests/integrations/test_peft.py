@@ -211,7 +211,7 @@ def test_the_row_with_lora_says_what_method_lora_says(dtype: torch.dtype) -> Non
     workload = Workload(model=model, batch=batch(), gpu=card).with_found_blocks()
     setting = TrainingSettings(precision="bf16-mixed", optimizer="sgd")
     chain = BlockChain(TraceSession(workload), setting)
-    session = PlanningSession(chain, Request(), ROOMY)
+    session = PlanningSession(chain, Request(budget=ROOMY))
     changes = {row.label: row for row in training_changes(session)}
     there = changes["with LoRA r=16"].session()
     assert there is not None

@@ -14,6 +14,7 @@ from budgetfit.planning.alternatives.compare_gpus import Card, compare_gpus
 from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.workload.workload import Workload
 from tests.models import MIB, Mebi
+from tests.traced import ROOMY
 
 ADA = find_gpu("rtx-4090")
 
@@ -32,7 +33,7 @@ def compared(
     return compare_gpus(
         workload.with_found_blocks(),
         cards,
-        Request(),
+        Request(budget=ROOMY),
         precision=precision,
         optimizer="adamw_torch_fused",
         progress=None if said is None else said.append,

@@ -104,8 +104,10 @@ def test_the_batch_sizes_divide_an_effective_one(checkpointing: str) -> None:
     ).with_found_blocks()
     plan = make_plan(
         workload,
-        Budget(total_bytes=200 * MIB, context_bytes=0, headroom_bytes=0),
-        Request(checkpointing=checkpointing),
+        Request(
+            budget=Budget(total_bytes=200 * MIB, context_bytes=0, headroom_bytes=0),
+            checkpointing=checkpointing,
+        ),
         precisions=["fp32"],
         optimizer="adamw_torch_fused",
         effective_batch_size=12,

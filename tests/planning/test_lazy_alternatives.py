@@ -38,8 +38,9 @@ def made(
     ).with_found_blocks()
     return make_plan(
         workload,
-        Budget(total_bytes=200 * MIB, context_bytes=0, headroom_bytes=0),
-        Request(),
+        Request(
+            budget=Budget(total_bytes=200 * MIB, context_bytes=0, headroom_bytes=0)
+        ),
         precisions=["fp32"],
         optimizer="adamw_torch_fused",
         progress=progress,

@@ -54,21 +54,21 @@ def workload() -> Workload:
     return found.with_found_blocks()
 
 
-def plan(workload: Workload, mib: int, request: Request, **options: Any) -> Plan:
+def plan(workload: Workload, request: Request, **options: Any) -> Plan:
     """Return a plan; those without options are made once for all tests."""
     if not options:
-        return _plain_plan(workload.model, mib, request)
-    return make_plan(workload, budget(mib), request, **{**SETTINGS, **options})
+        return _plain_plan(workload.model, request)
+    return make_plan(workload, request, **{**SETTINGS, **options})
 
 
 @functools.cache
-def _plain_plan(model: nn.Module, mib: int, request: Request) -> Plan:
+def _plain_plan(model: nn.Module, request: Request) -> Plan:
     found = Workload(model=model, batch=torch.zeros(2, 512, 512), gpu=ADA)
-    return make_plan(found.with_found_blocks(), budget(mib), request, **SETTINGS)
+    return make_plan(found.with_found_blocks(), request, **SETTINGS)
 
 
 def test_a_plan_that_is_recommended_fits_by_the_judge(workload: Workload) -> None:
-    found = plan(workload, 400, Request())
+    found = plan(workload, Request(budget=budget(400)))
     assert found.fits
     assert found.estimate.reserved_bytes <= 400 * MIB
     trace = TraceSession(workload).exact(found.recipe)
@@ -82,7 +82,7 @@ def test_a_plan_that_is_recommended_fits_by_the_judge(workload: Workload) -> Non
 @pytest.mark.parametrize("objective", ["throughput", "batch_size", "memory"])
 def test_no_usual_practice_beats_the_plan(workload: Workload, objective: Any) -> None:
     for mib in (90, 400):
-        found = plan(workload, mib, Request(objective=objective))
+        found = plan(workload, Request(budget=budget(mib), objective=objective))
         ours = rank(found.comparable, objective)
         for row in found.alternatives:
             comparable = row.fits and not row.is_suggestion
@@ -92,9 +92,9 @@ def test_no_usual_practice_beats_the_plan(workload: Workload, objective: Any) ->
 def test_updates_in_the_backward_are_not_told_to_take_smaller_batches(
     workload: Workload,
 ) -> None:
-    request = Request(batch_size=16, checkpointing="none")
+    request = Request(budget=budget(120), batch_size=16, checkpointing="none")
     with pytest.raises(DoesNotFitError) as caught:
-        plan(workload, 120, request, optimizer_in_backward=True)
+        plan(workload, request, optimizer_in_backward=True)
     told = [row.arguments for row in caught.value.suggestions]
     assert told
     assert {"batch_size": 1} not in told
@@ -103,9 +103,9 @@ def test_updates_in_the_backward_are_not_told_to_take_smaller_batches(
 def test_host_memory_that_is_missing_is_said_and_suggested(workload: Workload) -> None:
     limited = replace(budget(2000), host_ram_bytes=MIB)
     settings = {**SETTINGS, "optimizer": "adamw_torch_cpu_offload"}
-    request = Request(batch_size=1, checkpointing="none")
+    request = Request(budget=limited, batch_size=1, checkpointing="none")
     with pytest.raises(DoesNotFitError, match="host memory are needed") as caught:
-        make_plan(workload, limited, request, **settings)
+        make_plan(workload, request, **settings)
     error = caught.value
     assert error.needed_bytes < error.usable_bytes
     assert error.host_ram_bytes == MIB < error.host_bytes
@@ -121,7 +121,7 @@ def test_progress_is_told_step_by_step(
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, "off")
     said: list[str] = []
-    plan(workload, 400, Request(batch_size=4), progress=said.append)
+    plan(workload, Request(budget=budget(400), batch_size=4), progress=said.append)
     assert said[0].startswith("tracing batch 2")
     assert said[-1] != said[0]
 
@@ -141,16 +141,16 @@ class SharedBlock(nn.Module):
 
 def test_blocks_that_do_not_run_exactly_once_are_left_alone() -> None:
     shared = Workload(model=SharedBlock(), batch=torch.zeros(2, 512, 512), gpu=ADA)
-    found = plan(
-        shared.with_found_blocks(), 400, Request(batch_size=4, checkpointing="full")
-    )
+    request = Request(budget=budget(400), batch_size=4, checkpointing="full")
+    found = plan(shared.with_found_blocks(), request)
     assert found.recipe.segments == checkpoint_every_block(("blocks.1", "blocks.3"))
     assert any("2 of 4 blocks" in text for text in found.warnings)
 
 
 def test_a_model_without_blocks_is_planned_by_its_batch_alone() -> None:
     flat = Workload(model=nn.Linear(512, 512), batch=torch.zeros(2, 512, 512), gpu=ADA)
-    found = plan(flat.with_found_blocks(), 200, Request(objective="batch_size"))
+    request = Request(budget=budget(200), objective="batch_size")
+    found = plan(flat.with_found_blocks(), request)
     assert found.recipe.segments == ()
     assert found.recipe.batch_size > 8
     practices = {"every block recomputed", "Chen's sqrt(n) segments"}
@@ -178,7 +178,7 @@ def test_policies_and_blocks_that_do_not_exist_are_refused() -> None:
 
 def test_a_search_under_an_impossible_budget_finds_nothing(workload: Workload) -> None:
     chain = BlockChain(TraceSession(workload), FP32)
-    assert search(PlanningSession(chain, Request(), budget(10))).estimate is None
+    assert search(PlanningSession(chain, Request(budget=budget(10)))).estimate is None
 
 
 def test_a_recipe_that_only_retries_make_fit_does_not_fit(workload: Workload) -> None:

@@ -226,7 +226,7 @@ def plan_within(subject: Subject, usable_bytes: int) -> Plan:
     card = find_target_gpu(None, subject.arguments["gpu"])
     asked = arguments_of(subject, card.budget("0").context_bytes + usable_bytes)
     with mock.patch.object(refusal, "suggestions", return_value=()):
-        return make_plan(asked.workload, asked.budget, asked.request, **asked.settings)
+        return make_plan(asked.workload, asked.request, **asked.settings)
 
 
 def tried(seed: int, recipes: int) -> Result:

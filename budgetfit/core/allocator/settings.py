@@ -212,6 +212,12 @@ class AllocatorSettings:
         """Return what the process may reserve of a card."""
         return int(self.per_process_memory_fraction * card_bytes)
 
+    def within(self, limit_bytes: int, card_bytes: int) -> int:
+        """Return what the process may reserve of a limit; all if that is no card's."""
+        if limit_bytes > card_bytes:
+            return limit_bytes
+        return min(limit_bytes, self.allowed_bytes(card_bytes))
+
     def collect_above_bytes(self, card_bytes: int) -> int | None:
         """Return from where on cached segments are released early; None: never."""
         if (

@@ -30,8 +30,8 @@ from budgetfit.planning.search.lowest_peak import lowest_judged
 from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.search.varying_lengths import (
     JudgedLengths,
-    budget_for_lengths,
     judge_all_lengths,
+    session_for_lengths,
 )
 from budgetfit.planning.session import PlanningSession
 
@@ -72,11 +72,10 @@ def best_settings(sessions: Sequence[PlanningSession]) -> BestSettings | Refusal
     )
     baselines = with_last_batch_notes(session, best, baselines)
     judged = judge_all_lengths(session, best)
-    budget = budget_for_lengths(session.budget, judged.lengths)
+    own = session_for_lengths(session, judged.lengths)
     size = judged.estimate.recipe.batch_size
-    if budget != session.budget or size != best.recipe.batch_size:
+    if own is not session or size != best.recipe.batch_size:
         # The last batch meets the same allocator.
-        own = replace(session, budget=budget)
         warnings = warnings_after_last_batch(own, judged.estimate)
     return BestSettings(
         session,

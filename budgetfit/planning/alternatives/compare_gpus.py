@@ -17,7 +17,7 @@ from budgetfit.planning.profiling.first_trace import fallback_for
 from budgetfit.planning.search.accumulation import recommend_one_micro_batch
 from budgetfit.planning.search.traced_sessions import traced_sessions
 from budgetfit.planning.search.varying_lengths import (
-    budget_for_lengths,
+    session_for_lengths,
     with_lengths,
 )
 from budgetfit.planning.session import PlanningSession, Request
@@ -82,8 +82,7 @@ def compare_gpus(  # noqa: PLR0913 - one value each, all needed
         if not sessions:
             sessions = traced_sessions(
                 there,
-                card.budget,
-                request,
+                replace(request, budget=card.budget),
                 precisions=requested_precisions(precision, card.gpu),
                 optimizer=optimizer,
                 effective_batch_size=card.effective_batch_size,
@@ -156,10 +155,9 @@ def _best_on_gpu(
     estimate = recommend_one_micro_batch(session, judged.estimate)[0]
     if judged.lengths is None:
         return session, estimate, judged.warnings
-    budget = budget_for_lengths(session.budget, judged.lengths)
     estimate = with_lengths(estimate, judged.lengths)
     warnings = (*judged.warnings, lengths_warning(judged.lengths))
-    return replace(session, budget=budget), estimate, warnings
+    return session_for_lengths(session, judged.lengths), estimate, warnings
 
 
 def lengths_warning(lengths: VaryingLengths) -> str:

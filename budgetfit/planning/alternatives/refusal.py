@@ -229,7 +229,7 @@ def _more_host_memory(
     session: PlanningSession,
 ) -> tuple[dict[str, object], Callable[[], PlanningSession | None]]:
     unlimited = replace(session.budget, host_ram_bytes=None)
-    more = replace(session.changed(host_ram_bytes=None), budget=unlimited)
+    more = session.changed(host_ram_bytes=None).asking(budget=unlimited)
     return {"host_ram": None}, lambda: more
 
 

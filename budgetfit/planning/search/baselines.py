@@ -194,8 +194,7 @@ class BaselineProfile:
         recipe = replace(self._recipe, batch_size=size)
         affine = self._session.traces.is_affine(recipe)
         if not self._failing:
-            usable_bytes = self._session.budget.usable_bytes
-            self._failing = self._largest_by_live_bytes(usable_bytes, affine) + 1
+            self._failing = self._largest_by_live_bytes(affine=affine) + 1
             if affine:
                 self._fitting, self._failing = fitting_below(
                     self._replayed, self._failing - 1
@@ -215,35 +214,39 @@ class BaselineProfile:
         if not chain.is_whole(size) or recipe.compile != "none":
             return False
         if self._whole_fits is None:
-            most_bytes = session.budget.usable_bytes + chain.gradient_bytes
-            self._whole_fits = False
-            if size <= self._largest_by_live_bytes(most_bytes, affine):
+            freed_bytes, self._whole_fits = chain.gradient_bytes, False
+            if size <= self._largest_by_live_bytes(freed_bytes, affine=affine):
                 whole = replace(recipe, segments=self._recipe.segments)
                 with contextlib.suppress(TraceError):
                     self._whole_fits = bool(session.judge(whole).fits)
         return self._whole_fits
 
-    def _largest_by_live_bytes(self, usable_bytes: int, affine: bool) -> int:
-        """Return a size with no larger one whose live bytes are usable; 0: none."""
+    def _largest_by_live_bytes(self, freed_bytes: int = 0, *, affine: bool) -> int:
+        """Return a size with no larger one whose live bytes are usable; 0: none.
+
+        ``freed_bytes``: of the live bytes, what may be free already.
+        """
         # Reserved bytes are never less, so no larger batch fits. Where each batch size
         # is traced for itself, live bytes are at least those on the line through two
         # sizes: what makes them grow otherwise grows faster.
         session, largest = self._session, self._session.largest_searched
         if affine:
             return largest_fitting_batch(
-                lambda size: self._live_bytes(size) <= usable_bytes
+                lambda size: (
+                    self._live_bytes(size) - freed_bytes <= session.budget.usable_bytes
+                )
             )
         few, more = TRACED_BATCH_SIZES
         if session.settings.compile != "none":  # other kernels for the least batches
             return largest
         try:
-            live_bytes = self._live_bytes(few)
-            growth = (self._live_bytes(more) - live_bytes) // (more - few)
+            live_bytes = self._live_bytes(few) - freed_bytes
+            growth = (self._live_bytes(more) - freed_bytes - live_bytes) // (more - few)
         except TraceError:  # the model takes other sizes only
             return largest
         if growth <= 0:
             return largest
-        return max(more, few + (usable_bytes - live_bytes) // growth)
+        return max(more, few + (session.budget.usable_bytes - live_bytes) // growth)
 
     def _live_bytes(self, size: int) -> int:
         """Return the peak of live bytes at a batch size, each stream's by itself."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from budgetfit.applying.loss.chunked_loss import can_chunk_loss
 from budgetfit.core.block_profile import ChainProfile
 from budgetfit.memory.chain.peak import chain_peak_bytes
+from budgetfit.memory.replay import UNLIMITED_BYTES
 from budgetfit.planning.search.baselines import best_with_segments
 from budgetfit.planning.search.search import SearchResult, best_batch
 from budgetfit.planning.search.solver_choice import (
@@ -48,7 +49,7 @@ def everything_kept(
     Returns:
         None where another plan may be faster.
     """
-    request, limit_bytes = session.request, session.budget.usable_bytes
+    request = session.request
     if (request.checkpointing, request.objective) != ("auto", "throughput"):
         return None
     plain = replace(session, block_chain=session.block_chain.without_options)
@@ -56,7 +57,7 @@ def everything_kept(
     if len(plain.block_chain.all_kept(size).batch_sizes) == 1:
         return None  # not affine: each batch size is traced
     smallest = plain.block_chain.profile_at(size, exact_blocks=False)
-    if chain_peak_bytes(smallest, ()) > limit_bytes:
+    if chain_peak_bytes(smallest, ()) > session.budget.usable_bytes:
         return None
     ns_per_byte = plain.block_chain.least_ns_per_freed_byte()
     bus_bytes_per_ns = host_bytes_per_ns(session.workload.gpu)
@@ -123,9 +124,8 @@ def _unchanged(chain: ChainProfile) -> ChainProfile:
 
 def _kept_ns(session: PlanningSession) -> float:
     """Return the least time per sample with everything kept, by the formula."""
-    limit_bytes = session.budget.usable_bytes
     profile_at = partial(session.block_chain.profile_at, exact_blocks=False)
-    found = best_batch(session, profile_at, _keep_all, limit_bytes).best
+    found = best_batch(session, profile_at, _keep_all).best
     return 0.0 if found is None else float(found.ns_per_sample or 0)
 
 
@@ -133,48 +133,37 @@ def _shortest_ns(session: PlanningSession, rate: Rate, change: ChainChange) -> f
     """Return a lower bound on the time per sample over all batch sizes."""
     # Gradients that do not outlive a step are less than those that do: the profile with
     # these serves both, and another program is not traced.
-    chain, limit_bytes = session.block_chain, session.budget.usable_bytes
+    chain = session.block_chain
 
     def profile_at(batch_size: int) -> ChainProfile:
-        if not chain.is_whole(batch_size):
-            profile, limit = (
-                chain.profile_at(batch_size, exact_blocks=False),
-                limit_bytes,
-            )
-        else:
-            accumulating = chain.accumulating
-            profile = accumulating.profile_at(batch_size, exact_blocks=False)
-            limit = limit_bytes + chain.gradient_bytes
-        ns_per_byte = rate(profile)
-        return _with_missing_bytes(change(profile), limit, limit_bytes, ns_per_byte)
+        whole = chain.is_whole(batch_size)
+        same = chain.accumulating if whole else chain
+        profile = same.profile_at(batch_size, exact_blocks=False)
+        kept = change(profile)
+        missing = chain_peak_bytes(kept, ()) - session.budget.usable_bytes
+        missing -= chain.gradient_bytes if whole else 0
+        return _with_freed_bytes(kept, max(0, missing), rate(profile))
 
-    found = best_batch(session, profile_at, _keep_all, limit_bytes).best
+    found = best_batch(session, profile_at, _keep_all, UNLIMITED_BYTES).best
     return math.inf if found is None else float(found.ns_per_sample or 0)
 
 
-def _with_missing_bytes(
-    chain: ChainProfile, limit_bytes: int, shown_bytes: int, ns_per_byte: float
+def _with_freed_bytes(
+    chain: ChainProfile, missing: int, ns_per_byte: float
 ) -> ChainProfile:
-    """Return the chain with everything kept in ``shown_bytes``, as fast as can be."""
-    # Unchanged in bytes where more is missing than blocks save.
-    peak_bytes = chain_peak_bytes(chain, ())
-    missing = max(0, peak_bytes - limit_bytes)
+    """Return the chain with the time of freeing bytes, or too large where it cannot."""
     freed = sum(
         block.keep.saved_bytes + block.keep.cached_bytes
         for block in chain.blocks
         if len(block.options) > 1
     )
     if missing > freed:
-        return replace(chain, static_bytes=chain.static_bytes + shown_bytes)
+        return replace(chain, static_bytes=chain.static_bytes + UNLIMITED_BYTES)
     last = chain.blocks[-1]
     # Where no block can be recomputed, freeing a byte takes infinitely long.
     extra_ns = round(missing * ns_per_byte) if missing else 0
     longer = replace(last, forward_ns=last.forward_ns + extra_ns)
-    return replace(
-        chain,
-        static_bytes=chain.static_bytes - max(0, peak_bytes - shown_bytes),
-        blocks=(*chain.blocks[:-1], longer),
-    )
+    return replace(chain, blocks=(*chain.blocks[:-1], longer))
 
 
 def _keep_all(problem: Problem) -> Solution:

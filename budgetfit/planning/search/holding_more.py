@@ -73,7 +73,7 @@ def holding_more_can_gain(session: PlanningSession, least: SearchResult) -> bool
             blocks=tuple(blocks) if unreduced else chain.blocks,
         )
 
-    within = replace(least.session, budget=session.budget)
+    within = least.session.asking(budget=session.budget)
     size, chain = within.smallest_searched, within.block_chain.streams_apart
     smallest = with_more_held(chain.profile_at(size, exact_blocks=False))
     most_bytes = max(smallest.static_bytes, optimizer_step_bytes(smallest))

@@ -71,7 +71,6 @@ def after_last_batch(
         gpu: The card.
         budget: What the allocator may reserve of it, and its settings.
     """
-    usable, settings = budget.usable_bytes, budget.allocator
     full, micro_steps = recipe.batch_size, recipe.gradient_accumulation_steps
     sizes = sorted({n for n in (1, 2, full // 2, full - 1) if 0 < n < full})
     training = ReplayAfterTraining(
@@ -81,17 +80,19 @@ def after_last_batch(
         budget,
         limit_bytes=UNLIMITED_BYTES,
         micro_steps=micro_steps,
-        repeats=steady_repeats(settings, gpu),
+        repeats=steady_repeats(budget.allocator, gpu),
     )
     reserved = {each: training.reserved_bytes((each, full, full)) for each in sizes}
 
     def runs_out_after(last: int) -> bool:
+        if reserved[last] <= budget.usable_bytes:
+            return False
         found = replay(
             trace,
             full,
             gpu,
-            limit_bytes=usable,
-            settings=settings,
+            limit_bytes=budget.usable_bytes,
+            settings=budget.allocator,
             then_batch_sizes=(last, full, full),
             micro_steps=micro_steps,
             breakdown=False,
@@ -99,8 +100,7 @@ def after_last_batch(
         return found.failed_bytes is not None
 
     most = max(reserved.values(), default=0)
-    runs_out = any(runs_out_after(n) for n in sizes if reserved[n] > usable)
-    return AfterLastBatch(most, runs_out)
+    return AfterLastBatch(most, any(map(runs_out_after, sizes)))
 
 
 def with_room_for_last_batch(
@@ -191,8 +191,8 @@ def _judged(
 ) -> AfterLastBatch | None:
     """Return what the last batch does; None where it cannot be too much, or be told."""
     # ``own``: that of the estimate, whose budget may be a smaller one.
-    recipe, budget = estimate.recipe, session.budget
-    roomy = estimate.reserved_bytes * (1 + MOST_GROWTH) <= budget.usable_bytes
+    recipe, most = estimate.recipe, estimate.reserved_bytes * (1 + MOST_GROWTH)
+    roomy = most <= session.budget.usable_bytes
     if roomy or recipe.batch_size == 1:
         return None
     try:
@@ -201,7 +201,7 @@ def _judged(
         return None
     if len(trace.batch_sizes) == 1:  # no other size follows from it
         return None
-    return after_last_batch(trace, recipe, session.workload.gpu, budget)
+    return after_last_batch(trace, recipe, session.workload.gpu, session.budget)
 
 
 def _warnings(
@@ -209,13 +209,11 @@ def _warnings(
 ) -> tuple[str, ...]:
     if found is None:
         return ()
-    expanding = session.budget.allocator.with_expandable_segments()
-    wider = replace(session, budget=replace(session.budget, allocator=expanding))
-    other = ""
+    wider, other = session.asking(budget=session.budget.with_expandable_segments()), ""
     if found.reserved_bytes > session.budget.usable_bytes:
         helped = _judged(wider, wider, estimate)
         if helped and helped.reserved_bytes <= session.budget.usable_bytes:
-            other = f", or export {VARIABLE}={expanding.shell_text}"
+            other = f", or export {VARIABLE}={wider.budget.allocator.shell_text}"
     return last_batch_warnings(found, session.budget, other)
 
 

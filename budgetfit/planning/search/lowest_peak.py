@@ -10,7 +10,6 @@ from typing import Final, NamedTuple, Unpack
 
 from budgetfit.batches.batch_tree import has_sparse_tensors
 from budgetfit.core.block_profile import ChainProfile
-from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError, TraceError
@@ -84,7 +83,6 @@ class LowestPeak(NamedTuple):
 @freeze_gc()
 def lowest_peak_plan(
     workload: Workload,
-    budget: Budget,
     request: Request,
     **settings: Unpack[SessionSettings],
 ) -> LowestPeak:
@@ -103,7 +101,7 @@ def lowest_peak_plan(
     elif not has_sparse_tensors(workload.batch):
         sizes = smallest_sizes(workload)
     found: list[LowestPeak] = []
-    for session in open_sessions(workload, budget, request, sizes=sizes, **settings):
+    for session in open_sessions(workload, request, sizes=sizes, **settings):
         if not session.host_may_hold:
             continue
         least = fitting_or_lowest(session)

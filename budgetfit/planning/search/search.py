@@ -12,6 +12,7 @@ the best one found, and whose live bytes fit, are judged: as many as are cheap t
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -145,15 +146,14 @@ def fastest_by_formula(
     That is what the streams' pools leave of them. ``chain_of`` as in ``can_gain``,
     ``below_ns`` and ``further`` as in ``choose_batch_size``.
     """
-    limit_bytes = session.budget.usable_bytes
-    block_chain = session.block_chain.streams_apart
-    profile_at = block_chain.profiles_within(limit_bytes, exact_blocks=False)
+    profile_at = session.block_chain.streams_apart.profiles_within(
+        session.budget.usable_bytes, exact_blocks=False
+    )
     solve = solver_for(session)
     return best_batch(
         session,
         (lambda size: chain_of(profile_at(size))) if chain_of else profile_at,
         solve,
-        limit_bytes,
         bounds=fastest_plan_bounds if solve is fastest_plan else None,
         below_ns=below_ns,
         **further,
@@ -309,7 +309,8 @@ class _Proposals:
     def roughly(self, limit_bytes: int) -> BatchChoice:
         """Return the choice of a batch size on profiles without ``exact_blocks``."""
         if limit_bytes not in self._roughly:
-            larger = [tried for tried in self._roughly if tried >= limit_bytes]
+            tried = sorted(self._roughly)
+            larger = tried[bisect_left(tried, limit_bytes) :]
             self._roughly[limit_bytes] = best_batch(
                 self._session,
                 self._session.block_chain.profiles_within(
@@ -318,7 +319,7 @@ class _Proposals:
                 self._solve,
                 limit_bytes,
                 bounds=fastest_plan_bounds if self._solve is fastest_plan else None,
-                before=self._roughly[min(larger)] if larger else None,
+                before=self._roughly[larger[0]] if larger else None,
                 refused=self._refused,
             )
         return self._roughly[limit_bytes]
@@ -332,7 +333,6 @@ class _Proposals:
             session,
             session.block_chain.profile_at,
             lowest_peak_nested,
-            session.budget.usable_bytes,
             batch_sizes=[session.smallest_batch],
         ).best
 
@@ -341,16 +341,19 @@ def best_batch(
     session: PlanningSession,
     profile_at: Callable[[int], ChainProfile],
     solve: Callable[[Problem], Solution],
-    limit_bytes: int,
+    limit_bytes: int | None = None,
     **further: Any,
 ) -> BatchChoice:
-    """Choose the batch size for a session; ``further`` as of ``choose_batch_size``."""
+    """Choose the batch size for a session, within its budget or another limit.
+
+    ``further`` as of ``choose_batch_size``.
+    """
     size = session.request.batch_size
     lowest = session.request.objective == "memory"
     return choose_batch_size(
         profile_at,
         solve,
-        limit_bytes=limit_bytes,
+        limit_bytes=session.budget.usable_bytes if limit_bytes is None else limit_bytes,
         objective=session.request.objective,
         effective_batch_size=session.settings.effective_batch_size,
         micro_batches=session.settings.accumulation or 1,

@@ -32,7 +32,7 @@ def with_less_memory(
     if budget.usable_bytes <= unused + excess:
         return None
     budget = replace(budget, headroom_bytes=budget.headroom_bytes + unused + excess)
-    smaller = replace(session, budget=budget)
+    smaller = session.asking(budget=budget)
     found = better_without_host(
         search_with_loss_chunks(smaller, max_rounds=ROUNDS), ROUNDS
     )

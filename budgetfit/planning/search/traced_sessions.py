@@ -3,7 +3,6 @@
 from typing import Unpack
 
 from budgetfit.batches.batch_tree import batch_size_of, has_sparse_tensors
-from budgetfit.core.budget import Budget
 from budgetfit.errors import TraceError
 from budgetfit.planning.search.accumulation import planned_accumulation
 from budgetfit.planning.session import (
@@ -17,7 +16,6 @@ from budgetfit.workload.workload import Workload
 
 def traced_sessions(
     workload: Workload,
-    budget: Budget,
     request: Request,
     **settings: Unpack[SessionSettings],
 ) -> list[PlanningSession]:
@@ -48,7 +46,6 @@ def traced_sessions(
             try:
                 return open_sessions(
                     workload,
-                    budget,
                     request,
                     accumulation=micro_batches,
                     sizes=(size,),

@@ -159,11 +159,13 @@ def with_lengths(estimate: Estimate, lengths: VaryingLengths) -> Estimate:
     )
 
 
-def budget_for_lengths(budget: Budget, lengths: VaryingLengths | None) -> Budget:
-    """Return the budget with expandable segments, if that is the measure."""
+def session_for_lengths(
+    session: PlanningSession, lengths: VaryingLengths | None
+) -> PlanningSession:
+    """Return the session, judged with expandable segments if that is the measure."""
     if lengths is None or lengths.measure != "expandable segments":
-        return budget
-    return replace(budget, allocator=budget.allocator.with_expandable_segments())
+        return session
+    return session.asking(budget=session.budget.with_expandable_segments())
 
 
 def _of(judged: JudgedLengths) -> VaryingLengths:
@@ -195,7 +197,7 @@ def _candidates(
         if found is None:
             return
         smaller, own, known = found
-        judge = _judge(replace(own, budget=session.budget), known)
+        judge = _judge(own.asking(budget=session.budget), known)
         if judge.samples_per_s() <= fitting_samples_per_s:
             return
         tried = judge.first_that_fits()
@@ -231,8 +233,8 @@ def _of_other_batch_sizes(
         if judge.samples_per_s() <= samples_per_s:
             continue
         tried = judge.first_that_fits()
-        budget = budget_for_lengths(session.budget, tried.lengths)
-        then = replace(own, budget=budget)
+        there = session_for_lengths(session, tried.lengths)
+        then = own.asking(budget=there.budget)
         if _of(tried).fits and not warnings_after_last_batch(then, tried.estimate):
             samples_per_s = _of(tried).samples_per_s
             yield tried

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from budgetfit.core.allocator.settings import DEFAULT_SETTINGS
+from budgetfit.core.budget import Budget
 from budgetfit.core.step_trace import EMPTY_CACHE, StepTrace
 from budgetfit.inputs.arguments import Arguments
 from budgetfit.memory.caching_allocator import CachingAllocator
@@ -111,9 +112,10 @@ def test_loading_alone_fits_where_that_of_a_trace_does(name: str) -> None:
 
     def fits(limit: int) -> tuple[bool, bool]:
         alone = loading.fits(limit, DEFAULT_SETTINGS, gpu.total_bytes)
-        return alone, setup_fits(trace, SAMPLES, gpu, limit)
+        budget = Budget(total_bytes=limit, context_bytes=0, headroom_bytes=0)
+        return alone, setup_fits(trace, SAMPLES, gpu, budget)
 
-    verdicts = {fits(mib << 20) for mib in range(0, 400, 5)}
+    verdicts = {fits(mib << 20) for mib in range(5, 400, 5)}
     assert verdicts == {(False, False), (True, True)}
 
 

@@ -217,8 +217,9 @@ def test_ddp_is_traced_only_where_one_gpu_holds_the_optimizer_step() -> None:
         total = NCCL + round(copies * weights)
         found = open_sessions(
             workload,
-            Budget(total_bytes=total, context_bytes=0, headroom_bytes=0),
-            Request(),
+            Request(
+                budget=Budget(total_bytes=total, context_bytes=0, headroom_bytes=0)
+            ),
             precisions=["fp32"],
             optimizer="adamw_torch_fused",
             parallelisms=parallelisms(2, engine),
@@ -247,8 +248,7 @@ def test_what_cannot_train_on_the_cpu_stays_on_the_gpu(
     ).with_found_blocks()
     found = open_sessions(
         workload,
-        Budget(total_bytes=2**40, context_bytes=0, headroom_bytes=0),
-        Request(),
+        Request(budget=Budget(total_bytes=2**40, context_bytes=0, headroom_bytes=0)),
         precisions=["fp16-mixed", "fp32"],
         optimizer=optimizer,
         parallelisms=[least, *offloading],

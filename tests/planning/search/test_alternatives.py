@@ -50,8 +50,8 @@ from tests.models import MIB, Mebi, gpt2, text
 
 ADA = find_gpu("rtx-4090")
 SETTING = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")
-FREE = Request()
 BUDGET = Budget(total_bytes=200 * MIB, context_bytes=0, headroom_bytes=0)
+FREE = Request(budget=BUDGET)
 
 
 @functools.cache
@@ -63,7 +63,7 @@ def chain(gpu: str = "rtx-4090") -> BlockChain:
 
 
 def session(request: Request = FREE, gpu: str = "rtx-4090") -> PlanningSession:
-    return PlanningSession(chain(gpu), request, BUDGET)
+    return PlanningSession(chain(gpu), request)
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def test_no_row_that_fits_is_faster_than_what_the_plan_is_chosen_from(
     monkeypatch.setattr(alternatives, "training_change_rows", lambda *_: ())
     monkeypatch.setattr(alternatives, "compiled_row", lambda *_: ())
     budget = replace(BUDGET, total_bytes=total_mib * MIB)
-    asked = PlanningSession(chain(), FREE, budget)
+    asked = PlanningSession(chain(), replace(FREE, budget=budget))
     found = better_without_host(search_with_loss_chunks(asked)).estimate
     if found is None:
         return
@@ -132,7 +132,7 @@ def test_a_practice_that_is_judged_with_the_plan_is_no_second_row(
 
 
 def test_the_practices_the_other_objectives_and_the_levers_are_there() -> None:
-    rows = table(Request())
+    rows = table(FREE)
     assert list(rows)[:5] == [
         "everything kept",
         "every block recomputed",
@@ -147,7 +147,7 @@ def test_the_practices_the_other_objectives_and_the_levers_are_there() -> None:
 
 def test_each_row_is_judged_at_its_own_best_batch() -> None:
     # The policy's program, replayed at every batch size up to one that does not fit.
-    row = table(Request())["every block recomputed"].estimate
+    row = table(FREE)["every block recomputed"].estimate
     segments = checkpoint_every_block(chain().traces.workload.blocks)
     fitting = []
     for size in range(1, 80):
@@ -159,18 +159,20 @@ def test_each_row_is_judged_at_its_own_best_batch() -> None:
     fastest = min(rank(estimate, "throughput") for estimate in fitting)
     # Only some batch sizes are compared (one in eight of the larger ones).
     assert rank(row, "throughput")[0] <= fastest[0] * 1.02
-    largest = best_with_policy(session(Request(objective="batch_size")), "full")
+    largest = best_with_policy(
+        session(Request(budget=BUDGET, objective="batch_size")), "full"
+    )
     assert largest.recipe.batch_size == most
 
 
 def test_the_objectives_win_what_they_are_named_after() -> None:
-    rows = table(Request())
+    rows = table(FREE)
     largest, lowest = rows["largest batch"].estimate, rows["lowest memory"].estimate
     for row in rows.values():
         if row.fits and not row.is_suggestion:
             assert row.estimate.recipe.batch_size <= largest.recipe.batch_size
             assert row.estimate.reserved_bytes >= lowest.reserved_bytes
-    assert "fastest" in table(Request(objective="memory"))
+    assert "fastest" in table(Request(budget=BUDGET, objective="memory"))
 
 
 def test_the_largest_batch_has_the_loss_in_parts_where_that_makes_it_larger(
@@ -180,7 +182,7 @@ def test_the_largest_batch_has_the_loss_in_parts_where_that_makes_it_larger(
     monkeypatch.setattr(loss_chunking, "LOSS_CHUNKS", (8,))
     workload = Workload(model=gpt2(vocab_size=50_000), batch=text(), gpu=ADA)
     chain = BlockChain(TraceSession(workload.with_found_blocks()), SETTING)
-    asked = PlanningSession(chain, Request(objective="batch_size"), BUDGET)
+    asked = PlanningSession(chain, Request(budget=BUDGET, objective="batch_size"))
     whole, found = search(asked).estimate, best_for_objective(asked)
     assert whole is not None
     assert found is not None
@@ -191,20 +193,20 @@ def test_the_largest_batch_has_the_loss_in_parts_where_that_makes_it_larger(
 def test_chens_segments_are_searched_as_where_they_are_asked_for() -> None:
     # The first proposal leaves room, which later ones use.
     tight = replace(BUDGET, total_bytes=109 * MIB)
-    asked = replace(session(Request(checkpointing="sqrt")), budget=tight)
-    found = best_with_policy(replace(session(), budget=tight), "sqrt")
+    asked = session(Request(budget=tight, checkpointing="sqrt"))
+    found = best_with_policy(session().asking(budget=tight), "sqrt")
     assert found == search(asked).estimate
 
 
 def test_a_batch_that_is_given_stays_in_every_row() -> None:
-    rows = table(Request(batch_size=16))
+    rows = table(Request(budget=BUDGET, batch_size=16))
     assert {row.estimate.recipe.batch_size for row in rows.values()} == {16}
     assert "largest batch" not in rows
     assert not rows["everything kept"].fits
 
 
 def test_the_optimizer_and_the_precision_of_a_lever_are_its_own() -> None:
-    rows = table(Request(batch_size=8))
+    rows = table(Request(budget=BUDGET, batch_size=8))
     for label, row in rows.items():
         recipe = row.estimate.recipe
         eight_bit = label == "with 8-bit optimizer"
@@ -259,7 +261,7 @@ def test_adapters_are_offered_where_most_of_the_model_is_trained(
 
 
 def test_an_optimizer_in_backward_is_never_chosen_for_the_user() -> None:
-    row = table(Request())["optimizer in backward"]
+    row = table(FREE)["optimizer in backward"]
     assert row.is_suggestion
     assert not row.changes_training
     assert row.estimate.recipe.optimizer_in_backward
@@ -269,7 +271,7 @@ def test_an_optimizer_in_backward_is_never_chosen_for_the_user() -> None:
 
 
 def test_a_lever_that_gains_nothing_is_left_out() -> None:
-    request = Request(batch_size=8)
+    request = Request(budget=BUDGET, batch_size=8)
     better = replace(plan(request), step_ms=1e-3, reserved_bytes=1)
     assert training_change_rows(session(request), better) == ()
 
@@ -277,7 +279,7 @@ def test_a_lever_that_gains_nothing_is_left_out() -> None:
 @pytest.mark.parametrize("policy", ["none", "full", "sqrt"])
 def test_a_policy_that_does_not_fit_is_shown_at_its_smallest(policy: str) -> None:
     small = Budget(total_bytes=30 * MIB, context_bytes=0, headroom_bytes=0)
-    found = best_with_policy(replace(session(), budget=small), policy)
+    found = best_with_policy(session().asking(budget=small), policy)
     assert not found.fits
     assert found.recipe.batch_size == 1
 
@@ -285,14 +287,14 @@ def test_a_policy_that_does_not_fit_is_shown_at_its_smallest(policy: str) -> Non
 def test_long_segments_that_do_not_fit_at_the_smallest_are_tried_at_no_other() -> None:
     small = Budget(total_bytes=30 * MIB, context_bytes=0, headroom_bytes=0)
     with mock.patch.object(baselines, "best_with_segments", side_effect=AssertionError):
-        found = best_with_policy(replace(session(), budget=small), "sqrt")
+        found = best_with_policy(session().asking(budget=small), "sqrt")
     assert not found.fits
 
 
 def test_everything_kept_is_solved_without_the_traces_of_other_options() -> None:
     workload = chain().traces.workload
     fresh = BlockChain(TraceSession(workload), SETTING)
-    asked = PlanningSession(fresh, Request(batch_size=1), BUDGET)
+    asked = PlanningSession(fresh, Request(budget=BUDGET, batch_size=1))
     proposals = _Proposals(asked)
     assert proposals.roughly(BUDGET.usable_bytes).best is not None
     with mock.patch.object(BlockChain, "option_traces", side_effect=AssertionError):
@@ -360,7 +362,7 @@ def test_the_largest_size_is_only_sought_where_it_decides() -> None:
 
 
 def tight(mib: int) -> PlanningSession:
-    return replace(session(), budget=replace(BUDGET, total_bytes=mib * MIB))
+    return session().asking(budget=replace(BUDGET, total_bytes=mib * MIB))
 
 
 @pytest.mark.parametrize(("mib", "rows"), [(60, []), (108, [EXPANDING]), (126, [])])

@@ -35,7 +35,7 @@ def budget(usable_bytes: int = 2**34) -> Budget:
 
 def sessions(*ways: Parallelism) -> list[PlanningSession]:
     return open_sessions(
-        *(workload(), budget(), Request()),
+        *(workload(), Request(budget=budget())),
         accumulation=2,
         precisions=["fp32"],
         optimizer="sgd",

@@ -63,7 +63,7 @@ def session(gpu: str = "rtx-4090", blocks: int = 3) -> PlanningSession:
     settings = TrainingSettings(precision="fp32", optimizer="adamw_torch_fused")
     budget = Budget(total_bytes=200 * MIB, context_bytes=0, headroom_bytes=0)
     return PlanningSession(
-        BlockChain(TraceSession(workload), settings), Request(), budget
+        BlockChain(TraceSession(workload), settings), Request(budget=budget)
     )
 
 

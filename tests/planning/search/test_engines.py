@@ -22,7 +22,7 @@ SETTINGS = {"precisions": ["bf16-mixed"], "optimizer": "adamw_torch_fused"}
 @functools.cache
 def sessions() -> list[PlanningSession]:
     more = {"accumulation": 2, "parallelisms": WAYS, **SETTINGS}
-    return open_sessions(llama(1024, 2, 512, "rtx-4090"), ROOMY, Request(), **more)
+    return open_sessions(llama(1024, 2, 512, "rtx-4090"), Request(budget=ROOMY), **more)
 
 
 def test_no_engine_that_is_left_out_is_faster() -> None:
@@ -52,7 +52,7 @@ def test_equal_ops_can_be_saved_under_each_engine() -> None:
 
 def test_the_fastest_by_formula_comes_first_and_equal_ones_in_order() -> None:
     ddp, fsdp2 = sessions()
-    slow = replace(fsdp2, budget=replace(ROOMY, total_bytes=2**20))  # nothing fits
+    slow = fsdp2.asking(budget=replace(ROOMY, total_bytes=2**20))  # nothing fits
     for given in ([ddp, slow], [slow, ddp]):
         assert likely_fastest_first(given) == [ddp, slow]
     memory = [each.asking(objective="memory") for each in (slow, ddp)]
@@ -74,7 +74,7 @@ def test_a_row_says_how_fast_an_engine_is_that_cannot_win(
     monkeypatch.setattr(best_settings, "engine_can_win", lambda *_: False)
     monkeypatch.setattr(alternatives, "remaining_alternatives", lambda *_: ())
     monkeypatch.setattr(planner, "traced_sessions", lambda *_, **__: sessions())
-    plan = planner.make_plan(sessions()[0].workload, ROOMY, Request(), **SETTINGS)
+    plan = planner.make_plan(sessions()[0].workload, Request(budget=ROOMY), **SETTINGS)
     assert len(searched) == 1
     assert plan.recipe.parallelism.engine in searched
     known = [row.label for row in plan.lazy_alternatives.known]

@@ -139,7 +139,7 @@ def test_the_solver_proposes_the_fastest_number_within_the_budget() -> None:
 
 def session(found: BlockChain, total_mib: int) -> PlanningSession:
     budget = Budget(total_bytes=total_mib * MIB, context_bytes=0, headroom_bytes=0)
-    return PlanningSession(found, Request(batch_size=8), budget)
+    return PlanningSession(found, Request(budget=budget, batch_size=8))
 
 
 def rows_of(found: BlockChain, total_mib: int) -> tuple[dict[str, Any], Any]:

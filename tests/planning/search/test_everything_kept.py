@@ -11,6 +11,7 @@ from budgetfit.core.plan import Plan
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.memory.chain.profile import with_options_of
+from budgetfit.memory.replay import UNLIMITED_BYTES
 from budgetfit.planning.search import everything_kept, loss_chunking
 from budgetfit.timing.kernel_times import host_bytes_per_ns
 from tests import models
@@ -29,16 +30,14 @@ CHAIN = chain_of(*equal_blocks(6, KEEP, RECOMPUTE), block("head", KEEP), static=
 def test_missing_bytes_take_time_until_no_block_has_any(
     missing: int, longer_ns: int
 ) -> None:
-    limit = chain_peak_bytes(CHAIN, ()) - missing
-    found = everything_kept._with_missing_bytes(CHAIN, limit, limit, 2.0)  # noqa: SLF001
-    assert chain_peak_bytes(found, ()) <= limit
+    found = everything_kept._with_freed_bytes(CHAIN, missing, 2.0)  # noqa: SLF001
+    assert chain_peak_bytes(found, ()) <= UNLIMITED_BYTES
     assert chain_time_ns(found, ()) == chain_time_ns(CHAIN, ()) + longer_ns
 
 
 def test_more_bytes_than_blocks_hold_cannot_be_freed() -> None:
-    limit = chain_peak_bytes(CHAIN, ()) - 127  # six blocks hold 126
-    found = everything_kept._with_missing_bytes(CHAIN, limit, limit, 2.0)  # noqa: SLF001
-    assert chain_peak_bytes(found, ()) > limit
+    found = everything_kept._with_freed_bytes(CHAIN, 127, 2.0)  # noqa: SLF001 - 126 are
+    assert chain_peak_bytes(found, ()) > UNLIMITED_BYTES
 
 
 @pytest.mark.parametrize("name", [name for name in PAIRS if name != "convolutions"])

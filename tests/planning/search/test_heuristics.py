@@ -38,10 +38,10 @@ CHAIN = chain_of(*equal_blocks(6, KEEP, RECOMPUTE, gradient=1))
 
 def session(
     chain: ChainProfile = CHAIN,
-    request: Request | None = None,
     usable: int = USABLE,
     ops: int = 1000,
     loss_chunks: int = 1,
+    **request: Any,
 ) -> PlanningSession:
     traces = SimpleNamespace(
         log=[],
@@ -64,7 +64,7 @@ def session(
     )
     block_chain.streams_apart = block_chain
     budget = Budget(total_bytes=usable, context_bytes=0, headroom_bytes=0)
-    return PlanningSession(block_chain, request or Request(), budget)
+    return PlanningSession(block_chain, Request(budget=budget, **request))
 
 
 OFFLOADING = Recipe(batch_size=1, segments=(Segment(("block",), "offload"),))
@@ -465,7 +465,7 @@ def test_nothing_is_searched_where_the_solver_finds_nothing_faster(
             best=fastest if limit == USABLE else None
         ),
     )
-    asked = session(request=Request(objective=objective))
+    asked = session(objective=objective)
     # The solver's times know nothing of what verify measured: here twice as long.
     known = replace(estimate(MIB, step_ms=200e-6), time_factor=2.0)
     assert search.can_gain(asked, known, 0.01) == bool(always or gains)

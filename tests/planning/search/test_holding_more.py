@@ -53,8 +53,11 @@ def sessions(usable_bytes: int, *ways: Parallelism) -> list[PlanningSession]:
     """Sessions of sixteen blocks of 50 M weights, and samples of 4,096 tokens."""
     return open_sessions(
         llama(2048, 16, 4096, "h100-80gb"),
-        Budget(total_bytes=usable_bytes + NCCL, context_bytes=0, headroom_bytes=0),
-        Request(),
+        Request(
+            budget=Budget(
+                total_bytes=usable_bytes + NCCL, context_bytes=0, headroom_bytes=0
+            )
+        ),
         precisions=["bf16-mixed"],
         optimizer="adamw_torch_fused",
         effective_batch_size=SAMPLES,
@@ -78,7 +81,7 @@ def test_where_there_is_no_room_for_all_weights_they_are_not_kept() -> None:
     recipe = found.judged.recipe
     same = kept.settings.recipe(recipe.batch_size, recipe.segments)
     assert not kept.judge(replace(same, loss_chunks=recipe.loss_chunks)).fits
-    roomy = replace(kept, budget=replace(kept.budget, total_bytes=2**36))
+    roomy = kept.asking(budget=replace(kept.budget, total_bytes=2**36))
     assert holding_more_can_gain(roomy, found)
 
 
@@ -87,8 +90,7 @@ def test_only_freed_weights_say_so() -> None:
     workload = Workload(model=Mebi(6), batch=MIB_BATCH, gpu=find_gpu("t4"))
     ddp, freed, kept = open_sessions(
         workload.with_found_blocks(),
-        Budget(total_bytes=2**34, context_bytes=0, headroom_bytes=0),
-        Request(),
+        Request(budget=Budget(total_bytes=2**34, context_bytes=0, headroom_bytes=0)),
         precisions=["fp32"],
         optimizer="sgd",
         parallelisms=[DDP, FREED, KEPT],
@@ -132,7 +134,7 @@ def test_gradients_are_reduced_once_per_update_only_where_that_may_gain() -> Non
     each = replace(FREED, sync_each_batch=True)
     reduced, once = sessions(2**36, each, FREED)
     assert once.traces.log == []  # it is asked about without a trace
-    found = search_with_loss_chunks(replace(reduced, request=Request(batch_size=1)))
+    found = search_with_loss_chunks(reduced.asking(batch_size=1))
     assert found.judged.recipe.gradient_accumulation_steps == SAMPLES
     assert not holding_more_can_gain(once, found)
     slow = waiting(found)
@@ -150,7 +152,7 @@ def test_gradients_are_reduced_once_per_update_only_where_that_may_gain() -> Non
             headroom_bytes=0,
             nccl=once.budget.nccl,
         )
-        assert holding_more_can_gain(replace(once, budget=room), slow) == may_gain
+        assert holding_more_can_gain(once.asking(budget=room), slow) == may_gain
 
 
 def test_what_holds_more_weights() -> None:

@@ -86,7 +86,7 @@ def session(
     **request: Any,
 ) -> PlanningSession:
     chain = BlockChain(TraceSession(workload), settings)
-    return PlanningSession(chain, Request(**request), budget)
+    return PlanningSession(chain, Request(budget=budget, **request))
 
 
 @pytest.mark.parametrize("host_mib", [0, 3, 64])
@@ -152,7 +152,7 @@ def test_one_large_micro_batch_may_need_less_than_several_of_one_sample() -> Non
     whole, several = (asked.judge(settings.recipe(size)) for size in (2, 1))
     assert whole.reserved_bytes < several.reserved_bytes
     assert lowest_judged(asked).reserved_bytes <= whole.reserved_bytes
-    fits = replace(asked, budget=budget(whole.reserved_bytes // MIB))
+    fits = asked.asking(budget=budget(whole.reserved_bytes // MIB))
     assert fitting_or_lowest(fits).fits
     assert lowest_judged(fits).recipe.gradient_accumulation_steps == 1
 
@@ -164,7 +164,7 @@ def test_what_the_formula_rules_out_is_not_judged(
     full = asked.judge(SETTING.recipe(64, checkpoint_every_block(workload.blocks)))
     tried.clear()
     above = full.timeline.floor_bytes // MIB + 1
-    least = fitting_or_lowest(replace(asked, budget=budget(above)))
+    least = fitting_or_lowest(asked.asking(budget=budget(above)))
     assert not least.fits
     assert least.estimate is None
     assert least.needed_bytes > above * MIB
@@ -189,7 +189,7 @@ def test_of_those_that_are_judged_the_first_that_fits_is_the_last(
     all_of_them = list(tried)
     tried.clear()
     enough = replace(budget(1), total_bytes=least.reserved_bytes)
-    found = lowest_judged(replace(nothing_fits, budget=enough))
+    found = lowest_judged(nothing_fits.asking(budget=enough))
     assert found.fits
     assert tried[-1] == found.recipe
     assert tried == all_of_them[: len(tried)]
@@ -212,7 +212,7 @@ def test_what_would_fit_is_traced_at_one_batch_size(
 
     monkeypatch.setattr(Tracer, "trace", spy)
     least = lowest_peak_plan(
-        workload, budget(10_000), Request(), precisions=("fp32",), optimizer="sgd"
+        workload, Request(budget=budget(10_000)), precisions=("fp32",), optimizer="sgd"
     )
     assert least.fits
     assert all(program.segments for program in traced)  # what is kept says no more
@@ -225,7 +225,7 @@ def test_nor_is_more_where_it_does_not_fit_with_every_block_recomputed(
     asked = session(workload, budget(10_000), settings)
     full = asked.judge(settings.recipe(1, checkpoint_every_block(workload.blocks)))
     too_little = replace(asked.budget, total_bytes=full.reserved_bytes - MIB)
-    expected = lowest_judged(replace(asked, budget=too_little))
+    expected = lowest_judged(asked.asking(budget=too_little))
 
     def refuse(*_: object) -> None:
         raise AssertionError("traced at two batch sizes")
@@ -251,8 +251,8 @@ def test_forwards_are_compared_once_for_several_plans(
     for gpu in ("rtx-4090", "h100-80gb"):
         there = replace(workload, gpu=find_gpu(gpu))
         settings = {"precisions": ("fp32",), "optimizer": "sgd", "compared": compared}
-        asked = budget(10_000), Request()
-        assert lowest_peak_plan(there, *asked, **settings).fits
+        asked = Request(budget=budget(10_000))
+        assert lowest_peak_plan(there, asked, **settings).fits
     assert forwards == [1]
 
 
@@ -301,7 +301,7 @@ def test_of_a_base_that_cannot_be_loaded_one_recipe_is_judged(
 ) -> None:
     tight = session(workload, budget(1))
     floor_bytes = lowest_judged(tight).timeline.floor_bytes
-    tight = replace(tight, budget=replace(tight.budget, total_bytes=floor_bytes + 1))
+    tight = tight.asking(budget=replace(tight.budget, total_bytes=floor_bytes + 1))
     for loads in (True, False):
         monkeypatch.setattr(PlanningSession, "base_loads", loads)
         tried.clear()
@@ -323,13 +323,13 @@ def test_every_input_on_the_host_is_tried_before_the_formula(
 
     monkeypatch.setattr(lowest_peak, "_lowest_by_formula", refuse)
     just = replace(asked.budget, total_bytes=full.reserved_bytes - MIB)
-    found = fitting_or_lowest(replace(asked, budget=just))
+    found = fitting_or_lowest(asked.asking(budget=just))
     assert found.fits
     assert found.estimate is not None
     assert found.estimate.recipe.segments == on_host
     monkeypatch.setattr(lowest_peak, "FAR_ABOVE", 0.5)
     with pytest.raises(AssertionError, match="the formula was asked"):
-        fitting_or_lowest(replace(asked, budget=just))
+        fitting_or_lowest(asked.asking(budget=just))
 
 
 def test_what_is_above_by_a_formula_that_was_checked_is_not_judged(
@@ -402,7 +402,7 @@ def test_of_long_traces_no_other_blocks_are_judged_where_no_plan_can_fit(
     )
     tried.clear()
     enough = replace(budget(1), total_bytes=least.timeline.floor_bytes + 1)
-    lowest_judged(replace(asked, budget=enough))  # not proven
+    lowest_judged(asked.asking(budget=enough))  # not proven
     assert len(tried) > 1
 
 
@@ -421,7 +421,7 @@ def test_a_chunked_loss_is_tried_before_anything_is_solved(tried: list[Recipe]) 
     assert chunked.reserved_bytes < whole.reserved_bytes
     tried.clear()
     enough = replace(budget(1), total_bytes=chunked.reserved_bytes)
-    least = fitting_or_lowest(replace(asked, budget=enough))
+    least = fitting_or_lowest(asked.asking(budget=enough))
     assert least.fits
     assert [recipe.loss_chunks for recipe in tried] == [1, LOSS_CHUNKS[0]]
 
@@ -567,7 +567,7 @@ def test_what_fits_with_more_chunks_alone_is_searched_with_as_many(
     faster = faster_than_lowest(roomy, lowest).estimate
     assert faster is not None
     assert faster.recipe == replace(lowest.recipe, segments=())  # all is kept
-    nothing_else = replace(roomy, budget=budget(1))
+    nothing_else = roomy.asking(budget=budget(1))
     assert faster_than_lowest(nothing_else, lowest).estimate == lowest
     monkeypatch.setattr(best_settings, "lowest_judged", lambda _: lowest)
     monkeypatch.setattr(best_settings, "search_with_loss_chunks", _nothing_found)

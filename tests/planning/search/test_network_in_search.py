@@ -28,8 +28,7 @@ def open_session(parallelism: Parallelism) -> PlanningSession:
     ).with_found_blocks()
     (found,) = open_sessions(
         workload,
-        Budget(total_bytes=2**34, context_bytes=0, headroom_bytes=0),
-        Request(),
+        Request(budget=Budget(total_bytes=2**34, context_bytes=0, headroom_bytes=0)),
         effective_batch_size=SAMPLES,
         precisions=["fp32"],
         optimizer="sgd",

@@ -30,6 +30,7 @@ from budgetfit.planning.search.last_batch import (
 from budgetfit.planning.search.varying_lengths import JudgedLengths
 from budgetfit.planning.session import PlanningSession, Request
 from tests.memory.made_traces import MIB, TraceMaker
+from tests.traced import ROOMY
 
 pytestmark = pytest.mark.usefixtures("kept_traces")
 ADA = find_gpu("rtx-4090")
@@ -175,12 +176,12 @@ def made_session(
 @pytest.mark.parametrize(
     ("request_", "effective", "has_room", "chosen"),
     [
-        (Request(), None, 49, 47),  # one less does not fit, two less do
-        (Request(), None, 46, 45),  # then four less
-        (Request(), None, 40, 30),  # sixteen less lose too much: a search
-        (Request(batch_size=49), None, 49, 30),
-        (Request(objective="memory"), None, 49, 30),
-        (Request(), 49, 49, 30),  # 7 is the next divisor
+        (Request(budget=ROOMY), None, 49, 47),  # one less does not fit, two less do
+        (Request(budget=ROOMY), None, 46, 45),  # then four less
+        (Request(budget=ROOMY), None, 40, 30),  # sixteen less lose too much: a search
+        (Request(budget=ROOMY, batch_size=49), None, 49, 30),
+        (Request(budget=ROOMY, objective="memory"), None, 49, 30),
+        (Request(budget=ROOMY), 49, 49, 30),  # 7 is the next divisor
     ],
 )
 def test_a_few_samples_less_are_preferred_to_a_search(
@@ -208,7 +209,7 @@ def test_a_few_samples_less_are_preferred_to_a_search(
 def test_a_practice_with_room_is_preferred_to_a_slower_search_result(
     monkeypatch: pytest.MonkeyPatch, searched_ms: float | None, chosen: int
 ) -> None:
-    session = made_session(Request(objective="memory"))
+    session = made_session(Request(budget=ROOMY, objective="memory"))
     best, full, practice, searched = (
         made_estimate(1, step_ms) for step_ms in (70, 80, 100, searched_ms or 0)
     )

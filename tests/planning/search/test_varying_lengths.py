@@ -305,9 +305,7 @@ def test_less_memory_is_less_than_known_settings_take_not_than_the_budget() -> N
     asked = Arguments(
         model=_config(), gpu="rtx-4090", precision="bf16-mixed", batch_size=BATCH
     ).parsed()
-    (session,) = traced_sessions(
-        asked.workload, asked.budget, asked.request, **asked.settings
-    )
+    (session,) = traced_sessions(asked.workload, asked.request, **asked.settings)
     known = search_with_loss_chunks(session).estimate
     assert known is not None
     assert known.reserved_bytes < session.budget.usable_bytes // 2
