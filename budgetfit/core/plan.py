@@ -26,8 +26,6 @@ from budgetfit.utils.lazy_import import lazy_import
 from budgetfit.utils.whole_file import write_whole
 
 SECONDS_PER_HOUR = 3600
-# Label of the alternative that shows the plan under gradient accumulation.
-ACCUMULATING = "accumulating"
 # Note of an estimate.
 NO_LOSS = (
     "there is no loss: planned with the mean of the float outputs; pass loss=, or "
@@ -461,12 +459,6 @@ class Plan(PlanExports):
         if self.lazy_alternatives is not None:
             fields["alternatives"] = ()
         return replace(self, **fields)
-
-    @property
-    def comparable(self) -> Estimate:
-        """The estimate to compare alternatives with: under gradient accumulation."""
-        rows = (row for row in self.judged_alternatives if row.label == ACCUMULATING)
-        return next((row.estimate for row in rows), self.estimate)
 
     @property
     def fits(self) -> bool:

@@ -32,7 +32,7 @@ def best_compiled(
             errors[mode] = error
     if not plans:
         raise errors[modes[0]]
-    best = min(plans, key=lambda mode: rank(plans[mode].comparable, objective))
+    best = min(plans, key=lambda mode: rank(plans[mode].estimate, objective))
     said = "; ".join(
         f"{mode}: {_figures(plans[mode]) if mode in plans else _reason(errors[mode])}"
         for mode in modes
@@ -47,7 +47,7 @@ def _reason(error: Exception) -> str:
 
 
 def _figures(plan: Plan) -> str:
-    estimate = plan.comparable
+    estimate = plan.estimate
     return (
         f"{rate_text(estimate.samples_per_s)} samples/s, "
         f"{format_bytes(estimate.reserved_bytes)} reserved"

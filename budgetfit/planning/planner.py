@@ -34,7 +34,7 @@ from budgetfit.planning.reports.recipe_warnings import (
     accumulation_warnings,
     rounding_warnings,
 )
-from budgetfit.planning.search.accumulation import recommend_one_micro_batch
+from budgetfit.planning.search.accumulation import accumulation_row
 from budgetfit.planning.search.compiled_model import search_compiled_model
 from budgetfit.planning.search.curves import lazy_curves
 from budgetfit.planning.search.evaluation_batch import evaluation_batch_size
@@ -70,8 +70,8 @@ def make_plan(
 ) -> Plan:
     """Return the best judged plan over all precisions.
 
-    Without an effective batch size the plan takes one micro-batch per optimizer step,
-    and is chosen so that any number of them fits. ``more_changes`` are what else to
+    Without an effective batch size the plan takes one micro-batch per optimizer step;
+    a note says whether more fit. ``more_changes`` are what else to
     suggest where nothing fits.
 
     Raises:
@@ -127,8 +127,8 @@ def _plan_compiled_model(
         eager = session.changed(compile="none")  # whose blocks are measured
         refused = Refusal(eager, judged, judged.timeline.floor_bytes)
         raise does_not_fit_error(refused, None)
-    estimate, rows, notes = recommend_one_micro_batch(session, judged)
-    plan = _described(session, estimate, rows, notes)
+    rows, notes = accumulation_row(session, judged)
+    plan = _described(session, judged, rows, notes)
     provenance = {
         **plan.provenance,
         "solver": best.explanation,
@@ -145,9 +145,9 @@ def _report(
     slower: tuple[PlanningSession, ...],
 ) -> Plan:
     """Return the plan of a judged recipe: its tables, warnings and sources."""
-    best = judged.estimate
-    estimate, rows, notes = recommend_one_micro_batch(session, best)
-    if judged.lengths is not None:  # of several micro-batches, if so: an upper bound
+    estimate = best = judged.estimate
+    rows, notes = accumulation_row(session, best)
+    if judged.lengths is not None:
         estimate = with_lengths(estimate, judged.lengths)
     plan = _described(session, estimate, rows, (*notes, *judged.warnings))
     recipe, estimate = estimate.recipe, plan.estimate

@@ -277,7 +277,6 @@ def open_sessions(
     workload: Workload,
     request: Request,
     *,
-    accumulation: int | None = None,
     sizes: Sequence[int | None] = (None,),
     failed: TraceError | None = None,
     **settings: Unpack[SessionSettings],
@@ -285,11 +284,10 @@ def open_sessions(
     """Trace a model for the first time; return a session in each precision.
 
     They share their traces, but for those of other parallelisms. An engine that cannot
-    train the model is left out where another can. ``accumulation`` is the number of
-    micro-batches per optimizer step to plan for, without an effective batch size; None
-    for one. ``sizes``: the batch sizes to trace first, in turn until one runs; None is
-    a trace for all sizes, of two and three samples. ``failed``: why the model does not
-    run with those; it is planned for the one of ``sizes``, with a note.
+    train the model is left out where another can. ``sizes``: the batch sizes to trace
+    first, in turn until one runs; None is a trace for all sizes, of two and three
+    samples. ``failed``: why the model does not run with those; it is planned for the
+    one of ``sizes``, with a note.
 
     Raises:
         InputError: If no tensor grows with the batch size.
@@ -323,7 +321,6 @@ def open_sessions(
             found += _sessions_of(
                 traces,
                 request,
-                accumulation,
                 parallelism,
                 settings,
                 sizes,
@@ -450,7 +447,6 @@ def budget_of_rank(budget: Budget, parallelism: Parallelism) -> Budget:
 def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
     traces: TraceSession,
     request: Request,
-    accumulation: int | None,
     parallelism: Parallelism | None,
     settings: SessionSettings,
     sizes: Sequence[int | None],
@@ -471,7 +467,6 @@ def _sessions_of(  # noqa: PLR0913, PLR0917 - those of ``open_sessions``
                     precision=precisions[0],
                     optimizer=settings["optimizer"],
                     effective_batch_size=settings.get("effective_batch_size"),
-                    accumulation=accumulation,
                     optimizer_in_backward=settings.get("optimizer_in_backward", False),
                     compile=settings.get("compile", "none"),
                     host_ram_bytes=request.budget.host_ram_bytes,

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from budgetfit.core.allocator.settings import VARIABLE
-from budgetfit.core.plan import ACCUMULATING, NO_LOSS, Alternative, Estimate, Plan
+from budgetfit.core.plan import NO_LOSS, Alternative, Estimate, Plan
 from budgetfit.reporting.estimate_text import (
     memory_section,
     peak_lines,
@@ -180,7 +180,7 @@ def gain_text(plan: Plan) -> str | None:
     full = _full_checkpointing(plan)
     if full is None or full.recipe == plan.recipe:
         return None
-    ratio = plan.comparable.samples_per_s / full.samples_per_s - 1
+    ratio = plan.estimate.samples_per_s / full.samples_per_s - 1
     if abs(ratio) < _SHOWN:
         return None
     return f"{faster_text(ratio)} than checkpointing every block"
@@ -231,8 +231,8 @@ def _table(rows: Sequence[tuple[str, ...]]) -> RenderableType:
 
 
 def _row(row: Alternative, plan: Plan) -> tuple[str, ...]:
-    same = row.estimate.recipe == plan.comparable.recipe and not row.changes_training
-    if same and row.label != ACCUMULATING:
+    same = row.estimate.recipe == plan.estimate.recipe and not row.changes_training
+    if same:
         return (row.label, "", "", "", "", "= this plan")
     return _alternative(row.label, row.estimate, row.fits)
 

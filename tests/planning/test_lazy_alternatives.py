@@ -122,7 +122,7 @@ def test_a_missing_attribute_is_still_an_error() -> None:
 
 def test_no_row_that_came_later_beats_the_plan() -> None:
     plan = made(Mebi(6))
-    ours = plan.comparable.samples_per_s
+    ours = plan.estimate.samples_per_s
     for row in plan.alternatives:
         if row.fits and not row.is_suggestion:
             assert row.estimate.samples_per_s <= ours, row.label

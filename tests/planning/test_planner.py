@@ -83,7 +83,7 @@ def test_a_plan_that_is_recommended_fits_by_the_judge(workload: Workload) -> Non
 def test_no_usual_practice_beats_the_plan(workload: Workload, objective: Any) -> None:
     for mib in (90, 400):
         found = plan(workload, Request(budget=budget(mib), objective=objective))
-        ours = rank(found.comparable, objective)
+        ours = rank(found.estimate, objective)
         for row in found.alternatives:
             comparable = row.fits and not row.is_suggestion
             assert not comparable or ours <= rank(row.estimate, objective), row.label

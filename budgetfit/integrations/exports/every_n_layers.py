@@ -79,12 +79,12 @@ def _candidates(plan: Plan) -> Iterator[Estimate]:
 
 
 def _replaces(plan: Plan, row: Alternative) -> bool:
-    slowest = plan.comparable.samples_per_s / (1 + MAX_SLOWDOWN)
+    slowest = plan.estimate.samples_per_s / (1 + MAX_SLOWDOWN)
     return row.fits and not row.is_suggestion and row.estimate.samples_per_s >= slowest
 
 
 def _remark(plan: Plan, estimate: Estimate, every: int) -> str:
-    mine, others = plan.comparable.samples_per_s, estimate.samples_per_s
+    mine, others = plan.estimate.samples_per_s, estimate.samples_per_s
     percent = 100 * (max(mine, others) / min(mine, others) - 1)
     speed = f"{percent:.1f} % {'faster' if others > mine else 'slower'}"
     what = "every block" if every == 1 else f"every {ordinal(every)} block"

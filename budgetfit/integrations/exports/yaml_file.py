@@ -102,7 +102,7 @@ def _nearest_expressible(
         row, estimate, settings = best
         found = (
             f"Below is the nearest that was judged to fit: {row.label}, "
-            f"{_numbers(estimate)}; the plan: {_numbers(plan.comparable)}."
+            f"{_numbers(estimate)}; the plan: {_numbers(plan.estimate)}."
         )
         return _with_estimate(plan, estimate), settings, [cannot, found]
     tried = [

@@ -44,8 +44,8 @@ from budgetfit.utils.garbage_collection import freeze_gc
 from budgetfit.workload.workload import Workload
 
 EXPANDING: Final = "with expandable segments"
-ONCE: Final = "one micro-batch per update"
-MIN_GAIN: Final = 0.02  # of the plan's speed, for these two
+ROOM_FOR_GRADIENTS: Final = "with room for accumulation"
+MIN_GAIN: Final = 0.02  # of the plan's speed, for expandable segments
 COMPILED: Final = "with torch.compile (blocks)"
 _COMPILED_NOTE: Final = (
     'compile="blocks": shown with the batch and recomputed blocks of this plan; a plan '
@@ -118,7 +118,8 @@ def lazy_alternatives(
         rest = with_last_batch_notes(session, plan, rest)
         if plan.recipe.parallelism is not None:
             return (*first, *rest)
-        return (*first, *rest, *faster_rows(session, plan))
+        more = accumulating_rows(session, plan)
+        return (*first, *rest, *faster_rows(session, plan), *more)
 
     kept = (
         None if session.traces.tracer.real_values else meta_workload(session.workload)
@@ -174,45 +175,51 @@ def _named(label: str, found: Estimate, session: PlanningSession) -> str:
 
 
 def faster_rows(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:
-    """Return faster plans without accumulation, or with other allocator settings.
+    """Return a faster plan with expandable segments, where the solver says it may be.
 
-    The updates are the same. Searched for where the solver says that they may be.
+    The updates are the same.
     """
-    rows: tuple[Alternative, ...] = ()
-    if session.settings.accumulation is not None:
-        alone = session.changed(accumulation=None)
-        once = session.judge(replace(plan.recipe, gradient_accumulation_steps=1))
-        note = "no room for accumulated gradients: effective_batch_size={}"
-        rows += _faster_row(alone, once, ONCE, note)
-    if not session.budget.allocator.expandable_segments:
-        expanding = session.with_expandable_segments()
-        note = f'allocator="{expanding.budget.allocator.text}", not on Windows'
-        rows += _faster_row(expanding, plan, EXPANDING, note)
-    return rows
-
-
-def _faster_row(
-    session: PlanningSession, known: Estimate, label: str, note: str
-) -> tuple[Alternative, ...]:
-    """Return the fastest plan of a session, if it is faster than a known one.
-
-    ``note`` may have a place for the batch size.
-    """
-    session = session.changed(loss_chunks=1)
+    if session.budget.allocator.expandable_segments:
+        return ()
+    session = session.with_expandable_segments().changed(loss_chunks=1)
     if session.request.objective != "throughput" or not (
-        can_gain(session, known, MIN_GAIN)
-        or can_gain(session, known, MIN_GAIN, chunked_best)
+        can_gain(session, plan, MIN_GAIN)
+        or can_gain(session, plan, MIN_GAIN, chunked_best)
     ):
         return ()
     tried = [search_with_loss_chunks(session).estimate]
     if session.request.checkpointing == "auto":
         tried.append(best_with_policy(session, "none"))
     found = session.best_fitting(each for each in tried if each)
-    if found is None or found.samples_per_s <= (1 + MIN_GAIN) * known.samples_per_s:
+    if found is None or found.samples_per_s <= (1 + MIN_GAIN) * plan.samples_per_s:
         return ()
-    note = note.format(found.recipe.batch_size)
-    row = Alternative(label=label, estimate=found, fits=True, note=note)
-    return with_last_batch_notes(session, known, [row])
+    note = f'allocator="{session.budget.allocator.text}", not on Windows'
+    row = Alternative(label=EXPANDING, estimate=found, fits=True, note=note)
+    return with_last_batch_notes(session, plan, [row])
+
+
+def accumulating_rows(
+    session: PlanningSession, plan: Estimate
+) -> tuple[Alternative, ...]:
+    """Return the best plan with room for accumulated gradients, where the plan has not.
+
+    Only without an effective batch size.
+    """
+    settings = session.settings
+    if settings.effective_batch_size is not None or settings.optimizer_in_backward:
+        return ()
+    room = session.changed(accumulation=2, loss_chunks=1)
+    try:
+        if session.judge(replace(plan.recipe, gradient_accumulation_steps=2)).fits:
+            return ()
+        found = search_with_loss_chunks(room).estimate
+    except TraceError:
+        return ()
+    if found is None:
+        return ()
+    note = "any number of micro-batches fits: plan it with effective_batch_size="
+    label = ROOM_FOR_GRADIENTS
+    return (Alternative(label=label, estimate=found, fits=True, note=note),)
 
 
 def _without_host(session: PlanningSession, plan: Estimate) -> tuple[Alternative, ...]:

@@ -139,18 +139,14 @@ def _best_found(sessions: Sequence[PlanningSession]) -> SearchResult | Refusal:
         return better_without_host(best)
     # The search leaves room for what the allocator might reserve; only the judge can
     # say that nothing fits.
-    accumulates = sessions[0].settings.accumulation is not None
-    if hopeful or not accumulates:
-        tried = [(each, lowest_judged(each)) for each in hopeful or sessions]
-        session, least = min(
-            tried, key=lambda row: (not row[1].fits, row[1].reserved_bytes)
-        )
-        if least.fits:
-            return better_without_host(faster_than_lowest(session, least))
-        if not accumulates:
-            floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
-            return Refusal(session, least, floor_bytes)
-    return _best_found([each.changed(accumulation=None) for each in sessions])
+    tried = [(each, lowest_judged(each)) for each in hopeful or sessions]
+    session, least = min(
+        tried, key=lambda row: (not row[1].fits, row[1].reserved_bytes)
+    )
+    if least.fits:
+        return better_without_host(faster_than_lowest(session, least))
+    floor_bytes = min(row.timeline.floor_bytes for _, row in tried)
+    return Refusal(session, least, floor_bytes)
 
 
 def _best_judged(

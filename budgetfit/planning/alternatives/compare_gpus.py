@@ -14,7 +14,6 @@ from budgetfit.gpus.table import Gpu
 from budgetfit.planning.alternatives.best_settings import best_settings
 from budgetfit.planning.alternatives.refusal import Refusal
 from budgetfit.planning.profiling.first_trace import fallback_for
-from budgetfit.planning.search.accumulation import recommend_one_micro_batch
 from budgetfit.planning.search.traced_sessions import traced_sessions
 from budgetfit.planning.search.varying_lengths import (
     session_for_lengths,
@@ -152,10 +151,9 @@ def _best_on_gpu(
     if isinstance(found, Refusal):
         return found.session, found.least, ()
     session, judged = found.session, found.judged
-    estimate = recommend_one_micro_batch(session, judged.estimate)[0]
     if judged.lengths is None:
-        return session, estimate, judged.warnings
-    estimate = with_lengths(estimate, judged.lengths)
+        return session, judged.estimate, judged.warnings
+    estimate = with_lengths(judged.estimate, judged.lengths)
     warnings = (*judged.warnings, lengths_warning(judged.lengths))
     return session_for_lengths(session, judged.lengths), estimate, warnings
 

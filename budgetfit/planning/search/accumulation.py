@@ -1,9 +1,7 @@
-"""Gradient accumulation: plans that fit for any number of micro-batches.
+"""What gradient accumulation takes where a plan has one micro-batch per update.
 
-Accumulated gradients stay allocated during the next micro-batch. Without an effective
-batch size a plan is therefore chosen by the memory of two micro-batches per step, and
-recommended with one. From the third on the allocator may place tensors differently, so
-that four are replayed as well.
+Accumulated gradients stay allocated during the next micro-batch. From the third on the
+allocator may place tensors differently, so that four are replayed as well as two.
 """
 
 from __future__ import annotations
@@ -11,75 +9,55 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from budgetfit.core.plan import ACCUMULATING, Alternative, Estimate
+from budgetfit.core.plan import Alternative, Estimate
+from budgetfit.errors import TraceError
 from budgetfit.utils.format_bytes import format_bytes
 
 if TYPE_CHECKING:
-    from budgetfit.core.recipe import Recipe
     from budgetfit.planning.session import PlanningSession
 
-_MIN_SHARE: Final = 0.02  # of the usable bytes, for gradients to count
+ACCUMULATING: Final = "accumulating"
 _MANY: Final = 4  # from there on every micro-batch allocates as the one before
 
 
-def planned_accumulation(
-    effective_batch_size: int | None, *, optimizer_in_backward: bool
-) -> int | None:
-    """Return the micro-batches per step to plan for; None: as requested."""
-    # With two, gradients outlive a micro-batch, as with any larger number.
-    asked = effective_batch_size is not None or optimizer_in_backward
-    return None if asked else 2
-
-
-def recommend_one_micro_batch(
+def accumulation_row(
     session: PlanningSession, estimate: Estimate
-) -> tuple[Estimate, tuple[Alternative, ...], tuple[str, ...]]:
-    """Return the plan with one micro-batch per step, if more fit as well.
+) -> tuple[tuple[Alternative, ...], tuple[str, ...]]:
+    """Return the row of two micro-batches per update, and a note of how many fit.
 
-    Returns:
-        The estimate of one micro-batch per step, the row of several, and a note; the
-        unchanged estimate where accumulation was requested or is impossible.
+    Neither where the number was requested, or cannot be more than one.
     """
     settings, recipe = session.settings, estimate.recipe
     if settings.effective_batch_size is not None or recipe.optimizer_in_backward:
-        return estimate, (), ()
-    if settings.accumulation is None:
-        note = (
-            "gradient_accumulation_steps has to stay 1: with gradients that outlive a "
-            "micro-batch it would not fit, or cannot be traced"
+        return (), ()
+    try:
+        two, many = (
+            session.judge(replace(recipe, gradient_accumulation_steps=steps))
+            for steps in (2, _MANY)
         )
-        return estimate, (), (note,)
-    once = session.judge(replace(recipe, gradient_accumulation_steps=1))
-    if not once.fits:  # gradients freed in each step may fragment more
+    except TraceError:
+        note = "gradient_accumulation_steps has to stay 1: more cannot be traced"
+        return (), (note,)
+    reserved = format_bytes(max(two.reserved_bytes, many.reserved_bytes))
+    several = recipe.parallelism
+    how = " with sync_each_batch=True" * bool(several and several.sync_each_batch)
+    if not two.fits:
         note = (
-            f"planned with {recipe.gradient_accumulation_steps} micro-batches per "
-            f"step: with one, {format_bytes(once.reserved_bytes)} would be reserved"
+            f"gradient_accumulation_steps has to stay 1: with more, {reserved} would "
+            "be reserved. With effective_batch_size= a plan accumulates"
         )
-        return estimate, (), (note,)
-    row = Alternative(label=ACCUMULATING, estimate=estimate, fits=True)
-    many = session.judge(replace(recipe, gradient_accumulation_steps=_MANY))
-    reserved = format_bytes(max(estimate.reserved_bytes, many.reserved_bytes))
-    if many.fits:
-        several = recipe.parallelism
-        how = " with sync_each_batch=True" * bool(several and several.sync_each_batch)
+    elif many.fits:
         note = (
             "no effective batch size was given: any gradient_accumulation_steps fits"
             f"{how} ({reserved} reserved from 2 on)"
         )
-        if _gradients_count(session, recipe):
-            note += "; plan.details() (--details) says whether exactly one is faster"
     else:
         note = (
             "gradient_accumulation_steps may be 1 or 2: with more, "
             f"{reserved} would be reserved; plan with effective_batch_size= for more"
         )
-    return once, (row,), (note,)
-
-
-def _gradients_count(session: PlanningSession, recipe: Recipe) -> bool:
-    """Whether a plan for one micro-batch may be faster: it frees less for gradients."""
-    gives_up = bool(recipe.segments) or recipe.loss_chunks > 1
-    if recipe.parallelism is not None or not gives_up:
-        return False
-    least_bytes = _MIN_SHARE * session.budget.usable_bytes
-    return session.block_chain.gradient_bytes > least_bytes
+    larger = f"another update: effective_batch_size={two.recipe.effective_batch_size}"
+    row = Alternative(
+        label=ACCUMULATING, estimate=two, fits=bool(two.fits), note=larger
+    )
+    return (row,), (note,)

@@ -4,7 +4,6 @@ from typing import Unpack
 
 from budgetfit.batches.batch_tree import batch_size_of, has_sparse_tensors
 from budgetfit.errors import TraceError
-from budgetfit.planning.search.accumulation import planned_accumulation
 from budgetfit.planning.session import (
     PlanningSession,
     Request,
@@ -21,19 +20,17 @@ def traced_sessions(
 ) -> list[PlanningSession]:
     """Return a session in each precision, after the first trace.
 
-    With accumulation, except where that cannot be traced: that of sparse gradients. For
-    all batch sizes, except where a model does not run at the first two.
+    For all batch sizes, except where a model does not run at the first two. Without an
+    effective batch size where its accumulation cannot be traced, as that of sparse
+    gradients, and the batch size is as large.
 
     Raises:
         TraceError: If the model cannot be traced.
     """
     whole = settings.get("effective_batch_size")
-    accumulation = planned_accumulation(
-        whole, optimizer_in_backward=settings.get("optimizer_in_backward", False)
-    )
-    ways: list[tuple[int | None, SessionSettings]] = [(accumulation, settings)]
-    if accumulation is not None or (whole is not None and whole == request.batch_size):
-        ways.append((None, {**settings, "effective_batch_size": None}))
+    ways: list[SessionSettings] = [settings]
+    if whole is not None and whole == request.batch_size:
+        ways.append({**settings, "effective_batch_size": None})
     failed: TraceError | None = None
     # Of sparse batches and on several GPUs, other sizes say nothing.
     fixed = settings.get("parallelisms") or has_sparse_tensors(workload.batch)
@@ -42,12 +39,11 @@ def traced_sessions(
         if at_one_size:
             own = batch_size_of(workload.batch, dims=workload.batch_dims)
             size = request.batch_size or own
-        for micro_batches, asked in ways:
+        for asked in ways:
             try:
                 return open_sessions(
                     workload,
                     request,
-                    accumulation=micro_batches,
                     sizes=(size,),
                     failed=None if size is None else failed,
                     **asked,

@@ -97,9 +97,7 @@ def judge_all_lengths(session: PlanningSession, best: Estimate) -> JudgedLengths
 
 
 def _judge(session: PlanningSession, estimate: Estimate) -> LengthsJudge:
-    # Without an effective batch size one micro-batch is recommended.
-    given = session.settings.effective_batch_size is not None
-    steps = estimate.recipe.gradient_accumulation_steps if given else 1
+    steps = estimate.recipe.gradient_accumulation_steps
     return LengthsJudge(session.traces, session.budget, estimate, rated_steps=steps)
 
 

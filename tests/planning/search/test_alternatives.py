@@ -307,9 +307,8 @@ def test_where_each_size_is_traced_none_is_that_cannot_fit() -> None:
     batches = BaselineProfile(
         session(), checkpoint_every_block(chain().traces.workload.blocks)
     )
-    usable_bytes = BUDGET.usable_bytes
     bound, other = (
-        batches._largest_by_live_bytes(usable_bytes, affine)  # noqa: SLF001
+        batches._largest_by_live_bytes(affine=affine)  # noqa: SLF001
         for affine in (True, False)
     )
     assert bound == other

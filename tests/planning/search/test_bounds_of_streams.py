@@ -34,13 +34,14 @@ def budget(usable_bytes: int = 2**34) -> Budget:
 
 
 def sessions(*ways: Parallelism) -> list[PlanningSession]:
-    return open_sessions(
+    """Sessions of two micro-batches per update."""
+    found = open_sessions(
         *(workload(), Request(budget=budget())),
-        accumulation=2,
         precisions=["fp32"],
         optimizer="sgd",
         parallelisms=ways,
     )
+    return [each.changed(accumulation=2) for each in found]
 
 
 def test_pools_of_all_streams_are_reserved_whatever_is_recomputed() -> None:
@@ -104,12 +105,12 @@ def test_copies_in_each_node_are_left_out_where_their_shards_do_not_fit() -> Non
     least = whole.block_chain.streams_apart.profile_at(1, exact_blocks=False)
     for room, may_gain in ((int(4.4 * MIB), False), (int(4.6 * MIB), True)):
         tight = budget(optimizer_step_bytes(least) + room)
-        assert holding_more_can_gain(replace(copied, budget=tight), none) == may_gain
+        assert holding_more_can_gain(copied.asking(budget=tight), none) == may_gain
 
 
 def test_an_optimizer_step_is_ruled_out_before_blocks_are_recomputed() -> None:
     _, copied = sessions(WHOLE, COPIED)
-    tight = replace(copied, budget=budget(4 * MIB))
+    tight = copied.asking(budget=budget(4 * MIB))
     assert not tight.optimizer_step_fits
     log = copied.traces.log
     assert log

@@ -114,7 +114,7 @@ def of(step_ms: float, reserved: int) -> Planned:
         reserved_bytes=reserved,
         samples_per_s=4000 / step_ms,
     )
-    return Planned(comparable=estimate, warnings=("first",))
+    return Planned(estimate=estimate, warnings=("first",))
 
 
 def chosen(
@@ -134,22 +134,22 @@ def chosen(
 def test_the_better_is_taken_and_both_are_said() -> None:
     eager, compiled = of(20, 2 * MIB), of(10, 3 * MIB)
     fastest = chosen(eager, compiled)
-    assert fastest.comparable is compiled.comparable
+    assert fastest.estimate is compiled.estimate
     note, first = fastest.warnings
     assert first == "first"
     for text in ("'blocks'", "200 samples/s", "400 samples/s", "2 MiB"):
         assert text in note
     lowest = chosen(eager, compiled, "memory")
-    assert lowest.comparable is eager.comparable
+    assert lowest.estimate is eager.estimate
 
 
 def test_what_cannot_be_planned_is_not_taken() -> None:
     made = of(10, MIB)
     compiled = chosen(InputError("it does not run.\nmore"), made)
-    assert compiled.comparable is made.comparable
+    assert compiled.estimate is made.estimate
     assert "none: it does not run;" in compiled.warnings[0]
     eager = chosen(made, InputError("needs Triton."))
-    assert eager.comparable is made.comparable
+    assert eager.estimate is made.estimate
     assert eager.warnings[0].endswith("blocks: needs Triton")
     with pytest.raises(InputError, match="the first"):
         chosen(InputError("the first"), InputError("the second"))
@@ -296,7 +296,7 @@ def test_recomputing_is_tried_where_more_samples_are_faster(
 def test_few_recipes_are_judged(mib: int, judged: str) -> None:
     """Of a model of 18 blocks, here without torch.compile: its search is the same."""
     budget = Budget(total_bytes=mib * MIB, context_bytes=0, headroom_bytes=0)
-    of_many = replace(session(blocks=18), budget=budget)
+    of_many = session(blocks=18).asking(budget=budget)
     of_many.judge(of_many.settings.recipe(2))  # compares the forward of all blocks
     found = search_compiled_model(of_many)
     assert found.explanation.endswith(f": {judged}")

@@ -21,7 +21,7 @@ from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.planning.alternatives import refusal, training_changes
 from budgetfit.planning.profiling.block_chain import TrainingSettings
 from budgetfit.planning.search import loss_chunking, lowest_peak, search
-from budgetfit.planning.search.accumulation import recommend_one_micro_batch
+from budgetfit.planning.search.accumulation import accumulation_row
 from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.search.solver_choice import fastest_plan, optimality_text
 from budgetfit.planning.session import PlanningSession, Request
@@ -461,8 +461,8 @@ def test_nothing_is_searched_where_the_solver_finds_nothing_faster(
     monkeypatch.setattr(
         search,
         "best_batch",
-        lambda _asked, _profile, _solve, limit, **_: SimpleNamespace(
-            best=fastest if limit == USABLE else None
+        lambda _asked, _profile, _solve, limit=None, **_: SimpleNamespace(
+            best=fastest if limit is None else None
         ),
     )
     asked = session(objective=objective)
@@ -543,12 +543,12 @@ def test_accumulation_is_promised_after_four_micro_batches_were_replayed(
         return estimate(len(judged) * MIB, recipe=recipe)
 
     monkeypatch.setattr(PlanningSession, "judge", judge)
-    two = estimate(MIB, recipe=Recipe(batch_size=1, gradient_accumulation_steps=2))
-    once, rows, notes = recommend_one_micro_batch(session(), two)
-    assert once.recipe.gradient_accumulation_steps == 1
-    assert [row.estimate for row in rows] == [two]
-    assert judged == [1, 4]
-    assert "(2 MiB reserved from 2 on)" in notes[0]
+    (row,), (note,) = accumulation_row(session(), estimate(MIB))
+    assert row.estimate.recipe.gradient_accumulation_steps == 2
+    assert row.fits
+    assert row.is_suggestion
+    assert judged == [2, 4]
+    assert "any gradient_accumulation_steps fits (2 MiB reserved from 2 on)" in note
 
 
 def rated(peak: int, reserved: int, fits: dict[Recipe, int]) -> Any:  # noqa: ANN401 - a private class

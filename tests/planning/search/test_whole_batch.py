@@ -7,7 +7,8 @@ from torch import nn
 import budgetfit
 from budgetfit import Recipe
 from budgetfit.inputs.target_gpu import find_target_gpu
-from budgetfit.planning.alternatives.alternatives import ONCE
+from budgetfit.planning.alternatives.alternatives import ROOM_FOR_GRADIENTS
+from budgetfit.planning.search.accumulation import ACCUMULATING
 from tests.models import Chain, mean
 
 SAMPLES = 4
@@ -53,7 +54,7 @@ def test_what_fits_without_accumulated_gradients_is_the_plan(
     assert (kept.label, kept.estimate.recipe) == ("everything kept", made.recipe)
 
 
-def test_rows_name_what_is_faster_without_accumulation() -> None:
+def test_without_an_effective_batch_no_room_is_left_for_accumulated_gradients() -> None:
     # Two micro-batches of one sample fit, as does one of four.
     made = budgetfit.plan(
         model(),
@@ -61,19 +62,12 @@ def test_rows_name_what_is_faster_without_accumulation() -> None:
         precision="fp32",
         **GIVEN,
     )
-    row = next(each for each in made.alternatives if each.label == ONCE)
-    assert row.is_suggestion
-    assert row.estimate.recipe.gradient_accumulation_steps == 1
-    assert row.estimate.samples_per_s > 1.02 * made.estimate.samples_per_s
-    assert f"effective_batch_size={row.estimate.recipe.batch_size}" in row.note
-
-
-@pytest.mark.parametrize(("checkpointing", "told"), [("full", True), ("none", False)])
-def test_a_plan_that_frees_room_for_gradients_says_so(
-    checkpointing: str, *, told: bool
-) -> None:
-    made = budgetfit.plan(
-        model(), vram="1GiB", batch_size=2, checkpointing=checkpointing, **GIVEN
-    )
-    (note,) = [each for each in made.warnings if "accumulation_steps fits" in each]
-    assert ("whether exactly one is faster" in note) == told
+    assert (made.recipe.batch_size, made.recipe.segments) == (SAMPLES, ())
+    assert any("has to stay 1" in each for each in made.warnings)
+    rows = {each.label: each for each in made.alternatives}
+    assert not rows[ACCUMULATING].fits
+    room = rows[ROOM_FOR_GRADIENTS]
+    assert room.is_suggestion
+    assert reserved(room.estimate.recipe.batch_size, 2) == room.estimate.reserved_bytes
+    assert room.estimate.reserved_bytes <= made.budget.usable_bytes
+    assert room.estimate.samples_per_s < made.estimate.samples_per_s

@@ -2,7 +2,7 @@
 
 from operator import attrgetter
 
-from budgetfit.core.plan import ACCUMULATING, Alternative, Estimate, Plan
+from budgetfit.core.plan import Alternative, Estimate, Plan
 from budgetfit.reporting.formatting import blocks_text, percent_text
 from budgetfit.reporting.html.bars import Bar, bars
 from budgetfit.reporting.html.section import Section, Table, duration, memory, rate
@@ -33,7 +33,7 @@ def section(plan: Plan) -> Section | None:
                 Bar(
                     name,
                     estimate.samples_per_s,
-                    _beside(plan, name, estimate),
+                    _beside(plan, estimate),
                     shade,
                     hollow=not fits,
                     said=_said(plan, name, estimate, fits=fits),
@@ -72,13 +72,12 @@ def _row(row: Alternative) -> tuple[str, Estimate, bool, str]:
     return row.label, row.estimate, row.fits, shade
 
 
-def _beside(plan: Plan, name: str, estimate: Estimate) -> str:
-    """Return the rate, and the ratio to the plan under gradient accumulation."""
-    # Alternatives are judged with accumulation, as far as it is possible.
+def _beside(plan: Plan, estimate: Estimate) -> str:
+    """Return the rate, and the ratio to the plan."""
     text = f"{rate_text(estimate.samples_per_s)}/s"
-    if estimate is plan.estimate or name == ACCUMULATING:
+    own = plan.estimate
+    if estimate is own:
         return text
-    own = plan.comparable
     if (estimate.recipe, estimate.step_ms) == (own.recipe, own.step_ms):
         return f"{text} (the same)"
     ratio = estimate.samples_per_s / own.samples_per_s - 1
