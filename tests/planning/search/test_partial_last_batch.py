@@ -20,6 +20,7 @@ from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.planning.alternatives import best_settings
 from budgetfit.planning.search import last_batch
+from budgetfit.planning.search.accumulation import ACCUMULATING
 from budgetfit.planning.search.last_batch import (
     LEFT_ROOM,
     NEEDS_DROP_LAST,
@@ -258,6 +259,7 @@ def test_a_faster_row_without_room_says_what_it_needs(
         row
         for row in tight.judged_alternatives
         if row.fits
+        and row.label != ACCUMULATING
         and not row.changes_training
         and row.estimate.samples_per_s > tight.estimate.samples_per_s
     ]
