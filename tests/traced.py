@@ -65,7 +65,7 @@ def line(
     return traces.affine(Recipe(batch_size=8, precision=precision, segments=segments))
 
 
-def trace_module(  # noqa: PLR0913 - a recipe and where it runs
+def trace_module(
     model: nn.Module,
     batch: Any,  # noqa: ANN401
     recipe: Recipe,
@@ -96,7 +96,7 @@ def trace_module(  # noqa: PLR0913 - a recipe and where it runs
     )
 
 
-def raw_trace(  # noqa: PLR0913 - a recipe and where it runs
+def raw_trace(
     name: str,
     recipe: Recipe,
     *,

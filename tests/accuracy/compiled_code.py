@@ -83,7 +83,7 @@ def generated_on_the_null_driver(
         start += ["--environment", str(environment.resolve()), "--gpu", case.gpu]
         start += ["--", "env", f"TORCHINDUCTOR_CACHE_DIR={folder}/cache"]
         start += ["python", "-m", "tests.accuracy.compiled_code", "--write", str(out)]
-        subprocess.run([*start, case.name], cwd=_ROOT, check=True, capture_output=True)  # noqa: S603
+        subprocess.run([*start, case.name], cwd=_ROOT, check=True, capture_output=True)
         return [tuple(lines) for lines in json.loads(out.read_text())]
 
 
@@ -140,7 +140,7 @@ def generated_here(case: Case) -> list[tuple[str, ...]]:
         predict.cudnn_attention(enabled=False),
         predict.allowed_attention(case),
     ):
-        program = session._program(recipe)  # noqa: SLF001 - not from the disk
+        program = session._program(recipe)
         session.tracer.trace(program, case.batch_size)
     return [memory_lines(code) for code in found]
 

@@ -300,14 +300,14 @@ def one_word_tokenizer() -> Any:
     import tokenizers
 
     words = {"<end>": 0, "<none>": 1, "w": 2}
-    level = tokenizers.models.WordLevel(words, unk_token="<none>")  # noqa: S106
+    level = tokenizers.models.WordLevel(words, unk_token="<none>")
     built = tokenizers.Tokenizer(level)
     built.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=built,
-        eos_token="<end>",  # noqa: S106
-        pad_token="<end>",  # noqa: S106
-        unk_token="<none>",  # noqa: S106
+        eos_token="<end>",
+        pad_token="<end>",
+        unk_token="<none>",
     )
 
 

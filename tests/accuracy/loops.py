@@ -158,7 +158,7 @@ def record(names: Sequence[str], environment: Path) -> None:
     command = [sys.executable, "-m", "tests.accuracy.nulldriver.run", "--gpu", GPU]
     command += ["--environment", str(environment.resolve()), "--", "python", "-m"]
     command += ["tests.accuracy.loop_programs", *names]
-    done = subprocess.run(  # noqa: S603 - this project's own program
+    done = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )
     found = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]

@@ -115,7 +115,7 @@ def compared(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
     longest = lengths.planned if options.longest_first else None
     if longest is not None:
         batch = _batch(name, longest, recipe.batch_size)
-        run._run_and_drop([batch] * min(steps, 2))  # noqa: SLF001 - needs no plan
+        run._run_and_drop([batch] * min(steps, 2))
     for number, row in enumerate(updates, 1):
         for size in row:
             run.step(_batch(name, size, recipe.batch_size))
@@ -136,10 +136,10 @@ def _run(module: nn.Module, recipe: Recipe, blocks: tuple[str, ...]) -> Run:
     if engine != "fsdp2":  # which moves it block by block
         module.to("cuda")
     if engine == "ddp":  # what other ranks sent has no values here
-        ddp_module._verify_param_shape_across_processes = lambda *_: None  # noqa: SLF001
+        ddp_module._verify_param_shape_across_processes = lambda *_: None
     run = Run(module, recipe, determinism_check="default", blocks=blocks)
     if engine == "ddp":
-        called: Any = run._called  # noqa: SLF001
+        called: Any = run._called
         called.register_comm_hook(None, lambda _, bucket: reduce(bucket))
     return run
 

@@ -43,7 +43,7 @@ def test_the_measured_program_does_without_budgetfit() -> None:
         "import sys, tests.accuracy.evaluation_loops\n"
         "sys.exit(any(name.startswith('budgetfit') for name in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=False)  # noqa: S603
+    done = subprocess.run([sys.executable, "-c", program], check=False)
     assert done.returncode == 0
 
 

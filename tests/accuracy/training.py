@@ -229,7 +229,7 @@ class Training:
             del batch
             self.optimizer.zero_grad(set_to_none=True)
         gc.collect()
-        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - not public
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
     def step(self, phase: Phase, batch_size: int) -> None:

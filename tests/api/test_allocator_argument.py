@@ -207,6 +207,6 @@ def test_a_fresh_process_has_the_settings_of_the_plan(
         seen.update(env)
 
     monkeypatch.setattr(subprocess_run.subprocess, "run", run)
-    subprocess_run._run(["plan.json"], expandable.budget.allocator)  # noqa: SLF001
+    subprocess_run._run(["plan.json"], expandable.budget.allocator)
     assert seen[VARIABLE] == EXPANDABLE
     assert "PYTORCH_CUDA_ALLOC_CONF" not in seen

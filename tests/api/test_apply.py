@@ -169,7 +169,7 @@ def test_a_model_with_other_attention_is_refused() -> None:
         config = GPT2Config(
             vocab_size=32, n_positions=8, n_embd=8, n_layer=2, n_head=heads
         )
-        return GPT2LMHeadModel._from_config(config, attn_implementation=kind)  # noqa: SLF001
+        return GPT2LMHeadModel._from_config(config, attn_implementation=kind)
 
     plan = budgetfit.plan(of(2, "sdpa"), gpu=CARD, batch_size=2)
     assert plan.model.attention == "sdpa, 2 heads, 2 of keys"

@@ -1,6 +1,6 @@
 """Planned in the middle of anything: the same plan, and everything as it was."""
 
-# ruff: noqa: ANN401, SLF001 - modes take anything, and have no public names
+# ruff: noqa: ANN401 - modes take anything, and have no public names
 
 import contextlib
 import json

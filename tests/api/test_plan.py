@@ -287,7 +287,7 @@ def test_a_larger_card_takes_the_model_that_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reads: list[object] = []
-    read = arguments._read_model  # noqa: SLF001
+    read = arguments._read_model
 
     def spy(asked: arguments.Arguments, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         reads.append(asked.gpu)

@@ -299,7 +299,7 @@ def test_undo_gives_head_and_loss_function_back() -> None:
 def test_a_model_that_was_pickled_while_it_trained_is_chunked_again() -> None:
     recipe = Recipe(batch_size=SAMPLES, loss_chunks=3, optimizer="sgd")
     with Run(make("llama"), recipe) as run:
-        copied = pickle.loads(pickle.dumps(run.model))  # noqa: S301 - just pickled
+        copied = pickle.loads(pickle.dumps(run.model))
         expected = run.step(batch())
         with Run(copied, replace(recipe, loss_chunks=2)) as again:
             torch.testing.assert_close(again.step(batch()), expected)

@@ -149,7 +149,7 @@ AFTER = {
 def test_compiled_after_apply_treated_blocks_run_eagerly_and_nothing_else_changes(
     how: str,
 ) -> None:
-    torch._dynamo.reset()  # noqa: SLF001 - what other tests compiled
+    torch._dynamo.reset()
     data = batches(2)
     plain = [start(recipe(segments=PAIRS)).step(batch).item() for batch in data[:1]]
     run = start(recipe(segments=PAIRS))

@@ -188,7 +188,7 @@ def test_weights_are_cast_in_the_order_of_torch() -> None:
         by_torch.append(tensor)
         return tensor
 
-    model._apply(note)  # noqa: SLF001 - what ``Module.to`` is made of
+    model._apply(note)
     ours = list(tensors_in_apply_order(model))
     assert len(ours) == len(by_torch) == 2 + 5  # two of its own, five of the norm
     assert all(a is b for a, b in zip(ours, by_torch, strict=True))

@@ -30,7 +30,7 @@ def test_options_are_those_that_typer_makes() -> None:
         for each in command.params
         if any(word.startswith("--") for word in (*each.opts, *each.secondary_opts))
     }
-    assert error_wording._options() == made  # noqa: SLF001 - the map itself
+    assert error_wording._options() == made
 
 
 @pytest.mark.parametrize(

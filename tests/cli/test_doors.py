@@ -45,7 +45,7 @@ def process(
     *words: str, cwd: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own, with no more than it is given."""
-    return subprocess.run(  # noqa: S603 - our own interpreter
+    return subprocess.run(
         [sys.executable, "-m", "budgetfit", *words],
         cwd=cwd,
         env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **environment},

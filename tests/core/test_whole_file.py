@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_written_is_told_in_one_line(
         "written to, such as plan.json; a file that was there is as it was."
     )
     assert isinstance(raised.value, OSError)
-    again = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - our own
+    again = pickle.loads(pickle.dumps(raised.value))
     assert str(again) == str(raised.value)
     assert list(tmp_path.iterdir()) == []
 

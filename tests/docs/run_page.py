@@ -58,7 +58,7 @@ def _python(block: Block, names: dict[str, Any]) -> str:
     out = io.StringIO()
     try:
         with contextlib.redirect_stdout(out):
-            exec(code, names)  # noqa: S102 - our own page
+            exec(code, names)
     except BudgetfitError as error:
         if not block.comment.startswith("raises"):
             raise PageError(f"{block.where}: {error}") from error

@@ -164,7 +164,7 @@ def _codes_of_words(  # noqa: PLR0911 - one line for each rule
 
 def make_lines(number: int, seed: int) -> list[Line]:
     """Return random lines, the same ones for the same seed."""
-    rng = random.Random(seed)  # noqa: S311 - no secret
+    rng = random.Random(seed)
     known = commands()
     return [make_line(rng, known) for _ in range(number)]
 

@@ -37,7 +37,7 @@ def make_cases(
     number: int, seed: int, plans: dict[str, dict[str, Any]]
 ) -> list[tuple[str, bytes]]:
     """Return damaged plan files, the same ones for the same seed."""
-    rng = random.Random(seed)  # noqa: S311 - no secret
+    rng = random.Random(seed)
     return [mutated(rng, plans) for _ in range(number)]
 
 

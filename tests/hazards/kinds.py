@@ -4,7 +4,7 @@ Each is a way to write a block that trains well as it is. Recomputed without car
 trains with other gradients, or not at all.
 """
 
-# ruff: noqa: ANN401, S311, NPY002 - the generators are what is tried
+# ruff: noqa: ANN401, NPY002 - the generators are what is tried
 
 import array
 import collections
@@ -118,7 +118,7 @@ def _every(period: int) -> Callable[[], bool]:
     forwards: list[int] = []
 
     def is_last() -> bool:
-        in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001
+        in_backward = torch._C._current_graph_task_id() != -1
         if not in_backward:
             forwards.append(next(runs))
         return not in_backward and forwards[-1] % period == 0

@@ -4,7 +4,7 @@ Which backend Keras has is decided once, when it is imported: these tests run it
 child, so that the environment variable reaches nothing else.
 """
 
-# ruff: noqa: ANN401, PLC0415, SLF001, T201 - Keras is imported by the child alone
+# ruff: noqa: ANN401, PLC0415, T201 - Keras is imported by the child alone
 
 import functools
 import json

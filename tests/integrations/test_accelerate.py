@@ -28,7 +28,7 @@ accelerate = pytest.importorskip("accelerate")
 
 def trained(model: nn.Module, plan: Plan, mixed_precision: str) -> list[float]:
     """Train three steps in accelerate's own loop."""
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - a process has one
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = accelerate.Accelerator(
         gradient_accumulation_steps=ACCUMULATION,
         mixed_precision=mixed_precision,

@@ -180,7 +180,7 @@ def test_what_compiling_cached_is_freed_before_the_first_update(
     )
     trained(model, plan, plan.lightning_callback(), Notes())
     assert happened == ["empties", *["updates"] * (MICRO_STEPS // ACCUMULATION)]
-    torch._dynamo.reset()  # noqa: SLF001 - what was compiled above
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

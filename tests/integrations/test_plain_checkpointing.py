@@ -121,7 +121,7 @@ def test_the_printed_program_runs_as_it_is(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
 
-    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    exec(compile(text, "settings.py", "exec"), names)
 
     assert "budgetfit" not in text.replace(str(tmp_path), "")
     assert len(names["samples"]) == 3 * plan.recipe.effective_batch_size

@@ -65,7 +65,7 @@ def script_of(folder: Path, *segments: Segment) -> Any:
     for constant in ("SEGMENTS", "NESTED", "SELECTIVE"):
         if constant in names:
             text = repr(names[constant]).replace("transformer.h.", "blocks.")
-            names[constant] = eval(text)  # noqa: S307 - names of blocks
+            names[constant] = eval(text)
     return own
 
 

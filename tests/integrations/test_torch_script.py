@@ -75,7 +75,7 @@ IDS = ((2, 8), "int64")
 TEXT_BATCH = {"input_ids": IDS, "labels": IDS}
 
 
-def tiny_plan(  # noqa: PLR0913 - a value each
+def tiny_plan(
     config: dict[str, Any],
     folder: Path,
     *groups: tuple[int, ...],
@@ -158,7 +158,7 @@ def test_a_compiled_model_has_the_planned_blocks_in_its_graph(
     kept = opened(tiny_plan(LLAMA, tmp_path, compile="model"))
     assert kept.main(RUN) == pytest.approx(plain_losses(kept, None), rel=1e-5)
     assert graphs
-    torch._dynamo.reset()  # noqa: SLF001 - what was compiled above
+    torch._dynamo.reset()
     graphs.clear()
     opened(tiny_plan(LLAMA, tmp_path, (0,), (2,), compile="model")).main(RUN)
     tags = [
@@ -206,13 +206,13 @@ def test_compiled_blocks_train_as_a_plain_loop_and_are_recomputed_as_planned(
     segments = COMPILED_SEGMENTS[name]
     plan = tiny_plan(LLAMA, tmp_path, segments=segments, compile="blocks")
     script = opened(plan)
-    with torch._dynamo.config.patch(recompile_limit=8):  # noqa: SLF001 - it is raised
+    with torch._dynamo.config.patch(recompile_limit=8):
         assert script.main(RUN) == pytest.approx(plain_losses(script, None), rel=1e-5)
     # 2 steps of 2 micro-batches. The last block of a nested segment runs twice, not
     # three times; one under selective checkpointing is not compiled.
     expected = {"kept": 4, "single and long": 7, "nested": 7, "selective": 4}
     assert len(calls) == 4 * expected[name]
-    torch._dynamo.reset()  # noqa: SLF001 - what was compiled above
+    torch._dynamo.reset()
 
 
 def counted(script: SimpleNamespace, names: list[str]) -> dict[str, int]:
@@ -391,7 +391,7 @@ def loss_names(batch: dict[str, Any], planned: Part | None = None) -> dict[str, 
     """Return what a script's source of the loss defines."""
     names: dict[str, Any] = {"torch": torch}
     for part in loss_parts(batch, planned, own=False):
-        exec("\n".join([*part.imports, part.code]), names)  # noqa: S102
+        exec("\n".join([*part.imports, part.code]), names)
     return names
 
 
@@ -539,7 +539,7 @@ def test_a_live_transformers_model_is_built_from_its_config(tmp_path: Path) -> N
     made = opened(plan).build_model()
     assert type(made) is transformers.GPT2LMHeadModel
     assert made.config.n_embd == 32
-    assert made.config._attn_implementation == "eager"  # noqa: SLF001
+    assert made.config._attn_implementation == "eager"
 
 
 def test_infinite_numbers_of_a_config_are_written_as_such() -> None:

@@ -111,7 +111,7 @@ def test_a_batch_that_is_longer_than_planned_is_warned_of(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match=f"larger than the plan's: .*{said}") as caught:
         trained(model, arguments(plan, tmp_path), plan.trainer_callback())
     assert sum("larger than the plan's" in str(each.message) for each in caught) == 1
-    assert not model._forward_pre_hooks  # noqa: SLF001
+    assert not model._forward_pre_hooks
 
 
 def test_what_is_generated_while_training_is_no_larger_batch(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_model_can_be_pickled_while_it_trains(tmp_path: Path) -> None:
         """As ``torch.save(model, path)``."""
 
         def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
-            copied = pickle.loads(pickle.dumps(model))  # noqa: S301 - just pickled
+            copied = pickle.loads(pickle.dumps(model))
             assert_same(model.state_dict(), copied.state_dict())
 
     trained(model, arguments(plan, tmp_path), plan.trainer_callback(), Saving())
@@ -194,7 +194,7 @@ def test_a_plan_with_torch_compile_is_compiled_in_the_trainer_and_undone(
     assert len(forwards) == (4 if compiled == "blocks" else 1)
     assert len(made) == 1  # equal blocks share their code
     assert how_blocks_are_called(model) == before
-    torch._dynamo.reset()  # noqa: SLF001 - what was compiled above
+    torch._dynamo.reset()
 
 
 def test_the_model_is_plain_again_after_training_and_after_an_error(

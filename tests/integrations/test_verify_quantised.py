@@ -39,7 +39,7 @@ def test_a_base_with_biases_trains_on(kind: dict[str, str]) -> None:
     # They are prepared in fp32, and bitsandbytes casts them when it first needs them.
     sizes = {**CONFIG, "num_hidden_layers": 1, "attention_bias": True}
     config = LlamaConfig(**sizes)
-    model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)  # noqa: SLF001
+    model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
     quantize(model, adapter(method="qlora", **kind), "cpu")
     kinds = {name: p.dtype for name, p in model.named_parameters()}
     asked = {"gpu": "rtx-4090", "batch": batch(), "batch_size": 2, "method": "qlora"}

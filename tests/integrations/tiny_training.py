@@ -120,20 +120,20 @@ def word_tokenizer() -> Any:
     from tokenizers import models, pre_tokenizers  # noqa: PLC0415
 
     words = {word: number for number, word in enumerate(["<end>", "<none>", *WORDS])}
-    built = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<none>"))  # noqa: S106
+    built = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<none>"))
     built.pre_tokenizer = pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=built,
-        eos_token="<end>",  # noqa: S106
-        pad_token="<end>",  # noqa: S106
-        unk_token="<none>",  # noqa: S106
+        eos_token="<end>",
+        pad_token="<end>",
+        unk_token="<none>",
     )
 
 
 def defined_by(source: str) -> dict[str, Any]:
     """Run an exported program's source as a module; return what it defines."""
     names: dict[str, Any] = {"__name__": "exported"}
-    exec(compile(source, "exported.py", "exec"), names)  # noqa: S102 - our own
+    exec(compile(source, "exported.py", "exec"), names)
     return names
 
 

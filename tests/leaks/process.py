@@ -57,7 +57,7 @@ def held() -> dict[str, int]:
 
 _MODES = (
     torch.overrides.TorchFunctionMode,
-    torch.utils._python_dispatch.TorchDispatchMode,  # noqa: SLF001 - has no other name
+    torch.utils._python_dispatch.TorchDispatchMode,
 )
 
 

@@ -51,7 +51,7 @@ def test_a_models_own_checkpointing_is_another_program_and_stays_on_there() -> N
     model = example.model()
     for block in model.transformer.h:
         block.gradient_checkpointing = True
-        block._gradient_checkpointing_func = _checkpoint  # noqa: SLF001
+        block._gradient_checkpointing_func = _checkpoint
     workload = Workload(model=model, batch=example.batch, gpu=ADA).with_found_blocks()
     traces = TraceSession(workload)
     kept = traces.exact(Recipe(batch_size=2), keep_own_checkpointing=True)

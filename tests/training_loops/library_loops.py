@@ -54,7 +54,7 @@ class AccelerateLoop(PlainLoop):
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
 
-        AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - a process has one
+        AcceleratorState._reset_state(reset_partial_state=True)
         self.plan = plan
         word = "bf16" if settings.has("bf16") else "no"
         if plan is not None:

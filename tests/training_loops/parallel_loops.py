@@ -54,7 +54,7 @@ def _second_process() -> ProcessPoolExecutor:
     )
 
 
-def _as_rank(  # noqa: PLR0913, PLR0917 - a process's place, and what it trains
+def _as_rank(
     rank: int,
     processes: int,
     settings: Settings,

@@ -80,7 +80,7 @@ def test_a_loop_under_a_plan_is_the_plain_loop_to_the_bit(way: str) -> None:
 def test_the_command_prints_a_row_for_each_loop_and_counts(way: str) -> None:
     if importlib.util.find_spec(NEEDED.get(way, "torch")) is None:
         pytest.skip(f"{NEEDED[way]} is not installed")
-    result = subprocess.run(  # noqa: S603 - our own interpreter and program
+    result = subprocess.run(
         [*PROGRAM, way, "gpt2", "segments", "--updates", str(UPDATES)],
         capture_output=True,
         text=True,

@@ -93,7 +93,7 @@ def with_dpo(settings: Settings, plan: Plan | None, folder: Path) -> Trained:
 _ONLY_DPO = ("precompute_ref_log_probs", "disable_dropout", "max_length")
 
 
-def _trained(  # noqa: PLR0913, PLR0917 - a trainer's class, arguments and data
+def _trained(
     base: Any,
     arguments: Any,
     data: dict[str, Any],

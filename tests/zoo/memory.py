@@ -105,7 +105,7 @@ def record(names: Sequence[str]) -> None:
 def _trained(folder: str) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "tests.accuracy.nulldriver.run", "--gpu", GPU]
     command += ["--", "python", "-m", "tests.zoo.plain_training", folder]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:  # noqa: S603
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         for line in run.stdout:
             if line.startswith("{"):

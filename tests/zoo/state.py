@@ -80,7 +80,7 @@ def switches() -> dict[str, Any]:
         "inference mode": torch.is_inference_mode_enabled(),
         "anomaly mode": torch.is_anomaly_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "function modes": torch._C._len_torch_function_stack(),  # noqa: SLF001
+        "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": len(_get_current_dispatch_mode_stack()),
     }
 

@@ -100,7 +100,7 @@ def _forget() -> None:
 
         bitsandbytes.functional.name2qmap.clear()
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 

@@ -23,10 +23,10 @@ def counted(family: str) -> tuple[int, int]:
 
 
 def test_a_wrong_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    reductions._of_loop.cache_clear()  # noqa: SLF001 - else old answers stay
+    reductions._of_loop.cache_clear()
     monkeypatch.setattr(reductions, "MIN_VALUES_PER_THREAD", 17)
     wrong, calls = counted("sums")
-    reductions._of_loop.cache_clear()  # noqa: SLF001
+    reductions._of_loop.cache_clear()
     assert 0 < wrong < calls
 
 

@@ -141,9 +141,9 @@ def test_no_tensor_in_a_container_is_kept() -> None:
     kept = ArgumentValues(
         (tensors[0], [tensors[1], 1.0]), {"a": {"t": tensors[2], "n": [tensors[3]]}}
     )
-    counts = [each._use_count() for each in tensors]  # noqa: SLF001
+    counts = [each._use_count() for each in tensors]
     del kept
-    assert counts == [each._use_count() for each in tensors]  # noqa: SLF001
+    assert counts == [each._use_count() for each in tensors]
 
 
 def test_what_is_added_to_a_container_with_tensors_stays() -> None:

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401, SLF001 - the tests look inside
+# ruff: noqa: ANN401 - the tests look inside
 
 import copy
 import importlib
@@ -647,7 +647,7 @@ def test_an_input_overwritten_after_the_segment_is_refused_by_autograd() -> None
 
 COPIES = {
     "deepcopy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),  # noqa: S301 - our own
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
 }
 
 

@@ -77,7 +77,7 @@ def test_contents_are_put_back_in_place(kind: str) -> None:
 
 def test_order_slots_and_generators_are_put_back() -> None:
     ordered = collections.OrderedDict(a=1, b=2)
-    slots, chance = Slots(), random.Random(3)  # noqa: S311
+    slots, chance = Slots(), random.Random(3)
     roots = [("ordered", ordered), ("slots", slots), ("chance", chance)]
     state = list(mutable_state(roots))
     ordered.move_to_end("a")

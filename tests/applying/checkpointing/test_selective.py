@@ -263,7 +263,7 @@ def test_in_place_draws_after_a_saved_one_are_refused() -> None:
 
 
 def test_attention_without_dropout_counts_as_no_draw() -> None:
-    attention = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
+    attention = aten._scaled_dot_product_flash_attention.default
     q = torch.ones(1)
     assert not draws_random_numbers(attention, (q, q, q), {})
     assert not draws_random_numbers(attention, (q, q, q, 0.0), {})
@@ -275,7 +275,7 @@ def test_attention_without_dropout_counts_as_no_draw() -> None:
 
 def test_a_write_to_a_saved_tensor_is_found() -> None:
     x, other = torch.ones(4), torch.ones(4)
-    saved = {x.untyped_storage()._cdata: "aten.mm.default:0"}  # noqa: SLF001
+    saved = {x.untyped_storage()._cdata: "aten.mm.default:0"}
     found = [
         mutated_saved_call(aten.relu_.default, (x[:2],), {}, saved),
         mutated_saved_call(aten.relu_.default, (other,), {}, saved),

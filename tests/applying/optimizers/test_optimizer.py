@@ -124,7 +124,7 @@ def test_said_choices_are_those_that_torch_would_make(
     monkeypatch.setattr(
         torch_optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]
     )
-    choice = torch_optimizer._default_to_fused_or_foreach(  # noqa: SLF001
+    choice = torch_optimizer._default_to_fused_or_foreach(
         parameters(), differentiable=False, use_fused=False
     )
     made = make_optimizer(kind, parameters(), device_type="cuda")

@@ -111,7 +111,7 @@ def test_accumulation_clipping_and_a_scaler_are_refused_with_the_reason() -> Non
     model = TiedStack()
     with pytest.raises(InputError, match="there can be no GradScaler"):
         run_of(model, precision="fp16-mixed", optimizer_in_backward=True)
-    assert not any(each._post_accumulate_grad_hooks for each in model.parameters())  # type: ignore[attr-defined]  # noqa: SLF001
+    assert not any(each._post_accumulate_grad_hooks for each in model.parameters())  # type: ignore[attr-defined]
 
 
 def test_undo_takes_the_hooks_away() -> None:

@@ -76,7 +76,7 @@ def test_it_is_caught_as_torchs_error_and_as_ours() -> None:
     error = report()
     assert isinstance(error, torch.OutOfMemoryError)
     assert isinstance(error, BudgetfitError)
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
     assert again.recipe == error.recipe
     assert again.card == error.card

@@ -21,7 +21,7 @@ from tests.models import mean, seed
 
 DRAWS: dict[str, Callable[[], float]] = {
     "torch": lambda: torch.rand([]).item(),
-    "python": lambda: random.uniform(0, 1),  # noqa: S311 - a chance
+    "python": lambda: random.uniform(0, 1),
     "numpy": lambda: np.random.rand(),  # noqa: NPY002, PLW0108 - found when called
 }
 BATCH = torch.linspace(-1, 1, 64).view(4, 16)

@@ -1,4 +1,4 @@
-# ruff: noqa: SLF001, ANN401 - torch._dynamo and its graphs
+# ruff: noqa: ANN401 - torch._dynamo and its graphs
 """A recipe with compiled blocks trains as the plain model does, and is undone."""
 
 import warnings

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401, SLF001 - the tests look inside
+# ruff: noqa: ANN401 - the tests look inside
 
 import copy
 import inspect

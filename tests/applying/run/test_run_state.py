@@ -241,7 +241,7 @@ def test_torch_python_and_numpy_draw_again_what_they_drew() -> None:
     def draw() -> tuple[float, ...]:
         # A normal number first: generators keep the second one of each pair.
         normal = np.random.normal()  # noqa: NPY002 - the global generator
-        return torch.rand(()).item(), random.random(), random.gauss(0, 1), normal  # noqa: S311
+        return torch.rand(()).item(), random.random(), random.gauss(0, 1), normal
 
     first = draw()
     assert draw() != first

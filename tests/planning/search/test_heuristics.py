@@ -107,7 +107,7 @@ def candidate(peak: int, ns_per_sample: int = 1) -> BatchCandidate:
 
 
 def limits(now: int, **fields: int) -> Any:  # noqa: ANN401 - a private class
-    return search._Limits(  # noqa: SLF001
+    return search._Limits(
         **{"limit_bytes": USABLE, "now": now, "refused": USABLE + 1, **fields}
     )
 
@@ -139,7 +139,7 @@ def test_where_a_large_batch_reserves_too_much_a_small_ones_room_is_left(
             return SimpleNamespace(best=large if fits else None)
 
     proposals: Any = Proposals()
-    made = search._Limits.of(fake, proposals)  # noqa: SLF001
+    made = search._Limits.of(fake, proposals)
     assert made.now == USABLE - left * MIB
 
 
@@ -205,7 +205,7 @@ def over_limit(
 ) -> list[Recipe]:
     tight = session(usable=chain_peak_bytes(CHAIN, ()) - 1, ops=ops)
     recipe = tight.settings.recipe(8, found)
-    made = search._over_limit_candidates(tight, recipe, most)  # noqa: SLF001
+    made = search._over_limit_candidates(tight, recipe, most)
     return [each for each, _ in made]
 
 
@@ -228,7 +228,7 @@ def test_near_misses_are_left_out_where_something_else_is_faster() -> None:
     slowest = tight.settings.recipe(8, single(0, 1, 2, 3, 4, 5))
 
     def made(below_ns: float | None) -> list[Recipe]:
-        candidates = search._over_limit_candidates(tight, slowest, None, below_ns)  # noqa: SLF001
+        candidates = search._over_limit_candidates(tight, slowest, None, below_ns)
         return [recipe for recipe, _ in candidates]
 
     tried = made(None)
@@ -245,7 +245,7 @@ def test_near_misses_are_left_out_that_the_pools_of_all_streams_rule_out() -> No
     slowest = tight.settings.recipe(8, single(0, 1, 2, 3, 4, 5))
 
     def made() -> list[Recipe]:
-        candidates = search._over_limit_candidates(tight, slowest, None)  # noqa: SLF001
+        candidates = search._over_limit_candidates(tight, slowest, None)
         return [recipe for recipe, _ in candidates]
 
     tried = made()
@@ -490,7 +490,7 @@ def test_chunks_are_tried_where_the_loss_is_five_per_cent_of_what_weights_leave(
     monkeypatch.setattr(
         loss_chunking, "with_more_loss_chunks", lambda *_: [asked, chunked]
     )
-    worth_trying = loss_chunking._worth_trying  # noqa: SLF001
+    worth_trying = loss_chunking._worth_trying
     assert len(list(worth_trying(asked, 1))) == tried
 
 
@@ -507,7 +507,7 @@ def test_more_chunks_are_tried_while_what_they_divide_is_five_per_cent(
 
     asked = [chunked(n) for n in (1, 8, 64, 256)]
     monkeypatch.setattr(loss_chunking, "with_more_loss_chunks", lambda *_: asked)
-    worth_trying = loss_chunking._worth_trying  # noqa: SLF001
+    worth_trying = loss_chunking._worth_trying
     tried = [each.settings.loss_chunks for each in worth_trying(asked[0], 1)]
     assert tried[-1] == most
 
@@ -554,7 +554,7 @@ def test_accumulation_is_promised_after_four_micro_batches_were_replayed(
 def rated(peak: int, reserved: int, fits: dict[Recipe, int]) -> Any:  # noqa: ANN401 - a private class
     recipe = Recipe(batch_size=len(fits) + 1)
     fits[recipe] = reserved
-    return lowest_peak._Rated(peak, 0, session(), recipe)  # noqa: SLF001
+    return lowest_peak._Rated(peak, 0, session(), recipe)
 
 
 def test_a_recipe_far_above_by_the_formula_is_never_judged(
@@ -571,7 +571,7 @@ def test_a_recipe_far_above_by_the_formula_is_never_judged(
     first = rated(USABLE, 2 * USABLE, reserved)
     near = rated(2 * USABLE * 119 // 100, 2 * USABLE, reserved)
     far = rated(2 * USABLE * 121 // 100, USABLE, reserved)
-    assert lowest_peak._least_judged([first, near, far]) is not None  # noqa: SLF001
+    assert lowest_peak._least_judged([first, near, far]) is not None
     assert judged == [first.recipe, near.recipe]
     assert near.is_above(2 * USABLE * 119 // 120 - MIB)
     assert not near.is_above(2 * USABLE)
@@ -589,7 +589,7 @@ def test_a_change_of_training_has_to_gain_one_per_cent(
     monkeypatch.setattr(training_changes, "_solved", lambda *_: [changed])
     monkeypatch.setattr(PlanningSession, "judge", lambda *_: changed)
     change = training_changes.TrainingChange("", {}, session, "")
-    assert (training_changes._best(change, plan) is changed) == shown  # noqa: SLF001
+    assert (training_changes._best(change, plan) is changed) == shown
 
 
 def test_another_card_trains_the_same() -> None:

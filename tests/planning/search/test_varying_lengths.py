@@ -273,7 +273,7 @@ def test_another_batch_is_chosen_where_it_is_faster_over_the_lengths(
     monkeypatch.setattr(
         LengthsJudge,
         "samples_per_s",
-        lambda judge, *_: rates[judge._estimate.recipe.batch_size],  # noqa: SLF001
+        lambda judge, *_: rates[judge._estimate.recipe.batch_size],
     )
 
     def planned(**settings: Any) -> tuple[int, float]:

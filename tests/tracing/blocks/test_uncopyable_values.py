@@ -121,7 +121,7 @@ def test_a_copied_weight_keeps_its_hooks_where_blocks_are_left_out() -> None:
     runs = (BlockRun("", tuple((name,) for name in names)),)
     with fake_mode() as mode:
         twin = fake_copy(model, mode, shortening(model, names, runs, KEPT_PERIODS))
-    hooks = [layer.weight._backward_hooks for layer in twin]  # noqa: SLF001
+    hooks = [layer.weight._backward_hooks for layer in twin]
     assert list(map(len, hooks)) == [1] * KEPT_PERIODS
 
 

@@ -1,6 +1,6 @@
 """CUDA's autocast on CPU tensors. Sources: torch's own dispatcher and its header."""
 
-# ruff: noqa: ANN401, SLF001 - as torch declares it
+# ruff: noqa: ANN401 - as torch declares it
 
 import gc
 import re

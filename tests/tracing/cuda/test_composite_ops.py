@@ -1,7 +1,5 @@
 """CUDA's branches of torch's own C++, on fake CPU tensors and on no others."""
 
-# ruff: noqa: SLF001 - saved tensors and the dispatcher have no public names
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager

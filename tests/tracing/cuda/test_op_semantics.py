@@ -1,6 +1,6 @@
 """What CUDA does differently inside single ops."""
 
-# ruff: noqa: ANN401, SLF001 - contexts and functions of autograd
+# ruff: noqa: ANN401 - contexts and functions of autograd
 
 from collections.abc import Callable
 from typing import Any

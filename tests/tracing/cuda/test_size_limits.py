@@ -18,9 +18,9 @@ TARGET = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 SIDE, CHANNELS = 64, 16
 PIXELS = SIDE * SIDE * CHANNELS  # 32,768 of these are 2**31
 LONG = 2**31
-ADAPTIVE_AVG_POOL2D = aten._adaptive_avg_pool2d.default  # noqa: SLF001 - aten's name
-FLASH = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
-EFFICIENT = aten._scaled_dot_product_efficient_attention.default  # noqa: SLF001
+ADAPTIVE_AVG_POOL2D = aten._adaptive_avg_pool2d.default
+FLASH = aten._scaled_dot_product_flash_attention.default
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 
 
 def _tensor(*shape: int, last: bool = False, dtype: torch.dtype = torch.half) -> Tensor:

@@ -1,6 +1,6 @@
 """What was made of fakes before is made again, and is what torch makes."""
 
-# ruff: noqa: ANN401, SLF001 - ops take anything, and their names begin like that
+# ruff: noqa: ANN401 - ops take anything, and their names begin like that
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-# ruff: noqa: NPY002, S311 - the global generators are what is tested
+# ruff: noqa: NPY002 - the global generators are what is tested
 """Another thread computes and draws what it would without a plan."""
 
 import random
@@ -168,7 +168,7 @@ assert torch.equal(compiled(x), net(x))
 def test_ops_compute_the_same_while_kernels_stay_registered() -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-W", "ignore", "-c", COMPUTED]
-    result = subprocess.run(  # noqa: S603 - our own text
+    result = subprocess.run(
         command, cwd=root, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr

@@ -323,10 +323,10 @@ def test_ddp_reduces_the_buckets_that_its_own_reducer_makes() -> None:
     group = distributed.group.WORLD  # gloo's threads end after the reducer
     try:
         real: Any = DistributedDataParallel(Layers(), bucket_cap_mb=1)
-        real._set_ddp_runtime_logging_sample_rate(1)  # noqa: SLF001 - no public name
+        real._set_ddp_runtime_logging_sample_rate(1)
         for _ in range(3):
             real(batch).backward()
-        logged = real._get_ddp_logging_data()  # noqa: SLF001 - nor here
+        logged = real._get_ddp_logging_data()
         del real
     finally:
         distributed.destroy_process_group()

@@ -90,7 +90,7 @@ def test_weights_come_in_the_order_in_which_a_model_is_moved() -> None:
         moved.append(tensor.nbytes // MIB)
         return tensor
 
-    model._apply(note)  # noqa: SLF001 - what ``Module.to`` is made of
+    model._apply(note)
     raw = trace(model, torch.zeros(2, 512))
     setup = raw.log.events[: raw.phases[0].end]
     assert [raw.log.sizes[event - 1] // MIB for event in setup] == moved == [1, 2, 3]
@@ -347,7 +347,7 @@ def test_a_users_own_checkpointing_is_off_unless_it_is_to_be_kept() -> None:
         if own:
             for block in model.transformer.h:
                 block.gradient_checkpointing = True
-                block._gradient_checkpointing_func = _checkpoint  # noqa: SLF001
+                block._gradient_checkpointing_func = _checkpoint
         raw = trace(model, example.batch, keep_own_checkpointing=keep)
         return len(raw.log.events)
 

@@ -1,6 +1,6 @@
 """Values of small whole-number tensors, beside their fakes."""
 
-# ruff: noqa: ARG005, SLF001 - some questions ignore what they are given
+# ruff: noqa: ARG005 - some questions ignore what they are given
 
 import unittest.mock
 from collections.abc import Callable, Iterator
