@@ -67,7 +67,7 @@ def line(
 
 def trace_module(
     model: nn.Module,
-    batch: Any,  # noqa: ANN401
+    batch: object,
     recipe: Recipe,
     *,
     target: CudaTarget | None,
@@ -103,7 +103,7 @@ def raw_trace(
     target: CudaTarget | None,
     steps: int = 1,
     blocks: tuple[str, ...] | None = None,
-    optimizer: Any = None,  # noqa: ANN401
+    optimizer: object = None,
 ) -> RawTrace:
     """Trace ``steps`` optimizer steps of a recipe; nothing is scaled or repeated."""
     example = EXAMPLES[name]

@@ -117,7 +117,7 @@ _T5_CACHE: Final = replace(
 def _case(
     model: Model,
     gpu: str,
-    precision: Any,  # noqa: ANN401 - a Precision
+    precision: Any,
     vram: str,
     *,
     batch_size: int = 2,

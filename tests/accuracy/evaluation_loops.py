@@ -7,7 +7,7 @@ imported. Evaluates with one batch size after the other until memory runs out, e
 several batches and a smaller last one, and prints a JSON line with the peaks.
 """
 
-# ruff: noqa: ANN401, ARG002, PLC0415 - hooks of libraries that few processes import
+# ruff: noqa: ARG002 - hooks of libraries that few processes import
 
 import itertools
 import json
@@ -161,7 +161,9 @@ class _Metered(transformers.TrainerCallback):
         if state.global_step == args.max_steps:
             self._meter.evaluation_begins(self._samples)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_evaluate(
+        self, args: object, state: object, control: object, **_: object
+    ) -> None:
         if self._samples:
             self._meter.evaluation_ends()
         self._samples = 0

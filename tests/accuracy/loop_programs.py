@@ -6,7 +6,7 @@ Started by ``loops.py``; budgetfit is not imported. Each case of ``loop_cases.py
 trains in a process of its own; a JSON line is printed for each.
 """
 
-# ruff: noqa: ANN401, ARG002, PLC0415, PLW2901 - loops as users write them, and hooks of libraries that few processes import
+# ruff: noqa: ARG002, PLW2901 - loops as users write them, and hooks of libraries that few processes import
 
 import json
 import os
@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 import transformers
 from torch import nn
+from torch.optim.optimizer import ParamsT
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
@@ -87,7 +88,7 @@ class Task:
             recompute_every_block(model, self.case.model.blocks)
         return model.train()
 
-    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+    def optimizer(self, parameters: ParamsT) -> torch.optim.Optimizer:
         """The case's, over what is trained."""
         trained = [each for each in parameters if each.requires_grad]
         return OPTIMIZERS[self.case.optimizer](trained)

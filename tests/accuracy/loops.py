@@ -68,7 +68,7 @@ def predict(wanted: LoopCase) -> budgetfit.Estimate:
     """Estimate a case without its weights."""
     if not wanted.liger:
         return _estimate(wanted)
-    from tests.accuracy.loop_programs import use_liger  # noqa: PLC0415 - few cases
+    from tests.accuracy.loop_programs import use_liger
 
     getattr(transformers, wanted.case.model.builder)  # loaded before it is patched
     with modules_restored():

@@ -68,7 +68,7 @@ _IMAGES: Final[dict[str, Callable[[], nn.Module]]] = {
 }
 
 
-def _batch(name: str, size: Any, samples: int) -> dict[str, Any]:  # noqa: ANN401
+def _batch(name: str, size: Any, samples: int) -> dict[str, Any]:
     """Return a batch as the workload's, of token ids or images."""
     if name in MODELS:
         lengths = np.full(samples, size)
@@ -102,7 +102,7 @@ def compared(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
     workload, lengths = asked.workload, asked.lengths
     assert lengths is not None
 
-    def trace_at(size: Any) -> StepTrace:  # noqa: ANN401
+    def trace_at(size: Any) -> StepTrace:
         return TraceSession(workload.at_length(size)).exact(recipe)
 
     # Of images: batches of one size each, which vary most.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import ParamsT
 from transformers import GPT2Config, GPT2LMHeadModel, SwinConfig
 
 import budgetfit
@@ -47,11 +48,11 @@ def batch(samples: int = 4) -> dict[str, torch.Tensor]:
     }
 
 
-def cross_entropy(outputs: torch.Tensor, batch: Any) -> torch.Tensor:  # noqa: ANN401
+def cross_entropy(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs, batch["y"])
 
 
-def fast_sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+def fast_sgd(parameters: ParamsT) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.5)
 
 
@@ -243,7 +244,7 @@ def test_out_of_memory_is_reported_with_the_plans_numbers_and_what_should_fit() 
     plan = plan_of(tower())
     with budgetfit.apply(plan) as run:
 
-        def full(*_: Any) -> None:
+        def full(*_: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
         handle = run.model.blocks[1].register_forward_hook(full)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 import budgetfit
 from budgetfit import InputError, Recipe
@@ -38,7 +39,7 @@ class Prototypes(nn.Module):
         return ((hidden @ table.T) * other).square().mean()
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+def sgd(parameters: ParamsT) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 

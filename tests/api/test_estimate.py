@@ -135,7 +135,7 @@ def test_a_config_is_a_model_without_weights() -> None:
 def test_a_loss_of_the_users_is_part_of_the_step() -> None:
     example = EXAMPLES["transformer"]
 
-    def squares(outputs: torch.Tensor, batch: Any) -> torch.Tensor:  # noqa: ANN401
+    def squares(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
         wide = outputs[..., None] * batch["src"].new_ones(1 << 18)
         return wide.square().mean()
 

@@ -1,5 +1,6 @@
 """objective="length": the longest samples that fit, on a model of two small blocks."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def llama() -> transformers.PreTrainedModel:
     return transformers.LlamaForCausalLM(config)
 
 
-def own_loss(outputs: Any, _: Any) -> torch.Tensor:  # noqa: ANN401
+def own_loss(outputs: Any, _: Any) -> torch.Tensor:
     """The model's own loss, which is then not cut into parts."""
     loss: torch.Tensor = outputs.loss
     return loss
@@ -48,7 +49,7 @@ ASKED: dict[str, Any] = {
 ESTIMATED = {"gpu", "vram", "headroom", "loss"}  # the rest is in the recipe
 
 
-def test_the_longest_context_is_found_with_few_traces(tmp_path: Any) -> None:  # noqa: ANN401
+def test_the_longest_context_is_found_with_few_traces(tmp_path: Path) -> None:
     said: list[str] = []
     plan = budgetfit.plan(llama(), objective="length", progress=said.append, **ASKED)
     length = plan.longest_length

@@ -1,7 +1,5 @@
 """Planned in the middle of anything: the same plan, and everything as it was."""
 
-# ruff: noqa: ANN401 - modes take anything, and have no public names
-
 import contextlib
 import json
 import threading
@@ -126,7 +124,7 @@ def numbers(plan: budgetfit.Plan) -> dict[str, Any]:
     return {name: without_notes(value) for name, value in document.items()}
 
 
-def without_notes(value: Any) -> Any:
+def without_notes(value: object) -> Any:
     """Return a part of a plan without what it says about the state of torch."""
     if isinstance(value, dict):
         return {name: without_notes(part) for name, part in value.items()}

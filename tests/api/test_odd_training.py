@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 import budgetfit
 from budgetfit import InputError, TraceError
@@ -44,7 +45,7 @@ def test_sparse_gradients_that_an_optimizer_refuses_are_named() -> None:
     assert plan(model, batch=batch, optimizer=plain_sgd).fits
 
 
-def plain_sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+def plain_sgd(parameters: ParamsT) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 

@@ -289,7 +289,7 @@ def test_a_larger_card_takes_the_model_that_was_read(
     reads: list[object] = []
     read = arguments._read_model
 
-    def spy(asked: arguments.Arguments, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def spy(asked: arguments.Arguments, *args: Any, **options: Any) -> Any:
         reads.append(asked.gpu)
         return read(asked, *args, **options)
 

@@ -109,7 +109,7 @@ def test_weights_and_optimizer_state_are_counted_exactly() -> None:
 @pytest.mark.parametrize(
     "optimizer", ["adamw_torch", "adamw_torch_fused", "sgd", torch.optim.RMSprop]
 )
-def test_an_optimizer_steps_as_it_does_on_a_cpu(optimizer: Any) -> None:  # noqa: ANN401
+def test_an_optimizer_steps_as_it_does_on_a_cpu(optimizer: Any) -> None:
     plan = budgetfit.plan(
         Mebi(),
         gpu=CARD,
@@ -432,13 +432,13 @@ def test_without_a_cuda_device_it_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("device", ["tpu", "meta", "xpu", 3.5])
-def test_other_devices_are_refused(device: Any) -> None:  # noqa: ANN401
+def test_other_devices_are_refused(device: Any) -> None:
     with pytest.raises(InputError, match="cannot be verified on"):
         budgetfit.verify(planned("module list").plan, device=device)
 
 
 @pytest.mark.parametrize("steps", [2, 0, "3", 3.0, True])
-def test_fewer_than_three_steps_are_refused(steps: Any) -> None:  # noqa: ANN401
+def test_fewer_than_three_steps_are_refused(steps: Any) -> None:
     with pytest.raises(InputError, match="whole number of at least 3"):
         budgetfit.verify(planned("module list").plan, steps=steps, device="cpu")
 

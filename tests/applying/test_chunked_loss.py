@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401 - any model, any batch
-
 import copy
 import inspect
 import pickle
@@ -399,7 +397,7 @@ def test_a_loss_that_is_not_the_models_own_is_refused(
 class Sorting(LlamaForCausalLM):
     """Does to its logits what cannot be done part by part."""
 
-    def forward(self, input_ids: Any, labels: Any = None, **_: Any) -> Any:
+    def forward(self, input_ids: object, labels: object = None, **_: object) -> Any:
         logits = self.lm_head(self.model(input_ids).last_hidden_state)
         logits = logits.sort(dim=1).values
         return {"loss": self.loss_function(logits, labels, self.vocab_size)}
@@ -408,7 +406,7 @@ class Sorting(LlamaForCausalLM):
 class Numpy(LlamaForCausalLM):
     """Meets something that is no tensor where it wants one."""
 
-    def forward(self, input_ids: Any, labels: Any = None, **_: Any) -> Any:
+    def forward(self, input_ids: object, labels: object = None, **_: object) -> Any:
         logits = self.lm_head(self.model(input_ids).last_hidden_state)
         logits = logits @ torch.eye(VOCABULARY)
         return {"loss": self.loss_function(logits, labels, self.vocab_size)}
@@ -417,7 +415,7 @@ class Numpy(LlamaForCausalLM):
 class Elsewhere(LlamaForCausalLM):
     """Computes its loss from a second head."""
 
-    def forward(self, input_ids: Any, labels: Any = None, **_: Any) -> Any:
+    def forward(self, input_ids: object, labels: object = None, **_: object) -> Any:
         hidden = self.model(input_ids).last_hidden_state
         logits = nn.functional.linear(hidden, self.lm_head.weight)
         return {"loss": self.loss_function(logits, labels, self.vocab_size)}
@@ -469,7 +467,7 @@ def test_a_batch_without_labels_has_no_loss_to_cut() -> None:
 
 
 def test_an_error_in_a_part_stays_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def out_of_memory(*_: Any, **__: Any) -> Any:
+    def out_of_memory(*_: object, **__: object) -> Any:
         raise torch.OutOfMemoryError
 
     run = Run(make("llama"), Recipe(batch_size=SAMPLES, loss_chunks=4))

@@ -1,4 +1,3 @@
-# ruff: noqa: N802 - tests of user needs carry their number
 """A plan on a compiled model: eager where it recomputes, as it was after undo."""
 
 import copy
@@ -61,7 +60,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_U21_compiled_code_is_off_with_a_warning_where_the_plan_recomputes(
+def test_compiled_code_is_off_with_a_warning_where_the_plan_recomputes(
     how: str,
 ) -> None:
     COUNTED.clear()

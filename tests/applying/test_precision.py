@@ -118,7 +118,7 @@ def test_mixed_policies_make_the_weights_fp32_and_as_is_leaves_them() -> None:
 
 
 @pytest.mark.parametrize("weights", ["fp32", "as-is"])
-def test_U16_fp16_weights_with_a_scaler_are_refused_with_the_reason(  # noqa: N802
+def test_fp16_weights_with_a_scaler_are_refused_with_the_reason(
     weights: str,
 ) -> None:
     model = nn.Linear(2, 2, dtype=torch.float16)
@@ -194,7 +194,7 @@ def test_weights_are_cast_in_the_order_of_torch() -> None:
     assert all(a is b for a, b in zip(ours, by_torch, strict=True))
 
 
-def test_U17_the_choice_follows_the_cards_capability() -> None:  # noqa: N802
+def test_the_choice_follows_the_cards_capability() -> None:
     chosen = {
         name: automatic_precision(find_gpu(name).compute_capability).name
         for name in ("t4", "a100-80gb", "l4", "rtx-4090", "h100-80gb")
@@ -209,7 +209,7 @@ def test_U17_the_choice_follows_the_cards_capability() -> None:  # noqa: N802
 
 
 @pytest.mark.parametrize("name", ["bf16-mixed", "bf16", "tf32"])
-def test_U17_a_card_that_would_emulate_the_policy_is_named(  # noqa: N802
+def test_a_card_that_would_emulate_the_policy_is_named(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))

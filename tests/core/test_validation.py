@@ -86,7 +86,7 @@ class Four:
     "four", [np.int64(4), np.uint8(4), np.array(4), torch.tensor(4), Four()]
 )
 def test_whole_numbers_of_any_library_are_counts(
-    four: Any,  # noqa: ANN401 - of any library
+    four: Any,
 ) -> None:
     assert type(check_positive_int("size", four)) is int
     recipe = Recipe(batch_size=four, gradient_accumulation_steps=four)
@@ -104,7 +104,7 @@ def test_whole_numbers_of_any_library_are_counts(
     "value", [np.float64(4), np.bool_(1), torch.tensor(4.0), np.array([4])]
 )
 def test_other_numbers_of_any_library_are_no_counts(
-    value: Any,  # noqa: ANN401 - of any library
+    value: object,
 ) -> None:
     with pytest.raises(InputError, match="size must be a whole number of at least 1"):
         check_positive_int("size", value)

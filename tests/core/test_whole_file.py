@@ -169,7 +169,7 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
 )
 def test_a_file_that_cannot_be_written_is_told_in_one_line(
     name: str,
-    path: Any,  # noqa: ANN401 - whatever is handed in
+    path: Any,
     reason: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -189,7 +189,7 @@ def test_a_file_that_cannot_be_written_is_told_in_one_line(
 
 @pytest.mark.parametrize("path", [".", "", "missing", "zero\0", None, 7, b"bytes"])
 def test_a_plan_that_cannot_be_read_is_told_in_one_line(
-    path: Any,  # noqa: ANN401 - whatever is handed in
+    path: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,7 @@ from tests.docs.markdown import DOCS, ROOT, anchors, links, links_in, pages, rea
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
-def hook() -> Any:  # noqa: ANN401 - a module
+def hook() -> Any:
     """Return what makes the pages that are no files, as mkdocs loads it."""
     file = DOCS / "generate_reference.py"
     spec = importlib.util.spec_from_file_location("generate_reference", file)

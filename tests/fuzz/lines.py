@@ -70,7 +70,7 @@ class Line:
 def commands() -> dict[tuple[str, ...], Any]:
     """Return the real program's commands, those of groups included."""
 
-    def inside(prefix: tuple[str, ...], command: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401
+    def inside(prefix: tuple[str, ...], command: object) -> Iterator[tuple[Any, Any]]:
         for name, inner in getattr(command, "commands", {}).items():
             if hasattr(inner, "commands"):
                 yield from inside((*prefix, name), inner)
@@ -115,7 +115,7 @@ def make_line(rng: random.Random, known: dict[tuple[str, ...], Any]) -> Line:
 def _part(
     rng: random.Random,
     command: str,
-    parameter: Any,  # noqa: ANN401
+    parameter: Any,
 ) -> tuple[list[str], Verdict] | None:
     """Return an argument's words, if it is given."""
     needed = parameter.required or parameter.name in ("gpu", "batch_size")

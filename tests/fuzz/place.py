@@ -19,7 +19,7 @@ ODD_FOLDERS = ("with space", "ünï☃", "line\nbreak", "[bold]", "-dash", "a:b"
 SQUARES = "squares"
 
 
-def squares(outputs: torch.Tensor, batch: object) -> torch.Tensor:  # noqa: ARG001
+def squares(outputs: torch.Tensor, _: object) -> torch.Tensor:
     """Return a loss."""
     return outputs.square().mean()
 

@@ -8,6 +8,7 @@ import argparse
 import ast
 import contextlib
 import functools
+import importlib
 import io
 import os
 import random
@@ -25,6 +26,7 @@ from torch import nn
 
 import budgetfit
 from budgetfit.cli.app import EXPORTS
+from budgetfit.reporting.json import plan_json, why_json
 from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests.fuzz.mutations import mutated
 from tests.fuzz.place import small, squares, write_place, write_plans
@@ -97,16 +99,12 @@ def _saved_again(plan: budgetfit.Plan, folder: Path) -> None:
 
 
 def _json(plan: budgetfit.Plan) -> None:
-    from budgetfit.reporting.json import plan_json, why_json  # noqa: PLC0415
-
     plan_json(plan)
     for row in plan.block_table[:2]:
         why_json(row)
 
 
 def _export(plan: budgetfit.Plan, target: str, module: str) -> None:
-    import importlib  # noqa: PLC0415 - as the command line does
-
     text = importlib.import_module(module).export_text(plan, "plan.json")
     text.encode()
     if target not in {"torch", "trainer", "sft", "dpo", "lightning"}:
@@ -139,7 +137,7 @@ def _applied(plan: budgetfit.Plan) -> None:
             run.undo()
 
 
-def _batch(model: nn.Module, size: int) -> Any:  # noqa: ANN401
+def _batch(model: nn.Module, size: int) -> Any:
     if isinstance(model, nn.Sequential):
         return torch.zeros(size, 8)
     ids = torch.zeros(size, 16, dtype=torch.long)
@@ -147,7 +145,7 @@ def _batch(model: nn.Module, size: int) -> Any:  # noqa: ANN401
 
 
 @contextlib.contextmanager
-def quiet() -> Any:  # noqa: ANN401
+def quiet() -> Any:
     """Keep libraries' remarks off the screen."""
     sink = io.StringIO()
     with (

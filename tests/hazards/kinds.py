@@ -4,7 +4,7 @@ Each is a way to write a block that trains well as it is. Recomputed without car
 trains with other gradients, or not at all.
 """
 
-# ruff: noqa: ANN401, NPY002 - the generators are what is tried
+# ruff: noqa: NPY002 - the generators are what is tried
 
 import array
 import collections

@@ -1,10 +1,12 @@
 """A file that ``accelerate launch`` takes, and a plan inside accelerate's loop."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.commands.config.config_args import load_config_from_file
 from torch import nn
 
 from budgetfit.core.plan import Plan
@@ -92,8 +94,6 @@ def test_accelerate_reads_the_file(precision: str, word: str, tmp_path: Path) ->
     plan = plan_for(tiny_model("gpt2"), precision=precision)
     path = tmp_path / "accelerate.yaml"
     path.write_text(accelerate_module.export_text(plan, "plan.json"))
-    from accelerate.commands.config.config_args import load_config_from_file  # noqa: PLC0415
-
     config = load_config_from_file(str(path))
     assert config.mixed_precision == word
     assert config.num_processes == 1
@@ -124,8 +124,6 @@ def test_the_file_says_what_the_script_needs() -> None:
 def test_only_what_the_installed_accelerate_knows_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import dataclasses  # noqa: PLC0415
-
     old = dataclasses.make_dataclass("ClusterConfig", ["num_processes", "use_cpu"])
     monkeypatch.setattr(accelerate_module, "import_attribute", lambda *_: old)
     config = plan_for(tiny_model("gpt2")).to_accelerate_config()

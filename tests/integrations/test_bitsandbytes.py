@@ -62,7 +62,7 @@ class One(nn.Module):
         self.layer = nn.Linear(inputs, outputs, dtype=dtype)
 
 
-def real_bytes(shape: tuple[int, int], how: Adapter, dtype: torch.dtype) -> Any:  # noqa: ANN401
+def real_bytes(shape: tuple[int, int], how: Adapter, dtype: torch.dtype) -> Any:
     """Quantise real numbers with the library itself, on the CPU."""
     weight = torch.randn(shape, dtype=dtype)
     if how.quantization == "nf4":
@@ -164,7 +164,7 @@ def test_gradients_go_to_the_adapters_alone(how: Adapter) -> None:
 
 
 def test_qlora_has_a_line_for_what_peft_turns_into_fp32() -> None:
-    """User-needs U10: QLoRA that takes more memory than bf16."""
+    """QLoRA that takes more memory than bf16."""
     found = {
         prepared: budgetfit.estimate(
             config(),

@@ -1,7 +1,5 @@
 """Exports that need no budgetfit at run time, where transformers' arguments do."""
 
-# ruff: noqa: ANN401 - objects of libraries
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -274,7 +272,7 @@ def test_a_transformers_that_cannot_count_gets_the_callback(
     model = tiny_model("llama")
     kind = transformers.PreTrainedModel
 
-    def old(self: Any, activation_checkpointing_kwargs: Any = None) -> None: ...
+    def old(self: Any, activation_checkpointing_kwargs: object = None) -> None: ...
 
     monkeypatch.setattr(kind, "activation_checkpointing_enable", old)
     assert trainer_checkpointing(every(model, 2)) is None

@@ -1,7 +1,5 @@
 """Blocks of an exported torch script that change something whenever they run."""
 
-# ruff: noqa: ANN401 - the functions of a script
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A plan handed to transformers' Trainer is what the Trainer trains."""
 
-# ruff: noqa: ANN401 - arguments of the library
-
 import pickle
 import re
 import warnings
@@ -14,23 +12,19 @@ from unittest import mock
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from budgetfit.core.plan import Plan as PlanType
-
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")  # the Trainer needs it
-
-import budgetfit  # noqa: E402
-from budgetfit.core.adapter import Adapter  # noqa: E402
-from budgetfit.core.plan import Plan  # noqa: E402
-from budgetfit.core.recipe import Segment  # noqa: E402
-from budgetfit.errors import InputError  # noqa: E402
-from budgetfit.integrations.exports import trainer as trainer_module  # noqa: E402
-from budgetfit.integrations.exports.trainer_arguments import planned_arguments  # noqa: E402
-from tests import models  # noqa: E402
-from tests.integrations.tiny_training import (  # noqa: E402
+import budgetfit
+from budgetfit.core.adapter import Adapter
+from budgetfit.core.plan import Plan
+from budgetfit.core.recipe import Segment
+from budgetfit.errors import InputError
+from budgetfit.integrations.exports import trainer as trainer_module
+from budgetfit.integrations.exports.trainer_arguments import planned_arguments
+from tests import models
+from tests.integrations.tiny_training import (
     ACCUMULATION,
     BATCH_SIZE,
     KINDS,
@@ -49,7 +43,9 @@ from tests.integrations.tiny_training import (  # noqa: E402
     runs,
     tiny_model,
 )
-from tests.zoo.state import assert_same  # noqa: E402
+from tests.zoo.state import assert_same
+
+pytest.importorskip("accelerate")  # the Trainer needs it
 
 QUIET: dict[str, Any] = {
     "use_cpu": True,
@@ -63,14 +59,14 @@ QUIET: dict[str, Any] = {
 }
 
 
-def arguments(plan: PlanType, folder: Path, **overrides: Any) -> Any:
+def arguments(plan: Plan, folder: Path, **overrides: Any) -> Any:
     return transformers.TrainingArguments(
         output_dir=str(folder), **plan.to_training_arguments(**QUIET | overrides)
     )
 
 
 def trained(
-    model: nn.Module, args: Any, *callbacks: Any, **options: Any
+    model: nn.Module, args: object, *callbacks: Any, **options: Any
 ) -> list[float]:
     """Train three steps and return their losses."""
     trainer = transformers.Trainer(
@@ -181,7 +177,7 @@ def test_a_plan_with_torch_compile_is_compiled_in_the_trainer_and_undone(
         return compile_with(forward, dynamic=options["dynamic"], backend=backend)
 
     class Notes(transformers.TrainerCallback):
-        def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        def on_optimizer_step(self, *_: object, **__: object) -> None:
             happened.append("updates")
 
     monkeypatch.setattr(torch, "compile", counted)
@@ -230,7 +226,7 @@ def how_blocks_are_called(model: nn.Module) -> dict[str, tuple[object, ...]]:
 def test_checkpointing_that_is_asked_of_the_trainer_does_not_reset_the_plan(
     tmp_path: Path,
 ) -> None:
-    """user-needs V3: activation_checkpointing=True would recompute every block."""
+    """``activation_checkpointing=True`` would recompute every block."""
     model = tiny_model("llama")
     plan = plan_for(model)
     counts = count_block_runs(model)
@@ -387,7 +383,7 @@ def test_training_resumes_with_the_planned_dtype(tmp_path: Path) -> None:
 def test_the_arguments_are_the_plans(
     precision: str, flags: tuple[bool, bool], tmp_path: Path
 ) -> None:
-    """user-needs U2: samples per optimizer step are those that were asked for."""
+    """Samples per optimizer step are those that were asked for."""
     plan = plan_for(tiny_model("gpt2"), precision=precision)
     args = arguments(plan, tmp_path)
     assert (args.bf16, args.fp16) == flags
@@ -399,7 +395,7 @@ def test_the_arguments_are_the_plans(
 
 
 def test_the_planned_evaluation_batch_is_handed_on(tmp_path: Path) -> None:
-    """user-needs U12: evaluation runs out of memory where training does not."""
+    """Evaluation runs out of memory where training does not."""
     plan = plan_for(tiny_model("gpt2"))
     plan = replace(plan, estimate=replace(plan.estimate, eval_batch_size=17))
     assert arguments(plan, tmp_path).per_device_eval_batch_size == 17
@@ -410,7 +406,7 @@ def test_the_planned_evaluation_batch_is_handed_on(tmp_path: Path) -> None:
 
 
 def test_only_arguments_that_the_class_has_are_used() -> None:
-    """user-needs V1: the names of checkpointing changed in transformers 5.23."""
+    """The names of checkpointing changed in transformers 5.23."""
     planned = plan_for(tiny_model("gpt2")).to_training_arguments()
     old = {name for name in planned if name != "activation_checkpointing"}
     old |= {"gradient_checkpointing"}

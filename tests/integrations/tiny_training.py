@@ -1,7 +1,5 @@
 """Small models, their plans and their data, trained for real by other libraries."""
 
-# ruff: noqa: ANN401 - any field of a config
-
 from collections import Counter
 from typing import Any
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 import budgetfit
 from budgetfit import InputError, Run, TraceError
@@ -77,7 +78,7 @@ def the_runs_optimizer_between_updates(run: Run, _: object) -> None:
 
 
 @trains_as_plain()
-def stray_backward_between_updates(run: Run, batch: Any) -> None:  # noqa: ANN401
+def stray_backward_between_updates(run: Run, batch: Any) -> None:
     """A generator's backward pass through the model between two updates."""
     with torch.random.fork_rng():
         run.model(**batch).backward()
@@ -114,14 +115,14 @@ class Words(nn.Module):
         return self.head(self.words(words)).square().mean()
 
 
-def _plain_sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+def _plain_sgd(parameters: ParamsT) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
 WORDS = {"words": torch.arange(8).reshape(4, 2)}
 
 
-def _words_plan(optimizer: Any, **options: Any) -> budgetfit.Plan:  # noqa: ANN401
+def _words_plan(optimizer: object, **options: Any) -> budgetfit.Plan:
     torch.manual_seed(0)
     model = Words()
     settings = options_of("stack", batch=WORDS, optimizer=optimizer, **options)
@@ -178,7 +179,7 @@ def an_optimizer_instance_planned() -> None:
         budgetfit.plan(model, **options_of("stack", optimizer=made))
 
 
-def _of_another_model(_: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+def _of_another_model(_: object) -> torch.optim.Optimizer:
     return torch.optim.SGD(make("stack").parameters(), lr=0.1)
 
 

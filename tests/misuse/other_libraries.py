@@ -3,6 +3,7 @@
 import tempfile
 from typing import Any
 
+import peft
 import transformers
 from torch import nn
 
@@ -26,7 +27,7 @@ from tests.models import text
 def _train(
     model: nn.Module,
     plan: budgetfit.Plan,
-    callback: Any = None,  # noqa: ANN401
+    callback: Any = None,
     **changes: Any,
 ) -> transformers.Trainer:
     """Train for one step with the plan's callback and other arguments."""
@@ -109,8 +110,6 @@ def a_prefix_and_recomputation() -> None:
 
 
 def _assert_prefix_trains(checkpointing: str) -> None:
-    import peft  # noqa: PLC0415 - slow
-
     models = []
     for _ in range(2):
         config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)

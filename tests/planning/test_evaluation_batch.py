@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401 - any batch; the tests look inside
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,7 +28,7 @@ from tests.traced import ADA, session
 SGD = "sgd"
 
 
-def traces(model: nn.Module, batch: Any, **options: Any) -> TraceSession:
+def traces(model: nn.Module, batch: object, **options: Any) -> TraceSession:
     workload = Workload(model=model, batch=batch, gpu=find_gpu(ADA), **options)
     return TraceSession(workload.with_found_blocks())
 

@@ -1,7 +1,5 @@
 """Plans of a model whose tensors are whole MiB."""
 
-# ruff: noqa: ANN401 - options of make_plan
-
 import functools
 from dataclasses import replace
 from typing import Any

@@ -79,10 +79,10 @@ def test_it_is_found_wherever_a_loss_may_hold_it() -> None:
     taught = teacher()
     holder = Holder(taught)
 
-    def by_default(outputs: Any, _: Any, net: nn.Module = taught) -> Any:  # noqa: ANN401
+    def by_default(outputs: object, _: object, net: nn.Module = taught) -> Any:
         return net(outputs)
 
-    def by_argument(net: nn.Module, outputs: Any, _: Any) -> Any:  # noqa: ANN401
+    def by_argument(net: nn.Module, outputs: object, _: object) -> Any:
         return net(outputs)
 
     found = [
@@ -207,7 +207,7 @@ class Linked:
         self.others: list[Linked] = []
         self.module: nn.Module | None = None
 
-    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattribute__(self, name: str) -> Any:
         if name == "__dict__":
             Linked.looks += 1
         return super().__getattribute__(name)
@@ -252,10 +252,10 @@ def test_objects_linked_in_circles_are_each_looked_at_once(
 def test_functions_that_name_each_other_are_swapped_together() -> None:
     taught, other = teacher(), teacher()
 
-    def even(number: int, nets: Any = (taught,)) -> Any:  # noqa: ANN401
+    def even(number: int, nets: Any = (taught,)) -> Any:
         return nets[0] if number == 0 else odd(number - 1)
 
-    def odd(number: int) -> Any:  # noqa: ANN401
+    def odd(number: int) -> Any:
         return even(number - 1)
 
     new = replace_modules(odd, lambda _: other)

@@ -60,7 +60,7 @@ def test_a_models_own_checkpointing_is_another_program_and_stays_on_there() -> N
     assert len(kept.events) > len(off.events)  # blocks run once more
 
 
-def _checkpoint(function: Any, *args: Any) -> Any:  # noqa: ANN401 - as torch declares it
+def _checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
 

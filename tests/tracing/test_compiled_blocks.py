@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401 - stand-ins of torch's compilers; programs of a session
 """Blocks under torch.compile: inductor's code for a GPU on fake tensors."""
 
 import importlib

@@ -1,7 +1,5 @@
 """Arithmetic and traffic of single ops."""
 
-# ruff: noqa: ANN401 - any call
-
 from typing import Any
 
 import pytest
@@ -274,7 +272,7 @@ def test_depthwise_convolutions_of_wide_filters_are_slower(
 
 
 def test_elements_without_vector_loads_are_counted() -> None:
-    def elements(op: Any, *args: Any, **kwargs: Any) -> float | None:
+    def elements(op: object, *args: Any, **kwargs: Any) -> float | None:
         rate, count, _ = cost(op, *args, **kwargs)
         return count if rate == "elements" else None
 

@@ -4,7 +4,6 @@ import functools
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import distributed
@@ -60,7 +59,7 @@ def _as_rank(
     settings: Settings,
     plan: Plan | None,
     folder: Path,
-    planned: Any,  # noqa: ANN401 - a loop's class
+    planned: object,
 ) -> Trained:
     distributed.init_process_group(
         "gloo",

@@ -3,8 +3,6 @@
 Each takes its settings, a plan or None for the library alone, and a folder to write in.
 """
 
-# ruff: noqa: ANN401, PLC0415 - arguments of libraries, that are imported where used
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

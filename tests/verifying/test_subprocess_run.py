@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,13 +28,12 @@ class Child:
         self, arguments: Sequence[str], settings: AllocatorSettings
     ) -> subprocess.CompletedProcess[str]:
         assert settings.is_default
-        with open(arguments[0], encoding="utf-8") as file:  # noqa: PTH123
-            assert json.load(file)["recipe"]
+        assert json.loads(Path(arguments[0]).read_text(encoding="utf-8"))["recipe"]
         self.asked = list(arguments[1:])
         return subprocess.CompletedProcess([], -11, self.stdout, self.stderr)
 
 
-def verify(**options: Any) -> Any:  # noqa: ANN401
+def verify(**options: Any) -> Any:
     settings: dict[str, Any] = {
         "steps": 4,
         "device": "cpu",

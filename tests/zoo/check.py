@@ -233,7 +233,7 @@ class _Walk:
 
     def _plain_step(
         self,
-        batch: Any,  # noqa: ANN401
+        batch: object,
         idle: set[str],
     ) -> tuple[torch.Tensor, Gradients]:
         """Train as a loop without budgetfit would; note blocks that save nothing."""
@@ -248,7 +248,7 @@ class _Walk:
     def _planned_step(
         self,
         segments: tuple[budgetfit.Segment, ...],
-        batch: Any,  # noqa: ANN401
+        batch: object,
         idle: set[str],
     ) -> tuple[torch.Tensor, Gradients]:
         model = self._settled_model()

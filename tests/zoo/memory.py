@@ -75,7 +75,7 @@ def _asked(entry: Entry) -> dict[str, Any]:
     return {key: entry.plan[key] for key in entry.plan if key != "precision"}
 
 
-def _batch(entry: Entry) -> Any:  # noqa: ANN401 - any tree of tensors
+def _batch(entry: Entry) -> Any:
     """The batch that a plan is made with, at the recorded size."""
     source = Arguments(model=_build(entry), gpu=GPU, **_asked(entry)).parsed().source
     if batch_size_of(source.batch, dims=source.batch_dims) == BATCH_SIZE:

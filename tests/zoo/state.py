@@ -163,7 +163,7 @@ def model_values(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _equal(one: Any, other: Any) -> bool:  # noqa: ANN401
+def _equal(one: object, other: object) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and torch.equal(
             one.nan_to_num(), other.nan_to_num()

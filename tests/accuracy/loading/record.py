@@ -96,7 +96,7 @@ def record(case: LoadingCase) -> dict[str, int]:
 def _forget() -> None:
     """Leave the card as it is when a program starts."""
     with contextlib.suppress(ImportError):
-        import bitsandbytes  # noqa: PLC0415 - not for every case
+        import bitsandbytes
 
         bitsandbytes.functional.name2qmap.clear()
     gc.collect()

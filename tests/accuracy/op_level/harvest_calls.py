@@ -44,11 +44,11 @@ def collected() -> Iterator[Calls]:
 
     def collecting(
         self: CudaOpSemantics,
-        inner: Any,  # noqa: ANN401
+        inner: Any,
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         name = str(func).removeprefix("aten.")
         if func.namespace == "aten" and not name.startswith(BY_VALUE):
             args_, kwargs_ = shorter(args), shorter(kwargs)
@@ -75,7 +75,7 @@ def on_card(call: list[Any]) -> list[Any]:
     return list(json.loads(text))
 
 
-def shorter(value: Any) -> Any:  # noqa: ANN401 - arguments of any op
+def shorter(value: object) -> Any:
     """Return arguments whose lists of tensors are short."""
     if isinstance(value, dict):
         return {key: shorter(item) for key, item in value.items()}

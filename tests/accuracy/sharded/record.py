@@ -222,7 +222,7 @@ def compile_every_block(model: nn.Module, blocks: tuple[str, ...]) -> None:
 def train(
     case: ShardedCase,
     wrapped: nn.Module,
-    optimizer: Any,  # noqa: ANN401 - or DeepSpeed's engine
+    optimizer: Any,
     recorder: Recorder,
     chunks: Callable[[], AbstractContextManager[Any]],
     *,

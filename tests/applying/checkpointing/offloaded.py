@@ -1,7 +1,5 @@
 """A block whose saved bytes can be added up by hand, and what watches it."""
 
-# ruff: noqa: ANN401 - any block's arguments and outputs, as torch declares them
-
 import functools
 import weakref
 from collections import Counter

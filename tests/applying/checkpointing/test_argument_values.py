@@ -97,7 +97,7 @@ class Scaled(Block):
         super().__init__()
         self.read = read
 
-    def forward(self, x: Tensor, given: Any = None) -> Tensor:  # noqa: ANN401
+    def forward(self, x: Tensor, given: object = None) -> Tensor:
         return x + self.outer(torch.tanh(self.inner(x)) * self.read(given))
 
 

@@ -1,7 +1,5 @@
 """A checkpoint's input in host memory."""
 
-# ruff: noqa: ANN401 - any block's arguments and outputs, as torch declares them
-
 import functools
 import gc
 from collections.abc import Callable

@@ -135,7 +135,7 @@ count = counting()
 class DirtyLSTM(nn.LSTM):
     """An LSTM that finds other values in free memory each time it runs."""
 
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
         value = count()
         for size in {1024 * k for k in range(1, 65)}:
             held = [torch.full((size,), value, dtype=torch.uint8) for _ in range(4)]
@@ -147,12 +147,12 @@ class Masked(torch.autograd.Function):
     """Only the gradient depends on the mask, which is saved as bytes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0] * ctx.saved_tensors[0], None
 
 
@@ -184,7 +184,7 @@ def test_bytes_of_a_workspace_that_nothing_writes_may_differ(
 def test_an_lstm_with_other_inputs_is_refused() -> None:
     block, runs = nn.LSTM(16, 8), itertools.count(1)
 
-    def forward(x: Tensor) -> Any:  # noqa: ANN401
+    def forward(x: Tensor) -> Any:
         return block(x * next(runs))
 
     repeats = RepeatableForwards(block, "block", check=True)

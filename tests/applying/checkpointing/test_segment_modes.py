@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401 - whatever a block takes
-
 import copy
 from typing import Any
 

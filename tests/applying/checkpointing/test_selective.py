@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401 - whatever a block or an op takes
-
 import copy
 import warnings
 from collections import Counter
@@ -70,7 +68,7 @@ def every_block(name: str, saved_ops: tuple[str, ...]) -> list[Segment]:
 
 
 def backward(
-    model: nn.Module, batch: Any, *, autocast: bool = False, cache: bool = True
+    model: nn.Module, batch: object, *, autocast: bool = False, cache: bool = True
 ) -> tuple[Gradients, Ops]:
     """Gradients, and the ops of the backward pass."""
     torch.manual_seed(1)
@@ -205,7 +203,9 @@ def test_a_policy_that_saves_some_draws_alone_gives_wrong_gradients() -> None:
     # The fault that the next test shows to be prevented.
     calls: Counter[Any] = Counter()
 
-    def second_draw(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    def second_draw(
+        _: object, op: object, *__: object, **___: object
+    ) -> CheckpointPolicy:
         calls[op] += 1
         if op is aten.rand_like.default and calls[op] % 3 == 2:  # in every pass
             return CheckpointPolicy.MUST_SAVE

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -117,7 +117,7 @@ def kept_by_tensor(
     return kept
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - any nesting
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Yield plain tensors, those that tensor subclasses are made of too."""
     if isinstance(value, dict):
         for item in value.values():

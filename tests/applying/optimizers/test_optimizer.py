@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401 - optimizers' arguments
-
 import contextlib
 import functools
 import sys

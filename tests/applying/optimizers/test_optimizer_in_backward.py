@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 import budgetfit
 from budgetfit.applying.optimizers.in_backward import OptimizerInBackward
@@ -243,8 +244,6 @@ def test_frozen_weights_have_no_optimizer_and_a_frozen_model_is_refused() -> Non
 
 
 def test_a_recipe_saved_before_is_one_without_it() -> None:
-    from pydantic import TypeAdapter  # noqa: PLC0415 - as the package does
-
     reader = TypeAdapter(Recipe)
     old = json.loads(reader.dump_json(Recipe(batch_size=2)))
     del old["optimizer_in_backward"]

@@ -140,7 +140,7 @@ def test_the_treatment_of_blocks_is_said_by_kind() -> None:
     assert str(found).endswith(", every block kept")
 
 
-def test_U2_the_effective_batch_size_is_never_changed() -> None:  # noqa: N802
+def test_the_effective_batch_size_is_never_changed() -> None:
     recipe = sample_recipe(batch_size=6, gradient_accumulation_steps=5)
     while (found := find_fallback_recipe(recipe, None, usable_bytes=None)) is not None:
         assert found.recipe.effective_batch_size == 30

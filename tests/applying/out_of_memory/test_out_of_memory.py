@@ -82,7 +82,7 @@ def test_it_is_caught_as_torchs_error_and_as_ours() -> None:
     assert again.card == error.card
 
 
-def test_U4_the_report_says_what_was_predicted_and_measured_and_what_to_do() -> None:  # noqa: N802
+def test_the_report_says_what_was_predicted_and_measured_and_what_to_do() -> None:
     error = report(plan=sample_plan(), micro_batch=3)
     assert f"{error}\n" == REPORT
     assert error.recipe == sample_plan().alternatives[0].estimate.recipe
@@ -97,7 +97,7 @@ def test_one_rank_of_several_does_not_go_on_alone() -> None:
     assert lines[-1].endswith("plan(..., batch_size=6)")
 
 
-def test_U5_a_batch_longer_than_planned_is_the_first_reason() -> None:  # noqa: N802
+def test_a_batch_longer_than_planned_is_the_first_reason() -> None:
     error = report(plan=sample_plan(), larger=(LONG,), growth=2.0)
     assert error.reasons[0] == (
         "the batch is larger than planned: input_ids [6, 4096], planned [6, 2048]"
@@ -107,7 +107,7 @@ def test_U5_a_batch_longer_than_planned_is_the_first_reason() -> None:  # noqa: 
     assert "about 15.00 GiB reserved" in str(error)
 
 
-def test_U6_fragmentation_is_told_from_too_little_memory(  # noqa: N802
+def test_fragmentation_is_told_from_too_little_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
@@ -125,7 +125,7 @@ def test_U6_fragmentation_is_told_from_too_little_memory(  # noqa: N802
     assert not any("fragmentation" in each for each in report(full).reasons)
 
 
-def test_U18_memory_outside_this_process_is_a_reason_of_its_own() -> None:  # noqa: N802
+def test_memory_outside_this_process_is_a_reason_of_its_own() -> None:
     # 24 GiB - 0.5 free - 20 reserved - 0.5 of context, as planned.
     (reason,) = report(plan=sample_plan()).reasons
     assert reason.startswith("other processes hold about 3.00 GiB of the card")

@@ -421,12 +421,12 @@ def _compiled_alike() -> dict[tuple[str, str], Any]:
     dynamo: Any = importlib.import_module("torch._dynamo")
     warnings.simplefilter("ignore")  # dynamo's own
 
-    def noting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:  # noqa: ANN401
+    def noting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         calls.append("compiled")
         assert dynamo.config.optimize_ddp is (engine == "fsdp2")
         return dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    def compiled(block: torch.nn.Module) -> Any:  # noqa: ANN401
+    def compiled(block: torch.nn.Module) -> Any:
         return torch.compile(block.forward, backend=noting, dynamic=False)
 
     found = {}

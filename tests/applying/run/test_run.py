@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401 - the tests look inside
-
 import copy
 import inspect
 import io
@@ -11,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.optim.optimizer import ParamsT
 
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.applying.run.run import Run
@@ -33,7 +32,7 @@ COMBINATIONS = [
 PAIRS = (Segment(("layers.0", "layers.1")), Segment(("layers.3",)))
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
+def sgd(parameters: ParamsT) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
@@ -149,7 +148,7 @@ def test_outputs_and_graph_do_not_outlive_the_forward_and_backward() -> None:
     alive: dict[str, weakref.ref[Any]] = {}
     at_phase: dict[str, bool] = {}
 
-    def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+    def loss(outputs: torch.Tensor, batch: object) -> torch.Tensor:
         del batch
         alive["outputs"] = weakref.ref(outputs)
         return outputs.sum()  # saves nothing of its input
@@ -278,7 +277,7 @@ def test_an_error_after_unscaling_leaves_the_scaler_usable(
     run = Run(make("stack"), Recipe(batch_size=4, precision="fp16-mixed"))
     batch = batch_for("stack")
 
-    def out_of_memory(*_: Any, **__: Any) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
         run.optimizer.state[run.trained[0]]["step"] = torch.zeros(())
         raise torch.OutOfMemoryError
 

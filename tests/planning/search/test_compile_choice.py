@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401 - stand-ins of plans
 """With and without compiled blocks: the row of a plan, and ``compile="auto"``."""
 
 from __future__ import annotations

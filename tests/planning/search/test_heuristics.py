@@ -106,7 +106,7 @@ def candidate(peak: int, ns_per_sample: int = 1) -> BatchCandidate:
     )
 
 
-def limits(now: int, **fields: int) -> Any:  # noqa: ANN401 - a private class
+def limits(now: int, **fields: int) -> Any:
     return search._Limits(
         **{"limit_bytes": USABLE, "now": now, "refused": USABLE + 1, **fields}
     )
@@ -391,7 +391,9 @@ def test_a_plain_loss_that_cannot_win_is_not_searched(
         step_ms = plain_ms if one is plain else 100.0
         return SearchResult(session=one, estimate=estimate(MIB, step_ms=step_ms))
 
-    def can_gain(one: PlanningSession, known: Estimate, gain: float, *_: Any) -> bool:
+    def can_gain(
+        one: PlanningSession, known: Estimate, gain: float, *_: object
+    ) -> bool:
         least_ms = bound_ms if one is plain else 100.0
         return least_ms < known.step_ms * (1 - gain)
 
@@ -452,7 +454,7 @@ def test_a_refusal_searches_few_numbers_of_chunks(
 @pytest.mark.parametrize(("ns_per_sample", "gains"), [(98.9, 1), (99.1, 0)])
 def test_nothing_is_searched_where_the_solver_finds_nothing_faster(
     monkeypatch: pytest.MonkeyPatch,
-    objective: Any,  # noqa: ANN401 - a literal
+    objective: Any,
     always: int,
     ns_per_sample: float,
     gains: int,
@@ -551,7 +553,7 @@ def test_accumulation_is_promised_after_four_micro_batches_were_replayed(
     assert "(2 MiB reserved from 2 on)" in notes[0]
 
 
-def rated(peak: int, reserved: int, fits: dict[Recipe, int]) -> Any:  # noqa: ANN401 - a private class
+def rated(peak: int, reserved: int, fits: dict[Recipe, int]) -> Any:
     recipe = Recipe(batch_size=len(fits) + 1)
     fits[recipe] = reserved
     return lowest_peak._Rated(peak, 0, session(), recipe)

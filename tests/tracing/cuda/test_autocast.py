@@ -1,7 +1,5 @@
 """CUDA's autocast on CPU tensors. Sources: torch's own dispatcher and its header."""
 
-# ruff: noqa: ANN401 - as torch declares it
-
 import gc
 import re
 import weakref

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,9 @@ class Ops(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+    def __torch_dispatch__(
+        self, func: Any, _: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.names.append(str(func))
         return func(*args, **(kwargs or {}))
 
@@ -149,7 +152,9 @@ class Names(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.names.append(str(func))
         return func(*args, **(kwargs or {}))
 

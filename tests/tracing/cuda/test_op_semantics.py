@@ -1,7 +1,5 @@
 """What CUDA does differently inside single ops."""
 
-# ruff: noqa: ANN401 - contexts and functions of autograd
-
 from collections.abc import Callable
 from typing import Any
 
@@ -123,11 +121,11 @@ class Scattered(torch.autograd.Function):
     """Writes its gradient into zeros, out of place."""
 
     @staticmethod
-    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(_: object, x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
     @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(_: object, gradient: torch.Tensor) -> torch.Tensor:
         rows = torch.zeros(gradient.shape[1], dtype=torch.long)
         return torch.zeros_like(gradient).index_add(1, rows, gradient)
 

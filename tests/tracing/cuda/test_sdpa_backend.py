@@ -1,7 +1,5 @@
 """Which attention kernel CUDA runs: by rule, and as its own build answered."""
 
-# ruff: noqa: ANN401 - fixtures that are functions
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

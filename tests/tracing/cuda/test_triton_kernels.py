@@ -4,7 +4,7 @@ Triton runs on Linux alone and is not installed for the tests: classes of the sa
 stand for its own. ``python -m tests.accuracy.loops '*liger*'`` compares real kernels.
 """
 
-# ruff: noqa: ANN401, ARG002 - signatures of Triton and of autograd
+# ruff: noqa: ARG002 - signatures of Triton and of autograd
 
 import queue
 import sys
@@ -31,7 +31,7 @@ LAUNCHED: queue.SimpleQueue[Any] = queue.SimpleQueue()  # a list would be put ba
 class KernelInterface:
     """``kernel[grid](...)``, as triton.runtime.jit has it."""
 
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+    def __getitem__(self, grid: object) -> Callable[..., Any]:
         return lambda *args, **kwargs: self.run(  # type: ignore[attr-defined]
             *args, grid=grid, warmup=False, **kwargs
         )
@@ -43,7 +43,7 @@ class JITFunction(KernelInterface):
     def __init__(self, src: str = "tl.store(...)") -> None:
         self.src = src
 
-    def run(self, *args: Any, grid: Any, warmup: bool, **_: Any) -> None:
+    def run(self, *args: Any, grid: object, warmup: bool, **_: object) -> None:
         LAUNCHED.put(args)
 
 
@@ -53,7 +53,7 @@ class Autotuner(KernelInterface):
     def __init__(self) -> None:
         self.fn, self.cache = JITFunction(), dict[Any, Any]()
 
-    def do_bench(self, kernel_call: Callable[[], Any], quantiles: Any) -> Any:
+    def do_bench(self, kernel_call: Callable[[], Any], quantiles: object) -> Any:
         raise AssertionError("nothing can be timed here")
 
     def run(self, *args: Any, **kwargs: Any) -> None:
@@ -97,14 +97,14 @@ class Doubled(torch.autograd.Function):
     kernel: KernelInterface = KERNEL
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+    def forward(_: object, x: torch.Tensor) -> torch.Tensor:
         assert x.is_cuda
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         Doubled.kernel[(1,)](x, out, 2.0)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+    def backward(_: object, *grads: torch.Tensor) -> torch.Tensor:
         out = torch.empty(grads[0].shape, device=grads[0].device)
         with torch.cuda.device(out.device):
             KERNEL[(1,)](grads[0], out, scale=2.0)

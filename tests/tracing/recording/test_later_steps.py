@@ -1,12 +1,11 @@
 """As many steps are traced as an optimizer takes to do all that it does."""
 
-# ruff: noqa: ANN401 - parameters of an optimizer
-
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 import budgetfit
 
@@ -18,13 +17,13 @@ def a_model() -> nn.Sequential:
 class Lookahead(torch.optim.SGD):
     """Averages the weights in every fifth step."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: ParamsT) -> None:
         super().__init__(parameters, lr=0.1)
         self.steps = 0
         self.slow: list[torch.Tensor] = []
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: object = None) -> Any:
         super().step(closure)
         self.steps += 1
         if self.steps % 5:
@@ -38,7 +37,7 @@ class Lookahead(torch.optim.SGD):
 class Unfreezing(torch.optim.SGD):
     """Trains the last layer, and all of them from the third step on."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: ParamsT) -> None:
         *self.waiting, weight, bias = parameters
         self.steps = 0
         super().__init__([weight, bias], lr=0.1, momentum=0.9)
@@ -69,11 +68,11 @@ def update_bytes(optimizer: Any, **loop: Any) -> int:
     return max(each.allocated_bytes for each in points if each.phase == "optimizer")
 
 
-def plain(parameters: Any) -> torch.optim.Optimizer:
+def plain(parameters: ParamsT) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def with_momentum(parameters: Any) -> torch.optim.Optimizer:
+def with_momentum(parameters: ParamsT) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 

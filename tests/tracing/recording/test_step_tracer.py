@@ -25,7 +25,7 @@ SGD = Recipe(batch_size=4, optimizer="sgd")
 
 def trace(
     model: nn.Module,
-    batch: Any,  # noqa: ANN401 - any pytree of tensors
+    batch: object,
     recipe: Recipe = SGD,
     *,
     target: CudaTarget | None = ADA,
@@ -355,7 +355,7 @@ def test_a_users_own_checkpointing_is_off_unless_it_is_to_be_kept() -> None:
     assert events(own=True, keep=True) > events(own=True, keep=False)
 
 
-def _checkpoint(function: Any, *args: Any) -> Any:  # noqa: ANN401 - as torch declares it
+def _checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
 

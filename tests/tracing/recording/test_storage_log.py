@@ -1,7 +1,5 @@
 """Births and deaths of storages, on real and on fake tensors alike."""
 
-# ruff: noqa: ANN401 - as torch declares it
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -253,7 +251,7 @@ def test_scratch_surrounds_an_ops_outputs_and_goes_with_the_op() -> None:
 class Joining(Kernel):
     """A device that slices its input, multiplies and joins before the output is."""
 
-    def memory(self, func: Any, *_: Any) -> OpMemory:
+    def memory(self, func: object, *_: object) -> OpMemory:
         if func is not torch.ops.aten.mm.default:
             return OpMemory()
         slice_, part = (KernelScratch(name, (), 0) for name in ("slice", "part"))

@@ -453,7 +453,7 @@ def test_ctc_has_a_table_as_wide_as_the_longest_target(targets: torch.Tensor) ->
     seen: list[tuple[int, ...]] = []
     targets = targets.long()
 
-    def run(func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
         out = values.run(func, args, kwargs)
         if func is torch.ops.aten._ctc_loss.Tensor:
             seen.extend(tuple(x.shape) for x in out)
@@ -577,7 +577,7 @@ STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _peak_bytes(log: StorageLog, step: Any, x: Any, weight: Any) -> int:  # noqa: ANN401
+def _peak_bytes(log: StorageLog, step: Any, x: Any, weight: Any) -> int:
     log.reset_peak()
     step(x, weight).backward()
     return log.peak_bytes
