@@ -158,7 +158,7 @@ def in_accelerate(task: Task) -> None:
     from accelerate import Accelerator
 
     dtype = AUTOCAST.get(task.case.precision)
-    precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "no")  # type: ignore[call-overload]
+    precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "no")
     accelerator = Accelerator(
         mixed_precision=precision, gradient_accumulation_steps=task.accumulation
     )
@@ -293,7 +293,7 @@ def answer_for_the_masks() -> None:
         )
         return original(self, rows.unbind(1))
 
-    torch.Tensor.__getitem__ = select  # type: ignore[method-assign, assignment]
+    torch.Tensor.__getitem__ = select  # type: ignore[assignment, method-assign]
 
 
 def one_word_tokenizer() -> Any:
@@ -327,8 +327,8 @@ def in_lightning(task: Task) -> None:
             super().__init__()
             self.net = task.model()
 
-        def training_step(self, batch: Batch, _: int) -> torch.Tensor:
-            return self.net(**batch).loss  # type: ignore[no-any-return]
+        def training_step(self, batch: Batch, _: int) -> Any:
+            return self.net(**batch).loss
 
         def validation_step(self, batch: Batch, _: int) -> None:
             self.log("loss", self.net(**batch).loss)

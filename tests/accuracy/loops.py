@@ -97,7 +97,7 @@ def _estimate(wanted: LoopCase) -> budgetfit.Estimate:
         ),
         gpu=GPU,
         batch=build_batch(case, EXAMPLE_SAMPLES),
-        loop=budgetfit.Loop(kind=wanted.loop, **dict(wanted.settings)),  # type: ignore[arg-type]
+        loop=budgetfit.Loop(**{"kind": wanted.loop, **dict(wanted.settings)}),
     )
 
 

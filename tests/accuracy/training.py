@@ -280,7 +280,7 @@ def with_lora(model: nn.Module, **options: Any) -> nn.Module:
     config = peft.LoraConfig(
         target_modules="all-linear", task_type="CAUSAL_LM", **options
     )
-    return peft.get_peft_model(model, config)  # type: ignore[arg-type, return-value]
+    return peft.get_peft_model(model, config)
 
 
 class Samples(Dataset[dict[str, torch.Tensor]]):

@@ -110,10 +110,10 @@ def test_where_not_even_the_shortest_fits_it_is_the_usual_error() -> None:
     ],
 )
 def test_what_leaves_no_question_is_refused(
-    asked: dict[str, object], message: str
+    asked: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(budgetfit.InputError, match=message):
-        budgetfit.plan(llama(), gpu="t4", objective="length", **asked)  # type: ignore[arg-type]
+        budgetfit.plan(llama(), gpu="t4", objective="length", **asked)
 
 
 def test_samples_without_a_length_are_refused() -> None:

@@ -142,7 +142,7 @@ def test_a_block_that_saves_nothing_need_not_run_again() -> None:
     assert check.passed, str(check)
 
 
-def test_u5_of_several_batches_the_longest_is_measured_and_others_follow() -> None:
+def test_of_several_batches_the_longest_is_measured_and_others_follow() -> None:
     plan = planned("module list").plan
     lengths = (64, 512, 128)
     check = budgetfit.verify(
@@ -154,14 +154,14 @@ def test_u5_of_several_batches_the_longest_is_measured_and_others_follow() -> No
     assert any("The longest of 3 batches ran first" in note for note in check.notes)
 
 
-def test_u5_a_batch_longer_than_planned_is_told() -> None:
+def test_a_batch_longer_than_planned_is_told() -> None:
     check = budgetfit.verify(
         planned("module list").plan, batch=torch.zeros(2, 600, 512), device="cpu"
     )
     assert any("plan for it, with batch=, max_length=" in n for n in check.notes)
 
 
-def test_u13_a_fresh_process_verifies_what_text_can_build(
+def test_a_fresh_process_verifies_what_text_can_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "net.py").write_text(
@@ -186,7 +186,7 @@ def test_a_fresh_process_refuses_what_cannot_be_written_down() -> None:
     plan = planned("module list").plan
     for options in ({}, {"model": Mebi()}, {"model": "m:f", "batch": torch.ones(1)}):
         with pytest.raises(InputError, match="A fresh process is handed text"):
-            budgetfit.verify(plan, device="cpu", fresh_process=True, **options)  # type: ignore[arg-type]
+            budgetfit.verify(plan, device="cpu", fresh_process=True, **options)
 
 
 def test_it_says_that_vram_was_not_checked() -> None:

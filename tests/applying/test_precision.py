@@ -1,4 +1,5 @@
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -263,10 +264,10 @@ class Island(nn.Module):
 )
 @pytest.mark.parametrize("mode", ["keep", "recompute", "offload", "selective"])
 def test_a_users_own_islands_without_autocast_survive_forward_and_recomputation(
-    precision: str, dtype: torch.dtype, mode: str
+    precision: str, dtype: torch.dtype, mode: Any
 ) -> None:
     saved = ("aten.addmm.default:0",) if mode == "selective" else ()
-    segments = () if mode == "keep" else (Segment(("1",), mode, saved),)  # type: ignore[arg-type]
+    segments = () if mode == "keep" else (Segment(("1",), mode, saved),)
     gradients = []
     for chosen in ((), segments):
         torch.manual_seed(0)

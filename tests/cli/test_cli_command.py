@@ -18,7 +18,7 @@ from tests.cli.fake_api import FakeApi
 def commands() -> list[tuple[str, Any]]:
     """Return each command with the words that call it."""
     found = []
-    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+    for name, command in vars(typer.main.get_command(app))["commands"].items():
         if hasattr(command, "commands"):
             found += [(f"{name} {sub}", one) for sub, one in command.commands.items()]
         else:

@@ -58,11 +58,11 @@ def test_a_vast_effective_batch_is_divided_at_once() -> None:
     ],
 )
 def test_settings_of_adapters_without_a_method_are_refused(
-    setting: dict[str, object],
+    setting: dict[str, Any],
 ) -> None:
     (name,) = setting
     with pytest.raises(InputError, match=f"{name} is a setting of adapters"):
-        parse_adapter(None, **setting)  # type: ignore[arg-type]
+        parse_adapter(None, **setting)
 
 
 def test_one_name_as_target_modules_is_a_name_and_no_pattern() -> None:

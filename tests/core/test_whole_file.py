@@ -98,10 +98,10 @@ def test_a_read_only_file_is_not_replaced(
     path.write_text(OLD)
     opened = Path.open
 
-    def refused(self: Path, mode: str = "r", *rest: object) -> object:
+    def refused(self: Path, mode: str = "r", *rest: Any) -> object:
         if self == path and mode != "r":
             raise PermissionError(13, "Permission denied", str(self))
-        return opened(self, mode, *rest)  # type: ignore[call-overload]
+        return opened(self, mode, *rest)
 
     monkeypatch.setattr(Path, "open", refused)  # root may write everywhere
     with pytest.raises(PermissionError):

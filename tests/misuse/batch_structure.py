@@ -129,7 +129,7 @@ def two_arguments() -> None:
     (batch,) = batches(1)
     run = applied()
     with unharmed(run.model):
-        run.step(batch["x"], batch["labels"])  # type: ignore[arg-type]
+        run.step(batch["x"], batch["labels"])
 
 
 @refused("The batch is on the meta device.*Hand in", InputError)

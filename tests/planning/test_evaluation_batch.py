@@ -49,7 +49,7 @@ def test_the_batch_is_what_weights_inputs_and_two_outputs_leave_room_for() -> No
     mebi = traces(Mebi(), EXAMPLES["mebi"].batch)
     recipe = Recipe(batch_size=2, optimizer=SGD)
     sizes = [size_in(limit, mebi, recipe) for limit in (256, 512, 1024)]
-    assert sizes == sorted(sizes)  # type: ignore[type-var]
+    assert sizes == sorted(filter(None, sizes))
     for limit, size in zip((256, 512, 1024), sizes, strict=True):
         assert size is not None
         live_mib = 3 + 9 + 5 * size

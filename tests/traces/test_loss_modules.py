@@ -153,13 +153,13 @@ def test_a_loss_that_looks_at_the_models_weights_sees_the_traced_ones() -> None:
     def loss(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return outputs.mean() + model.blocks[0].inner.weight.pow(2).sum()
 
-    faked = FakedLoss(loss, model)
+    faked: Any = FakedLoss(loss, model)
     seen: list[torch.Tensor] = []
 
     def program(fake: nn.Module, on_phase: Callable[[str], None]) -> Run:
-        weight = faked.loss.__closure__[0].cell_contents.blocks[0].inner.weight  # type: ignore[union-attr]
+        weight = faked.loss.__closure__[0].cell_contents.blocks[0].inner.weight
         seen.append(weight)
-        assert weight is fake.blocks[0].inner.weight  # type: ignore[index, union-attr]
+        assert weight is fake.get_submodule("blocks.0.inner").weight
         return Run(fake, Recipe(batch_size=2), loss=faked.loss, on_phase=on_phase)
 
     trace_step(

@@ -113,7 +113,7 @@ def _trained(
 
     losses: list[float] = []
 
-    class Recording(base):  # type: ignore[misc, valid-type]
+    class Recording(base):  # type: ignore[misc]
         def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
             loss: Tensor = super().training_step(*args, **kwargs)
             losses.append(loss.item())

@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader
 from budgetfit.errors import InputError
 from budgetfit.measuring.longest_batch import MAX_OTHERS_RUN, select_batches
 
+LENGTHS: Any = [8, 64, 16, 64]
+
 
 def of_length(length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.zeros(2, length), "labels": torch.zeros(2, length)}
@@ -20,19 +22,19 @@ def length(batch: Any) -> int:
 
 
 def generated() -> Iterator[dict[str, torch.Tensor]]:
-    yield from map(of_length, (8, 64, 16, 64))
+    yield from map(of_length, LENGTHS)
 
 
 @pytest.mark.parametrize(
     "batches",
     [
-        [of_length(n) for n in (8, 64, 16, 64)],
+        [of_length(n) for n in LENGTHS],
         generated(),
-        DataLoader([8, 64, 16, 64], collate_fn=lambda ns: of_length(ns[0])),  # type: ignore[arg-type]
+        DataLoader(LENGTHS, collate_fn=lambda ns: of_length(ns[0])),
     ],
     ids=["list", "generator", "loader"],
 )
-def test_u5_the_longest_of_many_comes_first_and_each_other_shape_once(
+def test_the_longest_of_many_comes_first_and_each_other_shape_once(
     batches: object,
 ) -> None:
     found = select_batches(batches)

@@ -44,7 +44,7 @@ def verify(**options: Any) -> Any:
     return subprocess_run.verify_in_subprocess(sample_plan(), "m:f", **settings)
 
 
-def test_u13_the_childs_answer_is_the_verification_and_says_where_it_ran(
+def test_the_childs_answer_is_the_verification_and_says_where_it_ran(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent = sample_verification(first_step_ms=900.0)

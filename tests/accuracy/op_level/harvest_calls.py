@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -57,11 +58,8 @@ def collected() -> Iterator[Calls]:
                 calls[name][kind] = on_card([name, encode(args_), encode(kwargs_)])
         return run(self, inner, func, args, kwargs)
 
-    CudaOpSemantics.run = collecting  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(CudaOpSemantics, "run", collecting):
         yield calls
-    finally:
-        CudaOpSemantics.run = run  # type: ignore[method-assign]
 
 
 def on_card(call: list[Any]) -> list[Any]:

@@ -55,7 +55,7 @@ class Gate(nn.Module):
 def offload(model: nn.Module, names: Iterable[str]) -> None:
     for name in names:
         block = model.get_submodule(name)
-        block.forward = functools.partial(_offloaded, block.forward)  # type: ignore[method-assign]
+        block.forward = functools.partial(_offloaded, block.forward)
 
 
 def _offloaded(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -579,7 +579,7 @@ def test_a_checkpoint_of_the_user_inside_a_segment_gives_exact_gradients() -> No
     model = three()
     up = model.layers[1].up
     inner = up.forward
-    up.forward = lambda x: checkpoint(inner, x, use_reentrant=False)  # type: ignore[method-assign]
+    up.forward = lambda x: checkpoint(inner, x, use_reentrant=False)
     apply_segments(model, ALL_THREE)
     assert_same(backward(model, (x,))[1], plain)
 
@@ -604,7 +604,7 @@ def test_a_block_that_does_less_the_second_time_is_refused(
         x = x.sin() if len(calls) == 1 else x + 1
         return x * x, 1.0
 
-    model.layers[2].forward = changing  # type: ignore[method-assign]
+    model.layers[2].forward = changing
     apply_segments(model, ALL_THREE, determinism_check=check)
     loss = model(torch.randn(4, 16))
     with pytest.raises(error, match=words):
@@ -623,7 +623,7 @@ def test_a_recomputation_of_another_shape_is_refused_unless_unchecked(
         other = torch.ones(1, 16) if len(calls) == 1 else torch.ones(16)
         return x * other, 1.0
 
-    model.layers[2].forward = changing  # type: ignore[method-assign]
+    model.layers[2].forward = changing
     apply_segments(model, ALL_THREE, determinism_check=check)
     loss = model(torch.randn(4, 16))
     if raises:

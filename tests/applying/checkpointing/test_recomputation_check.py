@@ -221,7 +221,7 @@ def test_bytes_that_a_gradient_depends_on_may_not_differ() -> None:
 
     def forward(x: Tensor) -> tuple[Tensor]:
         mask = torch.full(x.shape, next(runs), dtype=torch.uint8)
-        return (Masked.apply(x, mask),)  # type: ignore[no-untyped-call]
+        return (Masked.apply(x, mask),)
 
     repeats = RepeatableForwards(block, "block", check=True)
     with pytest.raises(RecomputationError, match="1 of the 1 tensors that it saves"):
@@ -249,7 +249,7 @@ def test_the_seed_of_no_dropout_may_differ_and_a_counter_may_not(
 
     def forward(x: Tensor) -> tuple[Tensor]:
         seed = torch.tensor(next(runs))
-        return (function.apply(block(x), seed),)  # type: ignore[no-untyped-call]
+        return (function.apply(block(x), seed),)
 
     repeats = RepeatableForwards(block, "block", check=True)
     expected = (

@@ -112,7 +112,7 @@ def test_accumulation_clipping_and_a_scaler_are_refused_with_the_reason() -> Non
     model = TiedStack()
     with pytest.raises(InputError, match="there can be no GradScaler"):
         run_of(model, precision="fp16-mixed", optimizer_in_backward=True)
-    assert not any(each._post_accumulate_grad_hooks for each in model.parameters())  # type: ignore[attr-defined]
+    assert not any(each._post_accumulate_grad_hooks for each in model.parameters())
 
 
 def test_undo_takes_the_hooks_away() -> None:
@@ -188,7 +188,7 @@ def test_learning_rate_schedulers_reach_every_weight() -> None:
 
 def test_a_first_step_that_fails_leaves_no_half_of_a_state() -> None:
     def failing(parameters: list[Any]) -> torch.optim.Optimizer:
-        made = torch.optim.AdamW(parameters)
+        made: Any = torch.optim.AdamW(parameters)
         step: Callable[..., Any] = made.step
 
         def stopped() -> None:
@@ -198,7 +198,7 @@ def test_a_first_step_that_fails_leaves_no_half_of_a_state() -> None:
             made.state.clear()
             step()
 
-        made.step = stopped  # type: ignore[method-assign, assignment]
+        made.step = stopped
         return made
 
     armed = [True]

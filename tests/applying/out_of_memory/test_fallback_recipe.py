@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -24,12 +25,12 @@ def plan_with(*alternatives: Alternative) -> Plan:
     return sample_plan(alternatives=alternatives)
 
 
-def judged(reserved_bytes: int = 12 * GIB, **changes: object) -> Alternative:
+def judged(reserved_bytes: int = 12 * GIB, **changes: Any) -> Alternative:
     estimate = sample_estimate(
         FULL, allocated_bytes=10 * GIB, reserved_bytes=reserved_bytes
     )
-    values = {"label": "full", "estimate": estimate, "fits": True, **changes}
-    return Alternative(**values)  # type: ignore[arg-type]
+    made = Alternative(label="full", estimate=estimate, fits=True)
+    return replace(made, **changes)
 
 
 def test_an_alternative_that_was_replayed_comes_first() -> None:

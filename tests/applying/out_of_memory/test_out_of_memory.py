@@ -1,5 +1,6 @@
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -54,15 +55,15 @@ def cuda_text(
     )
 
 
-def failed(**changes: object) -> FailedStep:
-    values = {
+def failed(**changes: Any) -> FailedStep:
+    values: dict[str, Any] = {
         "phase": "backward",
         "micro_batch": 1,
         "recipe": sample_recipe(),
         "module": "model.layers.3.mlp",
         **changes,
     }
-    return FailedStep(**values)  # type: ignore[arg-type]
+    return FailedStep(**values)
 
 
 def report(

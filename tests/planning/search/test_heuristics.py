@@ -95,14 +95,14 @@ def estimate(
     )
 
 
-def candidate(peak: int, ns_per_sample: int = 1) -> BatchCandidate:
+def candidate(peak: int, ns_per_sample: Any = 1) -> BatchCandidate:
     solution = Solution(segments=(), proven_optimal=True, explanation="")
     return BatchCandidate(
         batch_size=1,
         gradient_accumulation_steps=1,
         solution=solution,
         peak_bytes=peak,
-        ns_per_sample=ns_per_sample,  # type: ignore[arg-type]
+        ns_per_sample=ns_per_sample,
     )
 
 
@@ -459,7 +459,7 @@ def test_nothing_is_searched_where_the_solver_finds_nothing_faster(
     ns_per_sample: float,
     gains: int,
 ) -> None:
-    fastest = candidate(USABLE, ns_per_sample)  # type: ignore[arg-type]
+    fastest = candidate(USABLE, ns_per_sample)
     monkeypatch.setattr(
         search,
         "best_batch",
@@ -627,8 +627,8 @@ def test_no_change_of_training_is_tried_where_the_weights_alone_are_too_large(
     for weights, tried in ((USABLE // 2, True), (USABLE // 2 + 1, engine == "fsdp2")):
         # In half precision.
         model = nn.Linear(weights, 1, bias=False, device="meta", dtype=torch.float32)
-        large = session()
-        large.workload.model = model  # type: ignore[misc]
+        large: Any = session()
+        large.workload.model = model
         several = engine and Parallelism(engine=engine, gpus=2)
         settings = replace(large.settings, parallelism=several)
         large.block_chain.settings = settings
@@ -641,8 +641,8 @@ def test_no_choice_of_what_is_recomputed_is_tried_where_none_can_be_enough(
     *, monkeypatch: pytest.MonkeyPatch, floor: int, tried: bool
 ) -> None:
     least = estimate(USABLE + MIB)
-    timeline = SimpleNamespace(floor_bytes=floor)
-    least = replace(least, timeline=timeline)  # type: ignore[arg-type]
+    timeline: Any = SimpleNamespace(floor_bytes=floor)
+    least = replace(least, timeline=timeline)
     rows = [({name: None}, session) for name in ("checkpointing", "host_ram")]
     monkeypatch.setattr(refusal, "_changes", lambda _: rows)
     assert bool(list(refusal.changes_of_session(session(), least))) == tried
@@ -661,8 +661,8 @@ def test_where_a_base_cannot_be_loaded_only_what_changes_that_is_tried(
     monkeypatch.setattr(refusal, "changes_of_session", lambda *_: map(change, own))
     monkeypatch.setattr(PlanningSession, "base_loads", loads)
     least = estimate(2 * USABLE, at_peak={"batch": 1})
-    refused = refusal.Refusal(session(), least, 0)
-    refused.session.workload.notes = ()  # type: ignore[misc]
+    refused: Any = refusal.Refusal(session(), least, 0)
+    refused.session.workload.notes = ()
     more = [*kept, "max_length"]
     refusal.does_not_fit_error(refused, lambda _: map(change, more))
     assert asked == ([*own, *more] if loads else kept)

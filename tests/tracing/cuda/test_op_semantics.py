@@ -308,9 +308,9 @@ class Subclass(torch.optim.Adam):
 
 @pytest.mark.parametrize("capturable", [True, False])
 def test_an_optimizer_of_ones_own_runs_as_torchs_on_cuda(capturable: bool) -> None:
-    def births(kind: type[torch.optim.Optimizer]) -> list[int]:
+    def births(kind: type[torch.optim.Adam]) -> list[int]:
         def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-            return kind(parameters, capturable=capturable)  # type: ignore[call-arg]
+            return kind(parameters, capturable=capturable)
 
         raw = trace_step(
             nn.Linear(512, 512),
@@ -440,7 +440,7 @@ def test_a_number_is_added_to_a_tensor_from_either_side() -> None:
             self.inner = nn.Linear(8, 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = torch.add(0.5, self.inner(x), alpha=2)  # type: ignore[call-overload]
+            x = torch.add(0.5, self.inner(x), alpha=2)
             return torch.add(x, 0.5).mean()
 
     batch = torch.zeros(2, 8)

@@ -31,8 +31,10 @@ LAUNCHED: queue.SimpleQueue[Any] = queue.SimpleQueue()  # a list would be put ba
 class KernelInterface:
     """``kernel[grid](...)``, as triton.runtime.jit has it."""
 
+    run: Callable[..., None]
+
     def __getitem__(self, grid: object) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self.run(  # type: ignore[attr-defined]
+        return lambda *args, **kwargs: self.run(
             *args, grid=grid, warmup=False, **kwargs
         )
 
@@ -120,7 +122,7 @@ class Net(nn.Module):
         self.doubled = doubled
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.doubled(self.first(x)))  # type: ignore[no-any-return]
+        return self.last(self.doubled(self.first(x)))
 
 
 def estimate(
@@ -156,7 +158,7 @@ def test_kernels_are_sized_for_the_gpu_of_the_plan() -> None:
         assert torch.cuda.is_available()
         assert torch.cuda.get_device_capability() == (8, 9)
         rows = torch.zeros(count, 1 << 16, device=x.device)
-        return Doubled.apply(x) + rows.sum()  # type: ignore[no-any-return]
+        return Doubled.apply(x) + rows.sum()
 
     large, small = (estimate(a_row_for_each, gpu) for gpu in ("rtx-4090", "l4"))
     assert large.allocated_bytes - small.allocated_bytes == (128 - 58) * (4 << 16)
@@ -167,7 +169,7 @@ def test_torch_itself_asks_whether_a_device_is_its_context() -> None:
 
     def asking(x: torch.Tensor) -> torch.Tensor:
         assert index_of(torch.device("cuda", 1)) == 1
-        return Doubled.apply(x)  # type: ignore[no-any-return]
+        return Doubled.apply(x)
 
     estimate(asking)
 
@@ -186,7 +188,7 @@ def test_other_code_and_other_threads_see_the_device_of_the_trace() -> None:
         here.start()
         here.join()
         KERNEL[(1,)](torch.zeros(0).untyped_storage())  # no fake: it is launched
-        return Doubled.apply(x)  # type: ignore[no-any-return]
+        return Doubled.apply(x)
 
     available = torch.cuda.is_available()
     estimate(looking)
@@ -239,7 +241,7 @@ def test_everything_is_put_back() -> None:
             for name, value in vars(place).items():
                 if value is not before[home].get(name):
                     changed.put(f"{home}.{name}")
-        return Doubled.apply(x)  # type: ignore[no-any-return]
+        return Doubled.apply(x)
 
     estimate(looking)
     assert {name: dict(vars(place)) for name, place in places.items()} == before

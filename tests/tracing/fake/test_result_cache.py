@@ -233,9 +233,9 @@ def test_a_trace_is_the_same_where_torch_makes_all_results(
 
 def test_a_compiled_model_is_traced_as_it_is() -> None:
     def trace(*, compiled: bool) -> list[int]:
-        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        model: Any = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
         if compiled:
-            model = torch.compile(model, backend="eager")  # type: ignore[assignment]
+            model = torch.compile(model, backend="eager")
         raw = trace_step(
             model,
             lambda copied, on_phase: Run(

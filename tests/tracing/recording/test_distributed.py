@@ -55,8 +55,8 @@ def zero(stage: Literal[1, 2, 3]) -> Parallelism:
     )
 
 
-def trace(parallelism: Parallelism, **settings: object) -> StepTrace:
-    recipe = Recipe(batch_size=2, parallelism=parallelism, **settings)  # type: ignore[arg-type]
+def trace(parallelism: Parallelism, **settings: Any) -> StepTrace:
+    recipe = Recipe(batch_size=2, parallelism=parallelism, **settings)
     return session("mebi").exact(recipe)
 
 

@@ -439,15 +439,15 @@ def test_a_model_in_evaluation_mode_is_traced_as_it_trains() -> None:
 
 
 def test_a_model_that_cannot_be_copied_is_named_with_what_to_do() -> None:
-    model = nn.Linear(4, 4)
-    model.lines = (line for line in "ab")  # type: ignore[assignment]
+    model: Any = nn.Linear(4, 4)
+    model.lines = (line for line in "ab")
     with pytest.raises(TraceError, match=r"'lines' is a generator.*a path, or a"):
         trace(model, torch.zeros(2, 4))
 
 
 def test_a_model_with_a_lock_is_traced() -> None:
-    model = nn.Linear(4, 4)
-    model.lock = threading.Lock()  # type: ignore[assignment]
+    model: Any = nn.Linear(4, 4)
+    model.lock = threading.Lock()
     assert trace(model, torch.zeros(2, 4)).log.sizes
 
 

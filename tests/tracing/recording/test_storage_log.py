@@ -177,7 +177,7 @@ def test_gradients_are_taken_and_not_cloned() -> None:
         births = [log.sizes[event - 1] for event in log.events if event > 0]
     # d loss / d loss is a scalar, which is expanded; then the gradient itself.
     assert sorted(births) == [4, KIB]
-    assert log.index_of(layer.weight.grad) >= 0  # type: ignore[arg-type]
+    assert log.index_of(layer.weight.grad) >= 0
 
 
 def test_real_and_fake_tensors_leave_the_same_log() -> None:
