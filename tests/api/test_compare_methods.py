@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import transformers
+from torch import nn
 
 from budgetfit.api.compare import compare
 from budgetfit.errors import InputError
+from tests import models
 from tests.integrations.adapters import QUIET
 
 pytestmark = pytest.mark.usefixtures("kept_traces")
@@ -16,11 +17,8 @@ CARDS = ["t4", "rtx-4090"]
 QUICK: dict[str, Any] = {"batch_size": 2, "checkpointing": "none"}
 
 
-def gpt2() -> transformers.PreTrainedModel:
-    config = transformers.GPT2Config(
-        vocab_size=128, n_layer=2, n_embd=64, n_head=2, n_positions=64
-    )
-    return transformers.GPT2LMHeadModel(config)
+def gpt2() -> nn.Module:
+    return models.gpt2(vocab_size=128, n_layer=2, n_embd=64, n_positions=64)
 
 
 @QUIET

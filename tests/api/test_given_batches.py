@@ -15,6 +15,7 @@ from torch import nn
 import budgetfit
 from budgetfit import InputError, Recipe
 from budgetfit.api.estimate import estimate_settings, layers
+from tests import models
 from tests.core.test_sample_count import bags, boxes, graphs, without
 from tests.models import alone
 
@@ -166,16 +167,9 @@ def test_a_plan_records_the_names_of_its_batch_and_loss(file: Path) -> None:
     assert recorded["trust_remote_code"]
 
 
-def vit() -> transformers.PreTrainedModel:
-    config = transformers.ViTConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        image_size=32,
-        patch_size=8,
-    )
-    return transformers.ViTForImageClassification(config)
+def vit() -> torch.nn.Module:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4}
+    return models.vit(**sizes, image_size=32, patch_size=8, hidden_dropout_prob=0.0)
 
 
 def gemma() -> transformers.PreTrainedModel:

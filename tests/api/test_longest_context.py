@@ -5,31 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import budgetfit
 from budgetfit.api.compare import compare
 from budgetfit.core.plan import Plan
 from budgetfit.planning.alternatives.longest_length import candidate_lengths
+from tests import models
 from tests.models import alone
 
 pytestmark = pytest.mark.usefixtures("kept_traces")
 POSITIONS = 65_536
 
 
-def llama() -> transformers.PreTrainedModel:
-    config = transformers.LlamaConfig(
-        num_hidden_layers=2,
-        hidden_size=64,
-        intermediate_size=128,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        vocab_size=512,
-        max_position_embeddings=POSITIONS,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return transformers.LlamaForCausalLM(config)
+def llama() -> torch.nn.Module:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    words = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": 0}
+    return models.llama(**sizes, **words, max_position_embeddings=POSITIONS)
 
 
 def own_loss(outputs: Any, _: Any) -> torch.Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config
 
 import budgetfit
 from budgetfit import InputError, Plan, TraceError, Verification
@@ -34,7 +33,7 @@ from tests.hazards.kinds import (
     log,
     start,
 )
-from tests.models import LENGTH, VOCABULARY, Mebi, alone, llama, mean
+from tests.models import LENGTH, VOCABULARY, Mebi, alone, gpt2_config, llama, mean
 
 without_cuda = pytest.mark.skipif(
     torch.cuda.is_available(), reason="there is a CUDA device to verify on"
@@ -374,9 +373,7 @@ def test_a_loaded_plan_needs_its_model(saved: Path) -> None:
 
 
 def test_a_plan_from_a_config_is_verified_with_random_weights() -> None:
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2
-    )
+    config = gpt2_config(n_positions=LENGTH, n_layer=2)
     plan = budgetfit.plan(config, gpu="t4", batch_size=2, checkpointing="full")
     check = budgetfit.verify(plan, device="cpu")
     assert plan.recipe.precision == "fp16-mixed"

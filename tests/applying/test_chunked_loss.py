@@ -16,8 +16,6 @@ from transformers import (
     CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -35,6 +33,8 @@ from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 from budgetfit.tracing.recording.storage_log import StorageLog
+from tests import models
+from tests.models import still
 
 VOCABULARY, WIDTH, LENGTH, SAMPLES = 96, 32, 13, 3
 LLAMA: dict[str, Any] = {
@@ -52,20 +52,9 @@ IGNORED = -100
 
 
 def gpt2() -> nn.Module:
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=LENGTH,
-            n_embd=WIDTH,
-            n_layer=2,
-            n_head=2,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    )
+    sizes = {"vocab_size": VOCABULARY, "n_positions": LENGTH, "n_embd": WIDTH}
+    words = {"bos_token_id": 1, "eos_token_id": 2}
+    return still(models.gpt2(**sizes, **words, n_layer=2))
 
 
 MODELS: dict[str, Any] = {

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
 import budgetfit
@@ -31,6 +30,7 @@ from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests.fuzz.mutations import mutated
 from tests.fuzz.place import small, squares, write_place, write_plans
 from tests.fuzz.workers import Outcome, default_jobs, report, run_all
+from tests.models import gpt2
 
 LARGEST_STEP = 64  # samples; what a test machine can run
 
@@ -116,10 +116,7 @@ def _export(plan: budgetfit.Plan, target: str, module: str) -> None:
 
 @functools.cache
 def _models() -> list[nn.Module]:
-    config = transformers.GPT2Config(
-        n_layer=2, n_embd=32, n_head=2, n_positions=16, vocab_size=64
-    )
-    return [transformers.GPT2LMHeadModel(config), small()]
+    return [gpt2(n_layer=2, n_positions=16), small()]
 
 
 def _applied(plan: budgetfit.Plan) -> None:

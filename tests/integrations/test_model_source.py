@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ from torch import nn
 
 from budgetfit.errors import InputError
 from budgetfit.integrations.model_sources.model_source import resolve_model
+from tests.processes import python
 
 GPT2 = Path(__file__).parents[2] / "examples" / "configs" / "gpt2"
 
@@ -76,7 +75,7 @@ def test_a_plain_module_does_not_import_transformers() -> None:
         "make_batch(resolve_model(torch.nn.Linear(2, 2)).model)\n"
         "assert 'transformers' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code, check=True)
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, "x" * 300 + ".py:build"])

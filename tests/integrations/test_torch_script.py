@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.applying.optimizers import bitsandbytes, cpu_offload, torchao
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES, make_optimizer
@@ -22,6 +21,7 @@ from budgetfit.integrations.model_sources.model_source import resolve_model
 from budgetfit.integrations.source_code.plain_torch import torch_script
 from budgetfit.integrations.source_code.plain_torch_loop import loss_parts
 from budgetfit.integrations.source_code.plain_torch_templates import Part
+from tests.counted_ops import CountedOps
 from tests.integrations.tiny_training import PRODUCTS, defined_by
 from tests.processes import python
 from tests.reporting.sample_plans import (
@@ -280,22 +280,6 @@ def test_the_script_trains_exactly_as_a_plain_loop_and_recomputes_as_planned(
     assert list(counts.values()) == [2 * each for each in RUNS[kind]]  # micro-batches
 
 
-class Products(TorchDispatchMode):
-    """Counts matrix products."""
-
-    count = 0
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: object,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        self.count += str(func) in {f"aten.{op}.default" for op in ("mm", "addmm")}
-        return func(*args, **(kwargs or {}))
-
-
 def test_what_a_selective_block_saves_is_not_run_again(tmp_path: Path) -> None:
     counts = []
     block = (BLOCKS["gpt2"][0],)
@@ -306,9 +290,9 @@ def test_what_a_selective_block_saves_is_not_run_again(tmp_path: Path) -> None:
         (Segment(block),),
     ):
         script = opened(tiny_plan(GPT2, tmp_path, segments=segments))
-        with Products() as products:
+        with CountedOps() as ops:
             script.main(("--steps", "1", "--device", "cpu"))
-        counts.append(products.count)
+        counts.append(ops.products)
     kept, all_saved, one_saved, recomputed = counts
     # 2 micro-batches; a block calls addmm four times, dropout behind the last one.
     assert kept == all_saved

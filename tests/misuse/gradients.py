@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import ParamsT
 
 import budgetfit
 from budgetfit import InputError, Run, TraceError
@@ -21,6 +20,7 @@ from tests.misuse.training import (
     step_unharmed,
     trains_as_plain,
 )
+from tests.models import sgd
 
 
 @trains_as_plain()
@@ -115,10 +115,6 @@ class Words(nn.Module):
         return self.head(self.words(words)).square().mean()
 
 
-def _plain_sgd(parameters: ParamsT) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
 WORDS = {"words": torch.arange(8).reshape(4, 2)}
 
 
@@ -132,13 +128,13 @@ def _words_plan(optimizer: object, **options: Any) -> budgetfit.Plan:
 @refused("sparse=True.*Set sparse=False.*one micro-batch per update", TraceError)
 def sparse_gradients_accumulated() -> None:
     """nn.Embedding(sparse=True) with SGD and several micro-batches for an update."""
-    _words_plan(_plain_sgd, effective_batch_size=8)
+    _words_plan(sgd, effective_batch_size=8)
 
 
 @right()
 def sparse_gradients_of_a_short_group() -> None:
     """nn.Embedding(sparse=True) with SGD, in the plain way."""
-    run = budgetfit.apply(_words_plan(_plain_sgd))
+    run = budgetfit.apply(_words_plan(sgd))
     plain = Words()
     plain.load_state_dict(run.model.state_dict())
     run.step(WORDS)
@@ -151,7 +147,7 @@ def sparse_gradients_of_a_short_group() -> None:
 @refused("sparse", InputError)
 def sparse_gradients_clipped() -> None:
     """nn.Embedding(sparse=True) with max_grad_norm."""
-    run = budgetfit.apply(_words_plan(_plain_sgd))
+    run = budgetfit.apply(_words_plan(sgd))
     step_unharmed(run, WORDS, max_grad_norm=1.0)
 
 

@@ -11,6 +11,7 @@ import budgetfit
 from budgetfit import InputError
 from tests.misuse.case import refused, right, warned
 from tests.misuse.training import options_of, step_unharmed
+from tests.models import squares
 
 BATCH = {"input": torch.ones(4, 8)}
 
@@ -68,18 +69,14 @@ def no_loss_verified() -> None:
     budgetfit.verify(_plan(None), device="cpu")
 
 
-def _of_squares(outputs: torch.Tensor, _: object) -> torch.Tensor:
-    return outputs.square().mean()
-
-
-@warned("made for loss=.*, and .*_of_squares was handed in")
+@warned("made for loss=.*, and .*squares was handed in")
 def another_loss() -> None:
     """apply(plan, model, loss=...) with another loss than the planned one."""
 
     def planned(outputs: torch.Tensor, _: object) -> torch.Tensor:
         return outputs.mean()
 
-    run = budgetfit.apply(_plan(planned), loss=_of_squares)
+    run = budgetfit.apply(_plan(planned), loss=squares)
     assert run.step(BATCH).isfinite()
 
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.mutation_guard import install_generation_tagging_init
-from torch.optim.optimizer import ParamsT
 from torch.utils import checkpoint
 from transformers.models.llama import modeling_llama
 
@@ -26,7 +25,7 @@ from budgetfit.traces.cache import key as trace_key
 from budgetfit.traces.cache import package_hash as own_sources
 from budgetfit.traces.cache.key import why_not_cacheable, workload_key
 from budgetfit.workload.workload import Workload
-from tests.models import EXAMPLES
+from tests.models import EXAMPLES, sgd
 from tests.processes import python
 
 OWN_SOURCES = trace_key.package_hash
@@ -74,10 +73,6 @@ FACTOR = 2.0
 
 def other_loss(outputs: torch.Tensor, _: object) -> torch.Tensor:
     return outputs.sum() * FACTOR
-
-
-def sgd(parameters: ParamsT) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def net_subject() -> Workload:

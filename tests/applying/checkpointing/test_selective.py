@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -29,6 +28,7 @@ from tests.applying.checkpointing.test_checkpoint import (
 )
 from tests.applying.ranks.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
+from tests.counted_ops import CountedOps
 from tests.models import Chain, mean, without_loss
 
 aten = torch.ops.aten
@@ -38,25 +38,6 @@ FIRST_PRODUCTS = tuple(f"aten.{op}.default:0" for op in ("mm", "addmm", "bmm"))
 ALL_PRODUCTS = tuple(
     f"aten.{op}.default:{call}" for op in ("mm", "addmm", "bmm") for call in range(12)
 )
-
-
-class Ops(TorchDispatchMode):
-    """Counts calls of ops."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        self.counts[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def products(self) -> int:
-        return sum(self.counts[f"aten.{op}.default"] for op in ("mm", "addmm", "bmm"))
 
 
 def selective(name: str, *saved_ops: str) -> Segment:
@@ -69,12 +50,12 @@ def every_block(name: str, saved_ops: tuple[str, ...]) -> list[Segment]:
 
 def backward(
     model: nn.Module, batch: object, *, autocast: bool = False, cache: bool = True
-) -> tuple[Gradients, Ops]:
+) -> tuple[Gradients, CountedOps]:
     """Gradients, and the ops of the backward pass."""
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16, autocast, cache_enabled=cache):
         loss = compute_loss(model, batch, None, on_missing_loss=without_loss)
-    with Ops() as ops:
+    with CountedOps() as ops:
         loss.backward()
     return {name: item.grad for name, item in model.named_parameters()}, ops
 

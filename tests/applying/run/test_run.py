@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-from torch.optim.optimizer import ParamsT
 
 from budgetfit.applying.optimizers.factory import OPTIMIZER_NAMES
 from budgetfit.applying.run.run import Run
@@ -20,7 +19,7 @@ from budgetfit.utils.function_name import qualified_name
 from tests.applying.optimizers.optimizer_states import READ_VALUES
 from tests.applying.ranks.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, MAKERS, Stack, batch_for, make
-from tests.models import still
+from tests.models import sgd, still
 
 # A GradScaler asks for values, which fake tensors do not have.
 NO_ITEM = [name for name in PRECISIONS if not PRECISIONS[name].grad_scaler]
@@ -30,10 +29,6 @@ COMBINATIONS = [
     *(("gpt2", name) for name in PRECISIONS if name != "bf16-mixed"),
 ]
 PAIRS = (Segment(("layers.0", "layers.1")), Segment(("layers.3",)))
-
-
-def sgd(parameters: ParamsT) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def recipe(batch_size: int = 4, steps: int = 1, **options: Any) -> Recipe:

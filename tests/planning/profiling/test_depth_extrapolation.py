@@ -22,13 +22,9 @@ from budgetfit.traces.tracer import Tracer
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
 from tests import models
-from tests.models import LLAMA, Mebi, images, text
+from tests.models import LLAMA, Mebi, images, momentum, text
 
 ADA = find_gpu("rtx-4090")
-
-
-def momentum(parameters: ParamsT) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def gemma() -> nn.Module:

@@ -36,7 +36,7 @@ from budgetfit.planning.search.varying_lengths import (
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
-from tests.models import alone, counting_hook
+from tests.models import alone, counting_hook, gpt2_config
 
 pytestmark = pytest.mark.usefixtures("kept_traces")
 GPU = find_gpu("rtx-4090")
@@ -45,17 +45,8 @@ LENGTHS = summarize_lengths(dict.fromkeys(range(40, 201), 1))
 RECIPE = Recipe(batch_size=BATCH, precision="bf16-mixed")
 
 
-def _config() -> transformers.PretrainedConfig:
-    return transformers.GPT2Config(
-        n_layer=3,
-        n_embd=128,
-        n_head=2,
-        vocab_size=8192,
-        use_cache=False,
-        bos_token_id=1,
-        eos_token_id=1,
-        architectures=["GPT2LMHeadModel"],
-    )
+def _config() -> transformers.GPT2Config:
+    return gpt2_config(n_embd=128, n_positions=1024, vocab_size=8192, use_cache=False)
 
 
 @cache

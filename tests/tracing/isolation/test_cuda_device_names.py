@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import budgetfit
 from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
+from tests.models import squares
 
 
 def moved(x: torch.Tensor, device: str) -> torch.Tensor:
@@ -65,11 +66,7 @@ def derived(x: torch.Tensor, device: str) -> torch.Tensor:
     return made
 
 
-def mean(outputs: torch.Tensor, _: object) -> torch.Tensor:
-    return outputs.square().mean()
-
-
-def estimate(model: nn.Module, loss: Any = mean) -> budgetfit.Estimate:
+def estimate(model: nn.Module, loss: Any = squares) -> budgetfit.Estimate:
     return budgetfit.estimate(model, gpu="t4", batch=torch.zeros(2, 64), loss=loss)
 
 

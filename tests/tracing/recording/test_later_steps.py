@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.optimizer import ParamsT
 
 import budgetfit
+from tests.models import momentum, sgd
 
 
 def a_model() -> nn.Sequential:
@@ -68,22 +69,14 @@ def update_bytes(optimizer: Any, **loop: Any) -> int:
     return max(each.allocated_bytes for each in points if each.phase == "optimizer")
 
 
-def plain(parameters: ParamsT) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def with_momentum(parameters: ParamsT) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
 @pytest.mark.parametrize("loop", [{}, {"loop": "plain"}])
 def test_a_copy_made_in_the_fifth_step(loop: dict[str, Any]) -> None:
     weights = sum(each.nbytes for each in a_model().parameters())
-    assert update_bytes(Lookahead, **loop) == update_bytes(plain, **loop) + weights
+    assert update_bytes(Lookahead, **loop) == update_bytes(sgd, **loop) + weights
 
 
 def test_parameters_added_in_the_third_step() -> None:
-    at_once = update_bytes(with_momentum, loop="plain")
+    at_once = update_bytes(momentum, loop="plain")
     assert update_bytes(Unfreezing, loop="plain") == at_once
 
 

@@ -16,14 +16,11 @@ from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.steady_state import append_steady_step
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
+from tests.models import momentum
 from tests.traced import raw_trace, storage_events
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 Optimizer = torch.optim.Optimizer
-
-
-def momentum(parameters: ParamsT) -> Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def amsgrad(parameters: ParamsT) -> Optimizer:
