@@ -79,17 +79,16 @@ def test_what_the_child_refuses_is_refused_here(
         verify()
 
 
-def test_a_child_that_dies_is_told_with_its_last_words(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("", r"code -11 .* Segmentation fault"),  # it died; its last words are told
+        ('{"device": "cpu"}', "as another version does"),
+    ],
+)
+def test_what_is_no_verification_is_told(
+    monkeypatch: pytest.MonkeyPatch, answer: str, says: str
 ) -> None:
-    Child(monkeypatch, "")
-    with pytest.raises(BudgetfitError, match=r"code -11 .* Segmentation fault"):
-        verify()
-
-
-def test_another_versions_answer_is_no_verification(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    Child(monkeypatch, '{"device": "cpu"}')
-    with pytest.raises(BudgetfitError, match="as another version does"):
+    Child(monkeypatch, answer)
+    with pytest.raises(BudgetfitError, match=says):
         verify()

@@ -162,6 +162,14 @@ def gradients_of(block: nn.Module, run: Callable[[Tensor], Any]) -> list[Tensor]
     return list(torch.autograd.grad(loss, [x, *block.parameters()]))
 
 
+def recompute(block: nn.Module, forward: Callable[[Tensor], Any]) -> None:
+    """Run a checked block's forward twice."""
+    repeats = RepeatableForwards(block, "block", check=True)
+    gradients_of(
+        block, lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False)
+    )
+
+
 @pytest.mark.parametrize("run_to_end", [False, True])
 def test_bytes_of_a_workspace_that_nothing_writes_may_differ(
     run_to_end: bool,
@@ -187,12 +195,8 @@ def test_an_lstm_with_other_inputs_is_refused() -> None:
     def forward(x: Tensor) -> Any:
         return block(x * next(runs))
 
-    repeats = RepeatableForwards(block, "block", check=True)
     with pytest.raises(RecomputationError, match=r"of the \d+ tensors that it saves"):
-        gradients_of(
-            block,
-            lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),
-        )
+        recompute(block, forward)
 
 
 def test_other_parameters_for_one_forward_are_refused_and_named() -> None:
@@ -223,12 +227,8 @@ def test_bytes_that_a_gradient_depends_on_may_not_differ() -> None:
         mask = torch.full(x.shape, next(runs), dtype=torch.uint8)
         return (Masked.apply(x, mask),)
 
-    repeats = RepeatableForwards(block, "block", check=True)
     with pytest.raises(RecomputationError, match="1 of the 1 tensors that it saves"):
-        gradients_of(
-            block,
-            lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),
-        )
+        recompute(block, forward)
 
 
 class AttentionWithoutDropout(Masked):
@@ -251,17 +251,13 @@ def test_the_seed_of_no_dropout_may_differ_and_a_counter_may_not(
         seed = torch.tensor(next(runs))
         return (function.apply(block(x), seed),)
 
-    repeats = RepeatableForwards(block, "block", check=True)
     expected = (
         pytest.raises(RecomputationError, match="tensors that it saves differ")
         if refused
         else nullcontext()
     )
     with expected:
-        gradients_of(
-            block,
-            lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),
-        )
+        recompute(block, forward)
 
 
 class Remembers(nn.Module):
