@@ -121,9 +121,7 @@ def test_a_first_block_that_does_not_save_its_input_has_it_held_for_it(
     keeps_less = option("keep", saved=3, forward=9, backward=2)
     saves_input = option("recompute", saved=5, forward=10, backward=12)
     recompute = option("recompute", kept, 10, 12, input_on_host=on_host)
-    blocks = equal_blocks(
-        2, keeps_less, option("recompute", 5, 10, 12), recompute, output=5
-    )
+    blocks = equal_blocks(2, keeps_less, saves_input, recompute, output=5)
     pair = Segment(("layers.0", "layers.1"), input_on_host=on_host)
     points = dict(chain_points(chain_of(*blocks), [pair]))
     assert points["forward layers.1"] == kept + 10
