@@ -168,10 +168,7 @@ def time_updates(plan: Plan, model: nn.Module, seconds: float) -> dict[str, Any]
 
 def record(folder: Path, file: Path, seconds: float, until: float) -> None:
     """Apply and time every plan of the folder, and what it was chosen over."""
-    common = {
-        "card": describe_card(open_nvml()),
-        "software": describe_software(),
-    }
+    common = {"card": describe_card(open_nvml()), "software": describe_software()}
     makes = _models()
     for situation in SITUATIONS:
         if not (folder / f"{situation.name}.json").exists():

@@ -100,9 +100,7 @@ def chains_of(  # noqa: PLR0913 - what a chain belongs to
     """Return the block profiles of a real model, as the planner sees them."""
     from budgetfit.inputs.arguments import Arguments
     from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
-    from budgetfit.planning.profiling.first_trace import (
-        with_checkpointable_blocks,
-    )
+    from budgetfit.planning.profiling.first_trace import with_checkpointable_blocks
     from budgetfit.traces.session import TraceSession
 
     asked = Arguments(model=model, gpu=gpu, optimizer=optimizer, max_length=max_length)

@@ -137,9 +137,7 @@ def graph_of_the_model() -> Graph:
     """Return what sac_milp reads: memory, times and trade-offs of every module."""
     from torch.distributed._tools import ilp_utils
     from torch.distributed._tools.mem_tracker import MemTracker
-    from torch.distributed._tools.runtime_estimator import (
-        RuntimeEstimator,
-    )
+    from torch.distributed._tools.runtime_estimator import RuntimeEstimator
     from torch.distributed._tools.sac_estimator import SACEstimator
 
     with FakeTensorMode(), as_if_on_a_card():

@@ -305,10 +305,7 @@ def one_word_tokenizer() -> Any:
     built = tokenizers.Tokenizer(level)
     built.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=built,
-        eos_token="<end>",
-        pad_token="<end>",
-        unk_token="<none>",
+        tokenizer_object=built, eos_token="<end>", pad_token="<end>", unk_token="<none>"
     )
 
 

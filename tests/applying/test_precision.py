@@ -119,9 +119,7 @@ def test_mixed_policies_make_the_weights_fp32_and_as_is_leaves_them() -> None:
 
 
 @pytest.mark.parametrize("weights", ["fp32", "as-is"])
-def test_fp16_weights_with_a_scaler_are_refused_with_the_reason(
-    weights: str,
-) -> None:
+def test_fp16_weights_with_a_scaler_are_refused_with_the_reason(weights: str) -> None:
     model = nn.Linear(2, 2, dtype=torch.float16)
     policy = Precision(
         name="fp16-mixed", weights=weights, autocast="fp16", grad_scaler=True

@@ -40,9 +40,7 @@ def test_help_has_no_type_behind_flags_and_no_braces(
 
 @pytest.mark.parametrize(("name", "command"), commands(), ids=NAMES)
 def test_help_ends_with_an_example_that_the_command_understands(
-    run: Callable[..., Result],
-    name: str,
-    command: Any,
+    run: Callable[..., Result], name: str, command: Any
 ) -> None:
     last = run(*name.split(), "--help").stdout.strip().splitlines()[-1].strip()
     start, _, rest = last.partition(f"budgetfit {name}")

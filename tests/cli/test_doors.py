@@ -72,10 +72,7 @@ def test_ctrl_c_in_a_trace_ends_at_once_and_leaves_no_file(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "environment",
-    [
-        {"HOME": ""},
-        {"HOME": "relative", "BUDGETFIT_CACHE": "/dev/null/traces"},
-    ],
+    [{"HOME": ""}, {"HOME": "relative", "BUDGETFIT_CACHE": "/dev/null/traces"}],
 )
 def test_without_a_home_to_write_to_plans_are_made_all_the_same(
     tmp_path: Path, environment: dict[str, str]

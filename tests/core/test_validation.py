@@ -91,9 +91,7 @@ class Four:
 @pytest.mark.parametrize(
     "four", [np.int64(4), np.uint8(4), np.array(4), torch.tensor(4), Four()]
 )
-def test_whole_numbers_of_any_library_are_counts(
-    four: Any,
-) -> None:
+def test_whole_numbers_of_any_library_are_counts(four: Any) -> None:
     assert type(check_positive_int("size", four)) is int
     recipe = Recipe(batch_size=four, gradient_accumulation_steps=four)
     assert recipe == Recipe(batch_size=4, gradient_accumulation_steps=4)

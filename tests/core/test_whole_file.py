@@ -168,11 +168,7 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_cannot_be_written_is_told_in_one_line(
-    name: str,
-    path: Any,
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, path: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as raised:
@@ -189,9 +185,7 @@ def test_a_file_that_cannot_be_written_is_told_in_one_line(
 
 @pytest.mark.parametrize("path", [".", "", "missing", "zero\0", None, 7, b"bytes"])
 def test_a_plan_that_cannot_be_read_is_told_in_one_line(
-    path: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"Cannot read the plan .* Save it again"):

@@ -113,9 +113,7 @@ def make_line(rng: random.Random, known: dict[tuple[str, ...], Any]) -> Line:
 
 
 def _part(
-    rng: random.Random,
-    command: str,
-    parameter: Any,
+    rng: random.Random, command: str, parameter: Any
 ) -> tuple[list[str], Verdict] | None:
     """Return an argument's words, if it is given."""
     needed = parameter.required or parameter.name in ("gpu", "batch_size")

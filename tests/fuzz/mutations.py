@@ -152,20 +152,14 @@ def _renamed(rng: random.Random, home: Any, key: Any, _: object) -> None:
 
 
 def _of_another_plan(
-    rng: random.Random,
-    home: Any,
-    key: Any,
-    plans: dict[str, dict[str, Any]],
+    rng: random.Random, home: Any, key: Any, plans: dict[str, dict[str, Any]]
 ) -> None:
     other = plans[rng.choice(sorted(plans))]
     home[key] = copy.deepcopy(at(other, _place(rng, other)))
 
 
 def _same_of_another_plan(
-    rng: random.Random,
-    home: Any,
-    key: Any,
-    plans: dict[str, dict[str, Any]],
+    rng: random.Random, home: Any, key: Any, plans: dict[str, dict[str, Any]]
 ) -> None:
     for name in rng.sample(sorted(plans), len(plans)):
         for path in places(plans[name]):

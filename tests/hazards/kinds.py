@@ -653,14 +653,7 @@ KINDS: dict[str, tuple[Callable[[], Block], ...]] = {
     "in-place state": (BatchNorm, RunningMean, FirstMean, RememberedState),
     "spectral norm": (SpectralNorm, OldSpectralNorm),
     "autocast in the block": (Autocast,),
-    "hook": (
-        CountingHook,
-        DrawingHook,
-        ClosureHook,
-        MethodHook,
-        ClassHook,
-        ModuleHook,
-    ),
+    "hook": (CountingHook, DrawingHook, ClosureHook, MethodHook, ClassHook, ModuleHook),
     "branch on a flag or a number": (Flag, RandomDepth),
     "global list or cache": (
         GlobalCount,

@@ -11,11 +11,7 @@ from torch import nn
 
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.plan import Plan
-from budgetfit.integrations.peft import (
-    adapted_meta_copy,
-    attach_adapters,
-    loading_code,
-)
+from budgetfit.integrations.peft import adapted_meta_copy, attach_adapters, loading_code
 from budgetfit.integrations.source_code.model_loading import (
     load_model_text,
     lora_config,

@@ -127,10 +127,7 @@ def in_mxfp4(folder: Path) -> None:
     ],
 )
 def test_what_is_dequantised_is_planned_as_from_pretrained_loads_it(
-    tmp_path: Path,
-    save: Callable[[Path], None],
-    kind: Any,
-    loader: Any,
+    tmp_path: Path, save: Callable[[Path], None], kind: Any, loader: Any
 ) -> None:
     save(tmp_path)
     planned = resolve_model(str(tmp_path))

@@ -122,10 +122,7 @@ ADAMW = partial(torch.optim.AdamW, lr=0.1)
         ({"micro_batches": 1}, "gradient_accumulation_steps=1 (planned: 2)"),
         ({"micro_batches": 3}, "gradient_accumulation_steps=3 (planned: 2)"),
         ({"make": SGD}, "SGD (planned: AdamW)"),
-        (
-            {"make": partial(ADAMW, amsgrad=True)},
-            "amsgrad=True (planned: False)",
-        ),
+        ({"make": partial(ADAMW, amsgrad=True)}, "amsgrad=True (planned: False)"),
         ({"make": partial(ADAMW, weight_decay=0.1)}, ""),
         (
             {"make": partial(SGD, weight_decay=0.1), "optimizer": "sgd"},

@@ -121,10 +121,7 @@ def word_tokenizer() -> Any:
     built = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<none>"))
     built.pre_tokenizer = pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=built,
-        eos_token="<end>",
-        pad_token="<end>",
-        unk_token="<none>",
+        tokenizer_object=built, eos_token="<end>", pad_token="<end>", unk_token="<none>"
     )
 
 

@@ -25,10 +25,7 @@ from tests.models import text
 
 
 def _train(
-    model: nn.Module,
-    plan: budgetfit.Plan,
-    callback: Any = None,
-    **changes: Any,
+    model: nn.Module, plan: budgetfit.Plan, callback: Any = None, **changes: Any
 ) -> transformers.Trainer:
     """Train for one step with the plan's callback and other arguments."""
     with tempfile.TemporaryDirectory() as folder:

@@ -15,11 +15,7 @@ from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.planning.judge import judge
-from budgetfit.planning.planner import (
-    make_layers,
-    make_plan,
-    policy_recipe,
-)
+from budgetfit.planning.planner import make_layers, make_plan, policy_recipe
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
     TrainingSettings,

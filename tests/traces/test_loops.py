@@ -57,10 +57,7 @@ def estimate(
             optimizer="sgd",
         ),
         gpu="rtx-4090",
-        batch={
-            "x": torch.zeros(2, WIDTH),
-            "labels": torch.zeros(2, dtype=torch.int64),
-        },
+        batch={"x": torch.zeros(2, WIDTH), "labels": torch.zeros(2, dtype=torch.int64)},
         loop=Loop(kind=kind, **settings),
     )
 

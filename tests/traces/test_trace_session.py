@@ -17,11 +17,7 @@ from budgetfit.traces import errors as module_of_errors
 from budgetfit.traces import tracer as module_of_tracer
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.depth_extrapolation.owned_trace import first_difference
-from budgetfit.tracing.values.assumptions import (
-    ANSWERED_NO,
-    FULL_MASK,
-    READ_NUMBER,
-)
+from budgetfit.tracing.values.assumptions import ANSWERED_NO, FULL_MASK, READ_NUMBER
 from budgetfit.tracing.values.concrete_execution import REAL_VALUES
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, Chain

@@ -38,11 +38,7 @@ def encode(value: object) -> object:
     return value
 
 
-def decode(
-    data: object,
-    make: Make,
-    device: str,
-) -> Any:
+def decode(data: object, make: Make, device: str) -> Any:
     """Return the value of JSON data; ``make`` builds the tensors on the device."""
     if isinstance(data, list):
         return [decode(item, make, device) for item in data]

@@ -30,9 +30,7 @@ def test_a_wrong_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < wrong < calls
 
 
-def test_rules_broken_on_purpose_are_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rules_broken_on_purpose_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = {
         "wide_attention": (attention, "EFFICIENT_REGISTER_HEAD_DIM", 512),
         "long_rows": (indexing, "SELECTING_BLOCKS", 8),

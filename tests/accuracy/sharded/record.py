@@ -93,8 +93,7 @@ def wrap(case: ShardedCase, model: nn.Module) -> nn.Module:
         else init_device_mesh("cuda", (given.gpus,))
     )
     policy = MixedPrecisionPolicy(
-        param_dtype=_DTYPES[given.param_dtype],
-        reduce_dtype=_DTYPES[given.reduce_dtype],
+        param_dtype=_DTYPES[given.param_dtype], reduce_dtype=_DTYPES[given.reduce_dtype]
     )
     settings = {
         "mesh": mesh,

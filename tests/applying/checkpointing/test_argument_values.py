@@ -57,11 +57,7 @@ KINDS: dict[str, tuple[Callable[[Tensor], Any], Read, Write]] = {
     "dict": (lambda _: {"k": 1.0}, lambda g: g["k"], _item("k")),
     "ordered dict": (lambda _: OrderedDict(k=1.0), lambda g: g["k"], _item("k")),
     "user dict": (lambda _: UserDict(k=1.0), lambda g: g["k"], _item("k")),
-    "dict with a tensor": (
-        lambda t: {"t": t, "k": 1.0},
-        lambda g: g["k"],
-        _item("k"),
-    ),
+    "dict with a tensor": (lambda t: {"t": t, "k": 1.0}, lambda g: g["k"], _item("k")),
     "a key that comes later": (
         lambda t: {"t": t},
         lambda g: g.get("k", 1.0),
@@ -82,11 +78,7 @@ KINDS: dict[str, tuple[Callable[[Tensor], Any], Read, Write]] = {
         lambda g: g[1][0],
         lambda g, value: g[1].__setitem__(0, value),
     ),
-    "namespace": (
-        lambda _: types.SimpleNamespace(k=1.0),
-        lambda g: g.k,
-        _set("k"),
-    ),
+    "namespace": (lambda _: types.SimpleNamespace(k=1.0), lambda g: g.k, _set("k")),
     "object": (lambda t: Given(1.0, t), lambda g: g.scale, _set("scale")),
     "slots": (lambda _: Slotted(1.0), lambda g: g.scale, _set("scale")),
 }

@@ -171,9 +171,7 @@ def recompute(block: nn.Module, forward: Callable[[Tensor], Any]) -> None:
 
 
 @pytest.mark.parametrize("run_to_end", [False, True])
-def test_bytes_of_a_workspace_that_nothing_writes_may_differ(
-    run_to_end: bool,
-) -> None:
+def test_bytes_of_a_workspace_that_nothing_writes_may_differ(run_to_end: bool) -> None:
     block = DirtyLSTM(16, 8, bidirectional=True)
     plain = gradients_of(block, block.forward)
     repeats = RepeatableForwards(block, "block", check=True, run_to_end=run_to_end)

@@ -150,9 +150,7 @@ def decayed(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 def test_a_run_of_several_groups_goes_on_too() -> None:
     def start(model: torch.nn.Module) -> Run:
         recipe = Recipe(
-            batch_size=4,
-            optimizer=qualified_name(decayed),
-            optimizer_in_backward=True,
+            batch_size=4, optimizer=qualified_name(decayed), optimizer_in_backward=True
         )
         return Run(model, recipe, loss=loss, optimizer=decayed)
 

@@ -368,8 +368,7 @@ def test_one_process_is_told_how_to_start_as_many_as_planned(
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(
-        InputError,
-        match=r"for 32 GPUs.* --nnodes 4 .* HOST:29400 --nproc-per-node 8 ",
+        InputError, match=r"for 32 GPUs.* --nnodes 4 .* HOST:29400 --nproc-per-node 8 "
     ):
         start({"engine": "fsdp2", "gpus": 32, "gpus_per_node": 8})
     run = start(None)

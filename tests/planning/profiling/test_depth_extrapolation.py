@@ -219,8 +219,7 @@ class Keeping(Mebi.Block):
 @pytest.mark.parametrize("segments", [keep, checkpoint_every_block, eight, pairs])
 @pytest.mark.parametrize("starts_with_module", [True, False])
 def test_what_dies_with_the_whole_graph_is_freed_block_after_block(
-    segments: Callable[[tuple[str, ...]], tuple[Segment, ...]],
-    starts_with_module: bool,
+    segments: Callable[[tuple[str, ...]], tuple[Segment, ...]], starts_with_module: bool
 ) -> None:
     model = Mebi(12)
     blocks = [Keeping() for _ in range(16)]

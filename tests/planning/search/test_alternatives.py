@@ -405,8 +405,7 @@ def test_expandable_segments_are_suggested_where_gaps_are_all_that_is_too_much(
 
 
 @pytest.mark.parametrize(
-    ("refused", "known_ns", "others"),
-    [(32, 80, True), (32, 73, False), (4, 80, False)],
+    ("refused", "known_ns", "others"), [(32, 80, True), (32, 73, False), (4, 80, False)]
 )
 def test_beside_a_refused_size_another_is_tried_where_it_is_faster(
     refused: int, known_ns: int, *, others: bool

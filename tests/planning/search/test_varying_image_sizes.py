@@ -58,7 +58,7 @@ def _bytes(trace: StepTrace) -> np.ndarray:
 def test_sizes_are_read_from_lists_counts_and_text() -> None:
     text = summarize_image_sizes("480,480x640,500-570:32")
     assert [size for size, _ in text.counts] == [
-        *((480, 480), (500, 500), (532, 532), (480, 640), (564, 564), (570, 570)),
+        *((480, 480), (500, 500), (532, 532), (480, 640), (564, 564), (570, 570))
     ]
     assert summarize_image_sizes([32, (32, 64), "32"]).counts == (
         ((32, 32), 2),

@@ -29,10 +29,7 @@ from budgetfit.planning.search import varying_lengths
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.smaller_budget import with_less_memory
 from budgetfit.planning.search.traced_sessions import traced_sessions
-from budgetfit.planning.search.varying_lengths import (
-    LengthsJudge,
-    estimate_all_lengths,
-)
+from budgetfit.planning.search.varying_lengths import LengthsJudge, estimate_all_lengths
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload

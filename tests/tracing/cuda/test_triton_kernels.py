@@ -178,8 +178,7 @@ def test_other_code_and_other_threads_see_the_device_of_the_trace() -> None:
     seen: queue.SimpleQueue[Any] = queue.SimpleQueue()  # a list would be put back
     names: dict[str, Any] = {"torch": torch, "seen": seen}
     exec(
-        "def look(x):\n    seen.put((x.device.type, torch.cuda.is_available()))",
-        names,
+        "def look(x):\n    seen.put((x.device.type, torch.cuda.is_available()))", names
     )
 
     def looking(x: torch.Tensor) -> torch.Tensor:

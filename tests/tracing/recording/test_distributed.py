@@ -271,10 +271,7 @@ def test_fsdp2_uses_side_streams_and_ddp_does_not() -> None:
 def test_gradients_that_are_not_reduced_stay_whole() -> None:
     """Of two micro-batches the first leaves 3 MiB, and reduced ones 3/8."""
     waiting, reduced = (
-        trace(
-            replace(FSDP2, sync_each_batch=each),
-            gradient_accumulation_steps=2,
-        )
+        trace(replace(FSDP2, sync_each_batch=each), gradient_accumulation_steps=2)
         for each in (False, True)
     )
     both = [live(each, "backward") for each in (waiting, reduced)]

@@ -405,8 +405,7 @@ def test_a_full_mask_can_be_written_to() -> None:
 
 
 def test_known_values_are_looked_through_as_often_for_long_lists_that_are_written(
-    stand_in: Callable[[torch.Tensor], torch.Tensor],
-    monkeypatch: pytest.MonkeyPatch,
+    stand_in: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _disable_current_modes():
         many = torch.ones(MAX_FLOATS + 1, dtype=torch.long)
