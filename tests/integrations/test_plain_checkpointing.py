@@ -21,9 +21,9 @@ from budgetfit.integrations.exports.every_n_layers import trainer_checkpointing
 from budgetfit.planning.search.policies import every_nth
 from tests.integrations.adapters import QUIET as QUIET_PEFT
 from tests.integrations.adapters import adapter
-from tests.integrations.test_trainer import QUIET
 from tests.integrations.tiny_training import (
     KINDS,
+    QUIET_ARGUMENTS,
     STEPS,
     Samples,
     blocks_of,
@@ -64,7 +64,7 @@ def second(model: nn.Module, *, ms: float = 6600.0, **recipe: Any) -> Alternativ
 def trained(text: str, model: nn.Module) -> list[float]:
     names = defined_by(text)
     built = names["make_trainer"](model, Samples())
-    make_quiet(built, QUIET)
+    make_quiet(built, QUIET_ARGUMENTS)
     return losses_of(built)
 
 

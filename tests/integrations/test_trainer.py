@@ -30,6 +30,7 @@ from tests.integrations.tiny_training import (
     KINDS,
     LENGTH,
     PRODUCTS,
+    QUIET_ARGUMENTS,
     STEPS,
     VOCABULARY,
     Samples,
@@ -47,21 +48,11 @@ from tests.zoo.state import assert_same
 
 pytest.importorskip("accelerate")  # the Trainer needs it
 
-QUIET: dict[str, Any] = {
-    "use_cpu": True,
-    "max_steps": STEPS,
-    "logging_steps": 1,
-    "logging_first_step": True,
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
-    "dataloader_pin_memory": False,
-}
-
 
 def arguments(plan: Plan, folder: Path, **overrides: Any) -> Any:
     return transformers.TrainingArguments(
-        output_dir=str(folder), **plan.to_training_arguments(**QUIET | overrides)
+        output_dir=str(folder),
+        **plan.to_training_arguments(**QUIET_ARGUMENTS | overrides),
     )
 
 
@@ -542,7 +533,7 @@ def test_micro_batches_have_the_gradient_of_the_large_batch(
     whole = nn.utils.get_total_norm([each for each in gradients if each is not None])
     model.zero_grad()
 
-    changes = QUIET | {"max_steps": 1, "output_dir": str(tmp_path)}
+    changes = QUIET_ARGUMENTS | {"max_steps": 1, "output_dir": str(tmp_path)}
     with mock.patch.dict(names, TrainingArguments=partial(made_with, changes)):
         built = names["make_trainer"](model, samples)
     built.remove_callback(transformers.PrinterCallback)
@@ -609,7 +600,7 @@ def test_the_exported_text_makes_a_trainer_that_trains(tmp_path: Path) -> None:
     counts = count_block_runs(model)
 
     built = names["make_trainer"](model, Samples())
-    make_quiet(built, QUIET)
+    make_quiet(built, QUIET_ARGUMENTS)
     built.train()
 
     assert runs(counts) == [3, 2, 2, 1]

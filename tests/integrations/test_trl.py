@@ -23,6 +23,7 @@ from budgetfit.utils.format_bytes import format_bytes
 from tests.integrations.tiny_training import (
     BATCH_SIZE,
     LENGTH,
+    QUIET_ARGUMENTS,
     STEPS,
     blocks_of,
     count_block_runs,
@@ -41,16 +42,7 @@ from tests.processes import python
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 
-QUIET: dict[str, Any] = {
-    "use_cpu": True,
-    "max_steps": STEPS,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
-    "dataloader_pin_memory": False,
-    "learning_rate": 1e-3,
-}
+QUIET = {**QUIET_ARGUMENTS, "learning_rate": 1e-3}
 
 
 @pytest.fixture(autouse=True)

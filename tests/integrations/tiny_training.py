@@ -24,6 +24,17 @@ ACCUMULATION = 2
 STEPS = 3
 MICRO_STEPS = STEPS * ACCUMULATION
 KINDS = ("gpt2", "llama")
+# Of a ``Trainer``: steps, losses, and nothing printed.
+QUIET_ARGUMENTS: dict[str, Any] = {
+    "use_cpu": True,
+    "max_steps": STEPS,
+    "logging_steps": 1,
+    "logging_first_step": True,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+}
 WORDS = [f"w{number}" for number in range(VOCABULARY - 2)]
 FIRST_PRODUCTS = ("aten.addmm.default:0", "aten.mm.default:0")  # GPT-2's, Llama's
 PRODUCTS = tuple(
