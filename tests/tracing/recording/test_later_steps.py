@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.optimizer import ParamsT
 
 import budgetfit
+from budgetfit.utils.function_name import qualified_name
 from tests.models import momentum, sgd
 
 
@@ -52,9 +53,8 @@ class Unfreezing(torch.optim.SGD):
 
 def update_bytes(optimizer: Any, **loop: Any) -> int:
     """Return the most that is allocated in an update."""
-    recipe = budgetfit.Recipe(
-        batch_size=2, precision="fp32", optimizer=f"{__name__}.{optimizer.__name__}"
-    )
+    name = qualified_name(optimizer)
+    recipe = budgetfit.Recipe(batch_size=2, precision="fp32", optimizer=name)
     batch, loss = torch.randn(2, 512), lambda outputs, _: outputs.sum()
     found = budgetfit.estimate(
         a_model(),
