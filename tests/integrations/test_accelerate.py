@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.commands.config.config_args import load_config_from_file
 from torch import nn
 
 from budgetfit.core.plan import Plan
@@ -91,6 +90,8 @@ print("precision", accelerator.mixed_precision, accelerator.num_processes)
     ("precision", "word"), [("fp32", "no"), ("bf16", "no"), ("bf16-mixed", "bf16")]
 )
 def test_accelerate_reads_the_file(precision: str, word: str, tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file  # noqa: PLC0415
+
     plan = plan_for(tiny_model("gpt2"), precision=precision)
     path = tmp_path / "accelerate.yaml"
     path.write_text(accelerate_module.export_text(plan, "plan.json"))

@@ -3,7 +3,6 @@
 import tempfile
 from typing import Any
 
-import peft
 import transformers
 from torch import nn
 
@@ -107,6 +106,8 @@ def a_prefix_and_recomputation() -> None:
 
 
 def _assert_prefix_trains(checkpointing: str) -> None:
+    import peft
+
     models = []
     for _ in range(2):
         config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)

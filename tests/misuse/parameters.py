@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Iterator
 
-import peft
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -26,6 +25,8 @@ GONE = "no longer the model's"
 @next_step_refused(NEW, "llama")
 def adapters_after_apply(run: Run) -> None:
     """get_peft_model(run.model) after apply."""
+    import peft
+
     peft.get_peft_model(
         run.model, peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
     )
