@@ -82,8 +82,8 @@ class Result(NamedTuple):
 
 def practice(case: Case, budget: Budget) -> tuple[Estimate, Estimate]:
     """Return every block recomputed: at the largest batch, and at the fastest."""
-    from budgetfit.planning.search.baselines import best_with_policy  # noqa: PLC0415
-    from budgetfit.planning.session import PlanningSession, Request  # noqa: PLC0415
+    from budgetfit.planning.search.baselines import best_with_policy
+    from budgetfit.planning.session import PlanningSession, Request
 
     chains = chains_of(
         config(case.model),
@@ -105,7 +105,7 @@ def practice(case: Case, budget: Budget) -> tuple[Estimate, Estimate]:
 
 def compare(case: Case) -> Result:
     """Return both sides of one case."""
-    from budgetfit import plan  # noqa: PLC0415 - each process imports for itself
+    from budgetfit import plan
 
     ours = plan(
         config(case.model),

@@ -40,9 +40,9 @@ def profile(command: str) -> None:
         file = str(Path(folder) / "profile")
         code = ["-m", "cProfile", "-o", file, *words_of(command)]
         environment = {**os.environ, "BUDGETFIT_CACHE": "off", "OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, *code], env=environment, check=False)  # noqa: S603
+        subprocess.run([sys.executable, *code], env=environment, check=False)
         show = "sort cumulative\nstats budgetfit 60\n"
-        subprocess.run(  # noqa: S603
+        subprocess.run(
             [sys.executable, "-m", "pstats", file], input=show, text=True, check=True
         )
 

@@ -193,7 +193,7 @@ def predicted(row: Published) -> float:
 
 
 def _model(row: Published) -> nn.Module:
-    import transformers  # noqa: PLC0415 - takes seconds
+    import transformers
 
     builder, config, settings = row.model
     with torch.device("meta"):

@@ -66,7 +66,7 @@ SITUATIONS: Final = (
 
 
 def _models() -> dict[str, Callable[[], nn.Module]]:
-    from tests.accuracy.verify_plans import MODELS  # noqa: PLC0415 - needs transformers
+    from tests.accuracy.verify_plans import MODELS
 
     return {name: make for name, make, _ in MODELS}
 
@@ -168,10 +168,7 @@ def time_updates(plan: Plan, model: nn.Module, seconds: float) -> dict[str, Any]
 
 def record(folder: Path, file: Path, seconds: float, until: float) -> None:
     """Apply and time every plan of the folder, and what it was chosen over."""
-    common = {
-        "card": describe_card(open_nvml()),
-        "software": describe_software(),
-    }
+    common = {"card": describe_card(open_nvml()), "software": describe_software()}
     makes = _models()
     for situation in SITUATIONS:
         if not (folder / f"{situation.name}.json").exists():
@@ -216,7 +213,7 @@ def record(folder: Path, file: Path, seconds: float, until: float) -> None:
 
 def shown(rows: list[dict[str, Any]]) -> str:
     """Each situation, the one where the plan is furthest from the fastest first."""
-    from benchmarks.shared import table  # noqa: PLC0415 - not on the card
+    from benchmarks.shared import table
 
     by_situation: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - as torch's documentation has it
+import torch.nn.functional as F  # noqa: N812 - as torch has it
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Call = Callable[[], Any]
@@ -293,13 +293,17 @@ def optimizers() -> Iterator[Case]:
     for dtype in ("fp32", "bf16"):
         for name, kind in kinds.items():
 
-            def make(device: str, kind=kind, dtype=dtype) -> Call:  # noqa: ANN001
+            def make(
+                device: str,
+                kind: Callable[..., torch.optim.Optimizer] = kind,
+                dtype: str = dtype,
+            ) -> Call:
                 weights = _weights(device, dtype)
                 return kind(weights).step
 
             yield f"{name} {dtype} 100 x 1228800", make
 
-        def clip(device: str, dtype=dtype) -> Call:  # noqa: ANN001
+        def clip(device: str, dtype: str = dtype) -> Call:
             weights = _weights(device, dtype)
             return lambda: torch.nn.utils.clip_grad_norm_(weights, 1.0)
 
@@ -322,7 +326,9 @@ def host() -> Iterator[Case]:
     for pinned in (True, False):
         for to_card in (True, False):
 
-            def make(device: str, pinned=pinned, to_card=to_card) -> Call:  # noqa: ANN001
+            def make(
+                device: str, pinned: bool = pinned, to_card: bool = to_card
+            ) -> Call:
                 on_host = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
                 on_card = torch.empty(size, dtype=torch.uint8, device=device)
                 a, b = (on_card, on_host) if to_card else (on_host, on_card)
@@ -360,12 +366,12 @@ def _modules(backward: bool, device: str) -> Call:
 
 def quantised() -> Iterator[Case]:
     """Weights of bitsandbytes, unpacked and multiplied."""
-    import bitsandbytes as bnb  # noqa: PLC0415 - may be absent
+    import bitsandbytes as bnb
 
     for stored in ("nf4", "int8"):
         for tokens in (512, 4096, 16384):
 
-            def make(device: str, stored=stored, tokens=tokens) -> Call:  # noqa: ANN001
+            def make(device: str, stored: str = stored, tokens: int = tokens) -> Call:
                 if stored == "nf4":
                     layer = bnb.nn.Linear4bit(
                         4096,
@@ -455,8 +461,8 @@ def query() -> dict[str, str]:
     names = (
         "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active"
     )
-    done = subprocess.run(  # noqa: S603
-        ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"],  # noqa: S607
+    done = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader"],
         capture_output=True,
         text=True,
         check=False,
@@ -473,9 +479,9 @@ def ratios(recorded: dict[str, float]) -> dict[str, float]:
     Args:
         recorded: Microseconds, by the name of the op.
     """
-    from benchmarks.product_share import H100, product_share  # noqa: PLC0415 - not there
-    from budgetfit.gpus.kernel_shares import find_shares  # noqa: PLC0415
-    from budgetfit.timing.kernel_times import ISSUE_NS  # noqa: PLC0415
+    from benchmarks.product_share import H100, product_share
+    from budgetfit.gpus.kernel_shares import find_shares
+    from budgetfit.timing.kernel_times import ISSUE_NS
 
     found: dict[str, float] = {}
     for dtype in ("bf16", "fp16", "tf32", "fp32"):

@@ -87,10 +87,10 @@ def one_plan(case: Case, *, warm: bool, with_table: bool) -> dict[str, object]:
     importlib.import_module("torch.distributed.fsdp")
     if "compile" in case.where:
         importlib.import_module("torch._inductor.compile_fx")
-    import torch  # noqa: PLC0415
-    from torch import nn  # noqa: PLC0415
+    import torch
+    from torch import nn
 
-    from budgetfit import plan  # noqa: PLC0415
+    from budgetfit import plan
 
     tiny = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     plan(tiny, gpu="t4", batch=torch.zeros(2, 8))  # warms torch's lazy imports
@@ -125,7 +125,7 @@ def in_own_process(
     """Make one plan on two cores, in a process of its own, by the code in ``tree``."""
     cores = sorted(os.sched_getaffinity(0))[:CORES]
     words = ["--case", str(number), *(() if with_table else ("--answer-only",))]
-    done = subprocess.run(  # noqa: S603 - this very program
+    done = subprocess.run(
         [sys.executable, "-W", "ignore", str(Path(__file__)), *words],
         cwd=tree,
         env={
@@ -172,7 +172,7 @@ def compared(revision: str) -> str:
     git = ["git", "-C", str(ROOT), "worktree"]
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "tree"
-        subprocess.run([*git, "add", "-q", "--detach", other, revision], check=True)  # noqa: S603
+        subprocess.run([*git, "add", "-q", "--detach", other, revision], check=True)
         try:
             for number, case in enumerate(CASES):
                 try:
@@ -196,7 +196,7 @@ def compared(revision: str) -> str:
                 )
                 print(*rows[-1], sep="  ", file=sys.stderr)
         finally:
-            subprocess.run([*git, "remove", "--force", other], check=True)  # noqa: S603
+            subprocess.run([*git, "remove", "--force", other], check=True)
     headers = ("plan", f"{revision}, s", "now, s", "median ratio", "range")
     return table(headers, rows)
 

@@ -215,7 +215,7 @@ def kernels_ms(row: dict[str, Any]) -> float:
 
 def predicted(row: dict[str, Any]) -> Predicted:
     """Predict a recorded step."""
-    from benchmarks.step_predictions import predict  # noqa: PLC0415 - not on the card
+    from benchmarks.step_predictions import predict
 
     case = dataclasses.replace(CASES[row["case"]], batch_size=row["batch_size"])
     if case.compile and not any("attention" in name for name in row["ops"]):
@@ -246,7 +246,7 @@ def _group(case: Case, *, host_bound: bool) -> str:
 
 def section(rows: list[Predicted]) -> str:
     """The section of docs/times.md."""
-    from benchmarks.shared import table  # noqa: PLC0415 - not on the card
+    from benchmarks.shared import table
 
     by_group: dict[str, list[Predicted]] = defaultdict(list)
     for row in rows:
@@ -310,7 +310,7 @@ def with_section(page: str, section: str) -> str:
 
 def show() -> int:
     """Predict what is recorded, print it and write it to docs/times.md."""
-    from docs.answers import write  # noqa: PLC0415 - not on the card
+    from docs.answers import write
 
     rows = [json.loads(line) for line in RECORDED.read_text("utf-8").splitlines()]
     made = section([predicted(row) for row in rows])

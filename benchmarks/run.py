@@ -80,14 +80,14 @@ def output_of(benchmark: Benchmark, traces: str) -> str:
     """
     command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{benchmark.name}"]
     lines = []
-    with subprocess.Popen(  # noqa: S603 - a program of this folder
+    with subprocess.Popen(
         command,
         cwd=ROOT,
         env={**os.environ, "BUDGETFIT_CACHE": traces, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdout is not None  # noqa: S101 - asked for above
+        assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
             lines.append(line)

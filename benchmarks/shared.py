@@ -35,7 +35,7 @@ def config(name: str) -> str:
 
 def quiet() -> None:
     """Keep what other libraries say out of the tables."""
-    import transformers  # noqa: PLC0415 - seconds, and not every benchmark wants it
+    import transformers
 
     transformers.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
@@ -82,7 +82,7 @@ def side_by_side(
 
 def one_thread() -> None:
     """Leave the other cores to the other processes."""
-    import torch  # noqa: PLC0415 - a process that draws tables has no need of it
+    import torch
 
     torch.set_num_threads(1)
     quiet()
@@ -98,12 +98,10 @@ def chains_of(  # noqa: PLR0913 - what a chain belongs to
     effective_batch_size: int | None = None,
 ) -> BlockChain:
     """Return the block profiles of a real model, as the planner sees them."""
-    from budgetfit.inputs.arguments import Arguments  # noqa: PLC0415
-    from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings  # noqa: PLC0415
-    from budgetfit.planning.profiling.first_trace import (  # noqa: PLC0415
-        with_checkpointable_blocks,
-    )
-    from budgetfit.traces.session import TraceSession  # noqa: PLC0415
+    from budgetfit.inputs.arguments import Arguments
+    from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+    from budgetfit.planning.profiling.first_trace import with_checkpointable_blocks
+    from budgetfit.traces.session import TraceSession
 
     asked = Arguments(model=model, gpu=gpu, optimizer=optimizer, max_length=max_length)
     workload = asked.parsed([precision]).workload

@@ -86,7 +86,7 @@ def problem() -> tuple[nn.Module, torch.Tensor]:
 
 def judged_subset(recomputed: tuple[int, ...]) -> Estimate:
     """Return the judge's word on recomputing these blocks, one by one."""
-    from budgetfit import Recipe, Segment, estimate  # noqa: PLC0415
+    from budgetfit import Recipe, Segment, estimate
 
     model, batch = problem()
     recipe = Recipe(
@@ -99,8 +99,8 @@ def judged_subset(recomputed: tuple[int, ...]) -> Estimate:
 
 def planned(usable_bytes: int) -> Estimate:
     """Return the judge's word on the plan for so many bytes of allocator memory."""
-    from budgetfit import plan  # noqa: PLC0415
-    from budgetfit.inputs.target_gpu import find_target_gpu  # noqa: PLC0415
+    from budgetfit import plan
+    from budgetfit.inputs.target_gpu import find_target_gpu
 
     model, batch = problem()
     made = plan(

@@ -42,7 +42,7 @@ def transformer_chain(count: int, *, spread: float, cached: bool) -> ChainProfil
         spread: Every size and time is raised by up to this share, each by its own.
         cached: Whether autocast's copies of weights outlive recomputed blocks.
     """
-    rnd = random.Random(11)  # noqa: S311 - a benchmark wants the same numbers always
+    rnd = random.Random(11)
 
     def vary(value: float) -> int:
         return int(value * (1 + spread * rnd.random()))

@@ -12,12 +12,7 @@ from budgetfit.timing.kernel_times import (
 from budgetfit.timing.step_time_range import step_time_range
 from budgetfit.traces.session import TraceSession
 from tests.accuracy.case import Case
-from tests.accuracy.predict import (
-    cudnn_attention,
-    recipe_of,
-    segments_of,
-    subject_of,
-)
+from tests.accuracy.predict import cudnn_attention, recipe_of, segments_of, subject_of
 from tests.accuracy.training import allowed_attention
 
 

@@ -78,7 +78,7 @@ class OpRecorder(TorchDispatchMode):
 
 def block_items(gpu: str = "rtx-4090") -> list[OpItem]:
     """Return the ops of a SmolLM2 block's forward, 4 samples of 2048 tokens in bf16."""
-    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     shape = AutoConfig.from_pretrained(config("SmolLM2-1.7B"))
     shape.num_hidden_layers = 1
@@ -94,7 +94,7 @@ def block_items(gpu: str = "rtx-4090") -> list[OpItem]:
 
 def random_items(count: int, seed: int) -> list[OpItem]:
     """Return items whose bytes and times have nothing to do with each other."""
-    rnd = random.Random(seed)  # noqa: S311 - the same numbers always
+    rnd = random.Random(seed)
     return [
         OpItem(saved_bytes=rnd.randrange(1, 10**8), saved_ns=rnd.randrange(1, 10**6))
         for _ in range(count)

@@ -135,12 +135,10 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def graph_of_the_model() -> Graph:
     """Return what sac_milp reads: memory, times and trade-offs of every module."""
-    from torch.distributed._tools import ilp_utils  # noqa: PLC0415
-    from torch.distributed._tools.mem_tracker import MemTracker  # noqa: PLC0415
-    from torch.distributed._tools.runtime_estimator import (  # noqa: PLC0415
-        RuntimeEstimator,
-    )
-    from torch.distributed._tools.sac_estimator import SACEstimator  # noqa: PLC0415
+    from torch.distributed._tools import ilp_utils
+    from torch.distributed._tools.mem_tracker import MemTracker
+    from torch.distributed._tools.runtime_estimator import RuntimeEstimator
+    from torch.distributed._tools.sac_estimator import SACEstimator
 
     with FakeTensorMode(), as_if_on_a_card():
         model = Transformer()
@@ -165,7 +163,7 @@ def tracked_gib(
     model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[], object]
 ) -> float:
     """Return the peak that torch's MemTracker sees in two steps."""
-    from torch.distributed._tools.mem_tracker import MemTracker  # noqa: PLC0415
+    from torch.distributed._tools.mem_tracker import MemTracker
 
     tracker = MemTracker()
     tracker.track_external(model, optimizer)
@@ -191,8 +189,8 @@ def theirs(wrapped: tuple[str, ...]) -> float:
 
 def replayed(wrapped: tuple[str, ...]) -> Estimate:
     """Return the judge's word on recomputing these blocks, one by one."""
-    from budgetfit import Recipe, Segment, estimate  # noqa: PLC0415
-    from budgetfit.inputs.arguments import optimizer_name  # noqa: PLC0415
+    from budgetfit import Recipe, Segment, estimate
+    from budgetfit.inputs.arguments import optimizer_name
 
     with torch.device("meta"):
         model = Transformer()
@@ -208,8 +206,8 @@ def replayed(wrapped: tuple[str, ...]) -> Estimate:
 
 def planned(budget_bytes: int) -> Plan | str:
     """Return our plan for so much allocator memory, or why there is none."""
-    from budgetfit import DoesNotFitError, plan  # noqa: PLC0415
-    from budgetfit.inputs.target_gpu import find_target_gpu  # noqa: PLC0415
+    from budgetfit import DoesNotFitError, plan
+    from budgetfit.inputs.target_gpu import find_target_gpu
 
     with torch.device("meta"):
         model = Transformer()
@@ -231,7 +229,7 @@ def planned(budget_bytes: int) -> Plan | str:
 
 def ours(budget_gib: int) -> tuple[str, str, str]:
     """Return our plan's recomputed blocks, and its peak as tracked and as replayed."""
-    from budgetfit import apply  # noqa: PLC0415
+    from budgetfit import apply
 
     made = planned(budget_gib * GIB)
     if isinstance(made, str):
@@ -277,7 +275,7 @@ def main() -> int:
         )
         return 0
     quiet()
-    from torch.distributed._tools.sac_ilp import sac_milp  # noqa: PLC0415
+    from torch.distributed._tools.sac_ilp import sac_milp
 
     with redirect_stdout(io.StringIO()):  # its estimators print
         graph = graph_of_the_model()

@@ -47,7 +47,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made."""
-    from mkdocs.structure.files import File  # noqa: PLC0415 - tests do without
+    from mkdocs.structure.files import File
 
     for path, make in (GENERATED | PICTURES).items():
         files.append(File.generated(config, path, content=make()))
@@ -60,7 +60,7 @@ def on_post_build(config: MkDocsConfig) -> None:
     Raises:
         PluginError: One does; it is named.
     """
-    from mkdocs.exceptions import PluginError  # noqa: PLC0415 - tests do without
+    from mkdocs.exceptions import PluginError
 
     for page in sorted(Path(config.site_dir).rglob("*.html")):
         found = _LOADED.search(page.read_text(encoding="utf-8"))
@@ -75,11 +75,11 @@ def decisions() -> list[Path]:
 
 def command_line() -> str:
     """Return what ``budgetfit --help`` says, for every command, as a page."""
-    from typer import Context  # noqa: PLC0415
-    from typer.cli import get_docs_for_click  # noqa: PLC0415
-    from typer.main import get_command  # noqa: PLC0415
+    from typer import Context
+    from typer.cli import get_docs_for_click
+    from typer.main import get_command
 
-    from budgetfit.cli.app import app  # noqa: PLC0415
+    from budgetfit.cli.app import app
 
     command = get_command(app)
     text = get_docs_for_click(
@@ -102,7 +102,7 @@ def list_of_decisions() -> str:
 @functools.cache
 def sample_plan() -> Any:  # noqa: ANN401 - a Plan, which needs torch
     """Return the plan that README.md shows."""
-    from budgetfit import plan  # noqa: PLC0415 - torch
+    from budgetfit import plan
 
     return plan(
         str(ROOT / "examples" / "configs" / "SmolLM2-1.7B"),
@@ -115,14 +115,14 @@ def sample_plan() -> Any:  # noqa: ANN401 - a Plan, which needs torch
 
 def sample_report() -> str:
     """Return the report of that plan."""
-    from budgetfit.reporting.html.report import plan_page  # noqa: PLC0415 - torch
+    from budgetfit.reporting.html.report import plan_page
 
     return plan_page(sample_plan())
 
 
 def step_memory() -> str:
     """Return its memory over one training step as an SVG file."""
-    from budgetfit.reporting.html.report import figure_file  # noqa: PLC0415 - torch
+    from budgetfit.reporting.html.report import figure_file
 
     return figure_file(sample_plan(), "step_memory")
 

@@ -101,7 +101,7 @@ def ask(model: Model, method: str) -> None:
     ):
         return
     started = time.perf_counter()
-    done = subprocess.run(  # noqa: S603 - our own command
+    done = subprocess.run(
         [sys.executable, "-m", "budgetfit", *shlex.split(words), "--json"],
         cwd=ROOT,
         capture_output=True,

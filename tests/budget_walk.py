@@ -54,5 +54,5 @@ def walk() -> dict[str, set[str]]:
 if __name__ == "__main__":
     files = walk()
     for file, names in sorted(files.items()):
-        print(file, *sorted(names), sep="\n    ")  # noqa: T201
-    print(f"{len(files)} files, {sum(map(len, files.values()))} names")  # noqa: T201
+        print(file, *sorted(names), sep="\n    ")
+    print(f"{len(files)} files, {sum(map(len, files.values()))} names")

@@ -53,7 +53,7 @@ def chosen(node_ids: Iterable[str], within_s: float) -> set[str]:
 def means(xml: Path) -> Counter[str]:
     """Return the mean seconds of one test of each function of a run."""
     seconds, tests = Counter[str](), Counter[str]()
-    for case in ET.parse(xml).iter("testcase"):  # noqa: S314 - pytest's own
+    for case in ET.parse(xml).iter("testcase"):
         if len(case):
             continue  # it failed or was skipped, and says nothing
         place = case.attrib["classname"].replace(".Test", "::Test").replace(".", "/")

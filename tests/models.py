@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.optimizer import ParamsT
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -41,9 +42,24 @@ IMAGE = (3, 16, 16)
 WIDTH = 32
 
 
-def mean(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
+def mean(outputs: torch.Tensor, _: object) -> torch.Tensor:
     """A loss for models that have none, which a plan without one assumes."""
     return mean_of_outputs(outputs)
+
+
+def squares(outputs: torch.Tensor, _: object) -> torch.Tensor:
+    """Another one."""
+    return outputs.square().mean()
+
+
+def sgd(parameters: ParamsT) -> torch.optim.Optimizer:
+    """An optimizer as users hand one in."""
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def momentum(parameters: ParamsT) -> torch.optim.Optimizer:
+    """One that keeps a state."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def seed(number: int) -> None:
@@ -118,11 +134,16 @@ class Mebi(Chain):
         super().__init__(*(Mebi.Block() for _ in range(blocks)))
 
 
-def gpt2(**config: Any) -> nn.Module:
+def gpt2_config(**config: Any) -> GPT2Config:
     """Dropout 0.1 everywhere, tied embeddings, a generation cache that is on."""
     sizes = {"vocab_size": VOCABULARY, "n_positions": 2 * LENGTH, "n_embd": WIDTH}
     words = {"n_layer": 3, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
-    return GPT2LMHeadModel(GPT2Config(**{**sizes, **words, **config}))
+    made = {"architectures": ["GPT2LMHeadModel"]}
+    return GPT2Config(**{**sizes, **words, **made, **config})
+
+
+def gpt2(**config: Any) -> nn.Module:
+    return GPT2LMHeadModel(gpt2_config(**config))
 
 
 SIZES = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 3}

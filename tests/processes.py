@@ -19,7 +19,7 @@ def python(
         cwd: The folder it starts in.
         environment: Variables beside those of this process.
     """
-    return subprocess.run(  # noqa: S603 - this interpreter, our own words
+    return subprocess.run(
         [sys.executable, *words],
         cwd=cwd,
         env={**os.environ, **environment},

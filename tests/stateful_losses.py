@@ -1,7 +1,5 @@
 """Losses of a training that keep something from one step to the next."""
 
-# ruff: noqa: ANN401 - outputs and batches of any model
-
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,7 @@ class RunningMean(nn.Module):
         self.register_buffer("center", torch.zeros(4))
         self.center: torch.Tensor
 
-    def forward(self, outputs: torch.Tensor, _: Any) -> torch.Tensor:
+    def forward(self, outputs: torch.Tensor, _: object) -> torch.Tensor:
         value = (outputs - self.center).square().mean()
         self.center.mul_(0.9).add_(0.1 * outputs.detach().mean(0))
         return value
@@ -32,7 +30,7 @@ class Teacher:
         self.teacher = nn.Linear(4, 4)
         self.steps = 0
 
-    def __call__(self, outputs: torch.Tensor, _: Any) -> torch.Tensor:
+    def __call__(self, outputs: torch.Tensor, _: object) -> torch.Tensor:
         self.steps += 1
         value = (self.teacher(outputs.detach()) - outputs).square().mean()
         with torch.no_grad():
@@ -44,7 +42,7 @@ def closure() -> Loss:
     """A warm-up that counts in what it closes over."""
     steps = 0
 
-    def warm_up(outputs: torch.Tensor, _: Any) -> torch.Tensor:
+    def warm_up(outputs: torch.Tensor, _: object) -> torch.Tensor:
         nonlocal steps
         steps += 1
         return outputs.square().mean() * steps
@@ -56,7 +54,7 @@ def queue() -> Loss:
     """A queue of earlier outputs in a tensor, as MoCo's."""
     earlier = torch.zeros(4)
 
-    def contrast(outputs: torch.Tensor, _: Any) -> torch.Tensor:
+    def contrast(outputs: torch.Tensor, _: object) -> torch.Tensor:
         value = (outputs - earlier).square().mean()
         earlier.copy_(outputs.detach()[0])
         return value
@@ -68,7 +66,7 @@ def noise() -> Loss:
     """Noise of a generator of its own."""
     generator = torch.Generator().manual_seed(1)
 
-    def noisy(outputs: torch.Tensor, _: Any) -> torch.Tensor:
+    def noisy(outputs: torch.Tensor, _: object) -> torch.Tensor:
         drawn = torch.rand(outputs.shape[1:], generator=generator)
         return (outputs - drawn).square().mean()
 
@@ -82,7 +80,7 @@ def in_global() -> Loss:
     """A count in a list of the module."""
     _SEEN.clear()
 
-    def counting(outputs: torch.Tensor, _: Any) -> torch.Tensor:
+    def counting(outputs: torch.Tensor, _: object) -> torch.Tensor:
         _SEEN.append(1)
         return outputs.square().mean() * len(_SEEN)
 

@@ -65,9 +65,9 @@ def line(
     return traces.affine(Recipe(batch_size=8, precision=precision, segments=segments))
 
 
-def trace_module(  # noqa: PLR0913 - a recipe and where it runs
+def trace_module(
     model: nn.Module,
-    batch: Any,  # noqa: ANN401
+    batch: object,
     recipe: Recipe,
     *,
     target: CudaTarget | None,
@@ -96,14 +96,14 @@ def trace_module(  # noqa: PLR0913 - a recipe and where it runs
     )
 
 
-def raw_trace(  # noqa: PLR0913 - a recipe and where it runs
+def raw_trace(
     name: str,
     recipe: Recipe,
     *,
     target: CudaTarget | None,
     steps: int = 1,
     blocks: tuple[str, ...] | None = None,
-    optimizer: Any = None,  # noqa: ANN401
+    optimizer: object = None,
 ) -> RawTrace:
     """Trace ``steps`` optimizer steps of a recipe; nothing is scaled or repeated."""
     example = EXAMPLES[name]

@@ -53,7 +53,7 @@ def main(names: list[str]) -> int:
         tokens = row["batch"] * row["accumulation"] * row["seq"]
         row["predicted"] = tokens / found.step_ms * 1e3
         row["waits"] = found.network_ms / found.step_ms
-        assert found.step_range_ms is not None  # noqa: S101 - None in saved plans only
+        assert found.step_range_ms is not None
         least_ms, most_ms = found.step_range_ms
         measured_ms = tokens / row["tokens_per_s_per_gpu"] * 1e3
         row["in_range"] = least_ms <= measured_ms <= most_ms
@@ -71,7 +71,7 @@ def predicted(row: Row) -> Estimate:
     shape = {"d": width, "h": heads, "L": blocks, "V": VOCABULARY, "T": row["seq"]}
     model, batch, loss = build({"kind": "gpt", **shape})
     count = sum(each.numel() for each in model.parameters())
-    assert count == row["parameters"], (row["model"], count)  # noqa: S101
+    assert count == row["parameters"], (row["model"], count)
     names = [f"blocks.{number}" for number in range(blocks)]
     recipe = Recipe(
         batch_size=row["batch"],

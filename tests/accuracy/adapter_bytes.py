@@ -115,7 +115,7 @@ def load(name: str, adapter: Adapter) -> nn.Module:
             llm_int8_skip_modules=SKIPPED.get(name),
         )
     with tempfile.TemporaryDirectory() as folder:
-        kind._from_config(config, dtype=torch.bfloat16).save_pretrained(folder)  # noqa: SLF001
+        kind._from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
         model: nn.Module = kind.from_pretrained(
             folder, dtype=torch.bfloat16, device_map="cpu", **more
         )
@@ -130,7 +130,7 @@ def compare(name: str, adapter: Adapter) -> tuple[Sizes, Sizes]:
     """Return predicted and real sizes of one case."""
     kind, config = MODELS[name]
     with torch.device("meta"):
-        planned = kind._from_config(config, dtype=torch.bfloat16)  # noqa: SLF001
+        planned = kind._from_config(config, dtype=torch.bfloat16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         live = load(name, adapter)

@@ -55,7 +55,7 @@ def compare(
     ids = torch.zeros(SAMPLES, LENGTH, dtype=torch.int64)
     batch = {"input_ids": ids, "labels": ids}
     adapter = parse_adapter(**asked) if asked else None
-    model = LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)  # noqa: SLF001
+    model = LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)
     live = model.cuda() if adapter is None else attach_adapters(model, adapter, "cuda")
     above = "" if adapter is None else "base_model.model."
     blocks = tuple(f"{above}model.layers.{layer}" for layer in range(LAYERS))
@@ -65,7 +65,7 @@ def compare(
         segments=checkpoint_every_block(blocks) if recomputed else (),
     )
     predicted = budgetfit.estimate(config(), recipe, gpu=gpu, batch=batch, **asked)
-    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - of the case before
+    torch._C._cuda_clearCublasWorkspaces()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -59,7 +59,7 @@ _BATCHES: Final = (
 _PRECISIONS: Final[tuple[Precision, ...]] = ("fp32", "bf16-mixed", "fp16-mixed")
 
 
-def _case(  # noqa: PLR0913  # a case has this many sides
+def _case(  # a case has this many sides
     model: Model,
     gpu: str,
     batch_size: int,

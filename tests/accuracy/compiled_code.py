@@ -83,7 +83,7 @@ def generated_on_the_null_driver(
         start += ["--environment", str(environment.resolve()), "--gpu", case.gpu]
         start += ["--", "env", f"TORCHINDUCTOR_CACHE_DIR={folder}/cache"]
         start += ["python", "-m", "tests.accuracy.compiled_code", "--write", str(out)]
-        subprocess.run([*start, case.name], cwd=_ROOT, check=True, capture_output=True)  # noqa: S603
+        subprocess.run([*start, case.name], cwd=_ROOT, check=True, capture_output=True)
         return [tuple(lines) for lines in json.loads(out.read_text())]
 
 
@@ -93,14 +93,14 @@ def write_generated(case: Case, path: Path) -> None:
     Triton compiles nothing: which kernel runs is in no line, and what it would write is
     not looked at.
     """
-    from contextlib import nullcontext  # noqa: PLC0415 - in the CUDA build alone
+    from contextlib import nullcontext
 
-    from torch._inductor.async_compile import AsyncCompile  # noqa: PLC0415
-    from torch._inductor.graph import GraphLowering  # noqa: PLC0415
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.graph import GraphLowering
 
-    from tests.accuracy.measure import choose_cudnn, notes_before  # noqa: PLC0415
-    from tests.accuracy.provenance import weights_as_they_are  # noqa: PLC0415
-    from tests.accuracy.training import Training, allowed_attention  # noqa: PLC0415
+    from tests.accuracy.measure import choose_cudnn, notes_before
+    from tests.accuracy.provenance import weights_as_they_are
+    from tests.accuracy.training import Training, allowed_attention
 
     choose_cudnn(enabled=False)
     notes_before(case)
@@ -121,14 +121,14 @@ def write_generated(case: Case, path: Path) -> None:
 
 def generated_here(case: Case) -> list[tuple[str, ...]]:
     """Return the memory lines of each graph that a prediction runs."""
-    from budgetfit.traces.session import TraceSession  # noqa: PLC0415 - not in both
-    from budgetfit.tracing.compiled import cuda_backend  # noqa: PLC0415
-    from tests.accuracy import predict  # noqa: PLC0415
+    from budgetfit.traces.session import TraceSession
+    from budgetfit.tracing.compiled import cuda_backend
+    from tests.accuracy import predict
 
     found: list[str] = []
     module_on_fakes = cuda_backend.module_on_fakes
 
-    def noting(code: str, on_call: Any) -> Any:  # noqa: ANN401
+    def noting(code: str, on_call: Any) -> Any:
         found.append(code)
         return module_on_fakes(code, on_call)
 
@@ -140,7 +140,7 @@ def generated_here(case: Case) -> list[tuple[str, ...]]:
         predict.cudnn_attention(enabled=False),
         predict.allowed_attention(case),
     ):
-        program = session._program(recipe)  # noqa: SLF001 - not from the disk
+        program = session._program(recipe)
         session.tracer.trace(program, case.batch_size)
     return [memory_lines(code) for code in found]
 

@@ -235,7 +235,7 @@ class Measurement:
 
 def _measured(command: Sequence[str]) -> list[Any]:
     """Run a process and return the rows of the JSON on its last line."""
-    done = subprocess.run(  # noqa: S603 - this project's own program
+    done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False
     )
     if done.returncode:

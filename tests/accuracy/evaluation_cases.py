@@ -114,10 +114,10 @@ _T5_CACHE: Final = replace(
 )
 
 
-def _case(  # noqa: PLR0913 - a line of the table below
+def _case(
     model: Model,
     gpu: str,
-    precision: Any,  # noqa: ANN401 - a Precision
+    precision: Any,
     vram: str,
     *,
     batch_size: int = 2,

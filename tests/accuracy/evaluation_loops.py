@@ -7,7 +7,7 @@ imported. Evaluates with one batch size after the other until memory runs out, e
 several batches and a smaller last one, and prints a JSON line with the peaks.
 """
 
-# ruff: noqa: ANN401, ARG002, PLC0415 - hooks of libraries that few processes import
+# ruff: noqa: ARG002 - hooks of libraries that few processes import
 
 import itertools
 import json
@@ -130,8 +130,9 @@ class Task:
         """The same as the exports make it: blocks recomputed, generation caches off."""
         model = self.model().train()
         for module in model.modules():
-            if getattr(getattr(module, "config", None), "use_cache", False) is True:
-                module.config.use_cache = False  # type: ignore[union-attr]
+            config: Any = getattr(module, "config", None)
+            if getattr(config, "use_cache", False) is True:
+                config.use_cache = False
         if self.case.checkpointing == "recompute":
             recompute_every_block(model, self.case.model.blocks)
         return model
@@ -161,7 +162,9 @@ class _Metered(transformers.TrainerCallback):
         if state.global_step == args.max_steps:
             self._meter.evaluation_begins(self._samples)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_evaluate(
+        self, args: object, state: object, control: object, **_: object
+    ) -> None:
         if self._samples:
             self._meter.evaluation_ends()
         self._samples = 0
@@ -333,8 +336,8 @@ def in_lightning(task: Task, meter: Meter) -> None:
             super().__init__()
             self.net = task.planned_model()
 
-        def training_step(self, batch: Batch, _: int) -> torch.Tensor:
-            return self.net(**batch).loss  # type: ignore[no-any-return]
+        def training_step(self, batch: Batch, _: int) -> Any:
+            return self.net(**batch).loss
 
         def validation_step(self, batch: Batch, _: int) -> None:
             self.log("loss", self.net(**batch).loss)

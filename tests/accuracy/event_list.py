@@ -32,7 +32,7 @@ class EventList:
 
     def collect(self, mark: dict[str, Any]) -> None:
         """Take over the events since the last call; a phase ended here."""
-        for event in torch.cuda.memory._snapshot()["device_traces"][0]:  # noqa: SLF001
+        for event in torch.cuda.memory._snapshot()["device_traces"][0]:
             self._add(event)
         self._marks.append({"at": len(self._data), **mark})
         self._restart()
@@ -47,7 +47,7 @@ class EventList:
         }
 
     def _restart(self) -> None:
-        torch.cuda.memory._record_memory_history(  # noqa: SLF001
+        torch.cuda.memory._record_memory_history(
             max_entries=MAX_EVENTS, context=None, clear_history=True
         )
 

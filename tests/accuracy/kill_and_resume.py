@@ -46,7 +46,7 @@ class Outcome:
 
 def kill_and_resume(kills: int, steps: int, folder: Path, seed: int) -> Outcome:
     """Train once through and once with ``kills`` kills; compare all losses."""
-    chance = random.Random(seed)  # noqa: S311 - no secrets
+    chance = random.Random(seed)
     outcome, seen = Outcome(), set[int]()
     expected = dict(_losses(folder / "through", steps, outcome))
     killed = folder / "killed"
@@ -79,7 +79,7 @@ def _losses(
     command = [sys.executable, "-W", "ignore", str(SCRIPT)]
     command += ["--folder", str(folder), "--steps", str(steps)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(  # noqa: S603 - our own script
+    with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -142,13 +142,7 @@ _VIT: Final = _case(VIT, 32, "fp16-mixed", 2)
 _T5: Final = _case(T5, 8, "fp32")
 _QWEN3: Final = _case(QWEN3, 4, "bf16-mixed", 2)
 _MISTRAL: Final = _case(MISTRAL, 4, "bf16")
-_SFT: Final = (
-    _GPT2,
-    _LLAMA,
-    _QWEN3,
-    _MISTRAL,
-    _case(PYTHIA, 8, "bf16-mixed"),
-)
+_SFT: Final = (_GPT2, _LLAMA, _QWEN3, _MISTRAL, _case(PYTHIA, 8, "bf16-mixed"))
 _ALL: Final = (_GPT2, _LLAMA, _BERT, _VIT, _T5)
 _MODELS: Final = {
     "plain": _ALL,

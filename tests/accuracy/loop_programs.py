@@ -6,7 +6,7 @@ Started by ``loops.py``; budgetfit is not imported. Each case of ``loop_cases.py
 trains in a process of its own; a JSON line is printed for each.
 """
 
-# ruff: noqa: ANN401, ARG002, PLC0415, PLW2901 - loops as users write them, and hooks of libraries that few processes import
+# ruff: noqa: ARG002, PLW2901 - loops as users write them, and hooks of libraries that few processes import
 
 import json
 import os
@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 import transformers
 from torch import nn
+from torch.optim.optimizer import ParamsT
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
@@ -87,7 +88,7 @@ class Task:
             recompute_every_block(model, self.case.model.blocks)
         return model.train()
 
-    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+    def optimizer(self, parameters: ParamsT) -> torch.optim.Optimizer:
         """The case's, over what is trained."""
         trained = [each for each in parameters if each.requires_grad]
         return OPTIMIZERS[self.case.optimizer](trained)
@@ -157,7 +158,7 @@ def in_accelerate(task: Task) -> None:
     from accelerate import Accelerator
 
     dtype = AUTOCAST.get(task.case.precision)
-    precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "no")  # type: ignore[call-overload]
+    precision = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "no")
     accelerator = Accelerator(
         mixed_precision=precision, gradient_accumulation_steps=task.accumulation
     )
@@ -292,7 +293,7 @@ def answer_for_the_masks() -> None:
         )
         return original(self, rows.unbind(1))
 
-    torch.Tensor.__getitem__ = select  # type: ignore[method-assign, assignment]
+    torch.Tensor.__getitem__ = select  # type: ignore[assignment, method-assign]
 
 
 def one_word_tokenizer() -> Any:
@@ -300,14 +301,11 @@ def one_word_tokenizer() -> Any:
     import tokenizers
 
     words = {"<end>": 0, "<none>": 1, "w": 2}
-    level = tokenizers.models.WordLevel(words, unk_token="<none>")  # noqa: S106
+    level = tokenizers.models.WordLevel(words, unk_token="<none>")
     built = tokenizers.Tokenizer(level)
     built.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=built,
-        eos_token="<end>",  # noqa: S106
-        pad_token="<end>",  # noqa: S106
-        unk_token="<none>",  # noqa: S106
+        tokenizer_object=built, eos_token="<end>", pad_token="<end>", unk_token="<none>"
     )
 
 
@@ -326,8 +324,8 @@ def in_lightning(task: Task) -> None:
             super().__init__()
             self.net = task.model()
 
-        def training_step(self, batch: Batch, _: int) -> torch.Tensor:
-            return self.net(**batch).loss  # type: ignore[no-any-return]
+        def training_step(self, batch: Batch, _: int) -> Any:
+            return self.net(**batch).loss
 
         def validation_step(self, batch: Batch, _: int) -> None:
             self.log("loss", self.net(**batch).loss)

@@ -68,7 +68,7 @@ def predict(wanted: LoopCase) -> budgetfit.Estimate:
     """Estimate a case without its weights."""
     if not wanted.liger:
         return _estimate(wanted)
-    from tests.accuracy.loop_programs import use_liger  # noqa: PLC0415 - few cases
+    from tests.accuracy.loop_programs import use_liger
 
     getattr(transformers, wanted.case.model.builder)  # loaded before it is patched
     with modules_restored():
@@ -97,7 +97,7 @@ def _estimate(wanted: LoopCase) -> budgetfit.Estimate:
         ),
         gpu=GPU,
         batch=build_batch(case, EXAMPLE_SAMPLES),
-        loop=budgetfit.Loop(kind=wanted.loop, **dict(wanted.settings)),  # type: ignore[arg-type]
+        loop=budgetfit.Loop(**{"kind": wanted.loop, **dict(wanted.settings)}),
     )
 
 
@@ -158,7 +158,7 @@ def record(names: Sequence[str], environment: Path) -> None:
     command = [sys.executable, "-m", "tests.accuracy.nulldriver.run", "--gpu", GPU]
     command += ["--environment", str(environment.resolve()), "--", "python", "-m"]
     command += ["tests.accuracy.loop_programs", *names]
-    done = subprocess.run(  # noqa: S603 - this project's own program
+    done = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )
     found = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]

@@ -96,7 +96,7 @@ def weights_as_they_are() -> Iterator[None]:
     if origin() == GPU:
         yield
         return
-    from transformers import initialization  # noqa: PLC0415  # few cases need it
+    from transformers import initialization  # few cases need it
 
     with initialization.no_init_weights():
         yield
@@ -109,9 +109,9 @@ def answer_for_the_device() -> str:
     whether several sequences are packed into one row. They are not, and a GPU answers
     None; the null driver's zeros would be read as "packed" and cost a large mask.
     """
-    from transformers import masking_utils  # noqa: PLC0415  # few cases need it
+    from transformers import masking_utils  # few cases need it
 
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None  # noqa: ARG005
+    masking_utils.find_packed_sequence_indices = lambda _: None
     return (
         "transformers' question whether sequences are packed was answered with no, "
         "as a GPU does: the null driver holds no position ids to read"

@@ -50,7 +50,7 @@ def _run(case: Case, options: argparse.Namespace) -> bool:
         environment["PYTORCH_CUDA_ALLOC_CONF"] = case.allocator
     if case.imitated_memory_gib:
         environment["NULLCUDA_GB"] = str(case.imitated_memory_gib)
-    done = subprocess.run(  # noqa: S603  # the launcher is the caller's own
+    done = subprocess.run(
         _command(case, options),
         cwd=_ROOT,
         env=environment,

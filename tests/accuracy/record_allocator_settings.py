@@ -85,7 +85,7 @@ def record_one(program: str, settings: str, memory_bytes: int) -> dict[str, int]
     command += ["--", "python", "-m", "tests.accuracy.record_allocator_settings"]
     command += ["--measure", program]
     kept = {key: text for key, text in os.environ.items() if "ALLOC_CONF" not in key}
-    done = subprocess.run(  # noqa: S603 - the command above
+    done = subprocess.run(
         command,
         env={**kept, "PYTORCH_CUDA_ALLOC_CONF": settings},
         capture_output=True,

@@ -68,7 +68,7 @@ _IMAGES: Final[dict[str, Callable[[], nn.Module]]] = {
 }
 
 
-def _batch(name: str, size: Any, samples: int) -> dict[str, Any]:  # noqa: ANN401
+def _batch(name: str, size: Any, samples: int) -> dict[str, Any]:
     """Return a batch as the workload's, of token ids or images."""
     if name in MODELS:
         lengths = np.full(samples, size)
@@ -102,7 +102,7 @@ def compared(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
     workload, lengths = asked.workload, asked.lengths
     assert lengths is not None
 
-    def trace_at(size: Any) -> StepTrace:  # noqa: ANN401
+    def trace_at(size: Any) -> StepTrace:
         return TraceSession(workload.at_length(size)).exact(recipe)
 
     # Of images: batches of one size each, which vary most.
@@ -115,7 +115,7 @@ def compared(options: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
     longest = lengths.planned if options.longest_first else None
     if longest is not None:
         batch = _batch(name, longest, recipe.batch_size)
-        run._run_and_drop([batch] * min(steps, 2))  # noqa: SLF001 - needs no plan
+        run._run_and_drop([batch] * min(steps, 2))
     for number, row in enumerate(updates, 1):
         for size in row:
             run.step(_batch(name, size, recipe.batch_size))
@@ -136,10 +136,10 @@ def _run(module: nn.Module, recipe: Recipe, blocks: tuple[str, ...]) -> Run:
     if engine != "fsdp2":  # which moves it block by block
         module.to("cuda")
     if engine == "ddp":  # what other ranks sent has no values here
-        ddp_module._verify_param_shape_across_processes = lambda *_: None  # noqa: SLF001
+        ddp_module._verify_param_shape_across_processes = lambda *_: None
     run = Run(module, recipe, determinism_check="default", blocks=blocks)
     if engine == "ddp":
-        called: Any = run._called  # noqa: SLF001
+        called: Any = run._called
         called.register_comm_hook(None, lambda _, bucket: reduce(bucket))
     return run
 

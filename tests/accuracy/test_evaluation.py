@@ -1,7 +1,5 @@
 """What of the evaluation measurement can be held without a device."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -21,6 +19,7 @@ from tests.accuracy.evaluation_cases import CASES
 from tests.accuracy.evaluation_loops import BATCHES, evaluation_samples
 from tests.accuracy.report import of_other_commands
 from tests.integrations.tiny_training import plan_for, tiny_model
+from tests.processes import python
 
 PLANNED = 6
 OUTCOME = Outcome(
@@ -43,8 +42,7 @@ def test_the_measured_program_does_without_budgetfit() -> None:
         "import sys, tests.accuracy.evaluation_loops\n"
         "sys.exit(any(name.startswith('budgetfit') for name in sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=False)  # noqa: S603
-    assert done.returncode == 0
+    assert python("-c", program).returncode == 0
 
 
 def test_what_every_export_says_is_what_is_measured() -> None:

@@ -28,9 +28,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "path",
-    PATHS,
-    ids=["-".join([*path.parts[-3:-1], path.stem]) for path in PATHS],
+    "path", PATHS, ids=["-".join([*path.parts[-3:-1], path.stem]) for path in PATHS]
 )
 def test_a_recording_is_well_formed_and_shows_its_case(path: Path) -> None:
     recording = read(path)

@@ -92,17 +92,17 @@ class Together(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
 
-    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run them one after the other under one checkpoint."""
 
-        def run(hidden: Any) -> Any:  # noqa: ANN401
+        def run(hidden: object) -> Any:
             for block in self.blocks:
                 hidden = block(hidden, *args, **kwargs)
             return hidden
 
         return checkpoint(run, hidden, use_reentrant=False)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattr__(self, name: str) -> Any:
         """What a model asks of a block, such as its attention type, the first has."""
         try:
             return super().__getattr__(name)
@@ -229,7 +229,7 @@ class Training:
             del batch
             self.optimizer.zero_grad(set_to_none=True)
         gc.collect()
-        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - not public
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
     def step(self, phase: Phase, batch_size: int) -> None:
@@ -275,12 +275,12 @@ class Training:
 
 def with_lora(model: nn.Module, **options: Any) -> nn.Module:
     """Return the model with peft's adapters on all linear layers."""
-    import peft  # noqa: PLC0415 - few cases need it
+    import peft
 
     config = peft.LoraConfig(
         target_modules="all-linear", task_type="CAUSAL_LM", **options
     )
-    return peft.get_peft_model(model, config)  # type: ignore[arg-type, return-value]
+    return peft.get_peft_model(model, config)
 
 
 class Samples(Dataset[dict[str, torch.Tensor]]):

@@ -8,6 +8,7 @@ The plain loop is written out here and shares nothing with ``budgetfit.Run``.
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import transformers
@@ -130,10 +131,10 @@ def curves(steps: int) -> list[Curve]:
     dropout, still = train_plainly(batches, 0.1), train_plainly(batches, 0.0)
     uneven = train_plainly(padded, 0.0)
 
-    def run(plain: list[float], name: str, **options: object) -> Curve:
+    def run(plain: list[float], name: str, **options: Any) -> Curve:
         data = padded if plain is uneven else batches
         rate = 0.1 if plain is dropout else 0.0
-        return Curve(name, train_by_recipe(data, rate, **options), plain)  # type: ignore[arg-type]
+        return Curve(name, train_by_recipe(data, rate, **options), plain)
 
     return [
         run(dropout, "dropout, nothing recomputed"),

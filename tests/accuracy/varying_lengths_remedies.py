@@ -32,12 +32,7 @@ from budgetfit.planning.search.traced_sessions import traced_sessions
 from budgetfit.planning.search.varying_lengths import LengthsJudge
 from budgetfit.planning.session import PlanningSession
 from tests.accuracy.nulldriver.addresses import null_driver_addresses
-from tests.accuracy.varying_lengths import (
-    DISTRIBUTIONS,
-    EFFECTIVE,
-    MODELS,
-    asked_for,
-)
+from tests.accuracy.varying_lengths import DISTRIBUTIONS, EFFECTIVE, MODELS, asked_for
 from tests.accuracy.varying_lengths_table import REMEDIES
 
 MOST_SEARCHES: Final = 8  # of one batch size, in smaller budgets

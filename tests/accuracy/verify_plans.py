@@ -128,7 +128,7 @@ def main() -> int:
     sys.stdout.flush()
     command = [sys.executable, "-m", "tests.accuracy.verify_plans", *sys.argv[1:]]
     codes = [
-        subprocess.run([*command, "--one", name, precision], check=False).returncode  # noqa: S603
+        subprocess.run([*command, "--one", name, precision], check=False).returncode
         for name, _, _ in MODELS
         for precision in ("fp32", "auto")
     ]

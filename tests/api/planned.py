@@ -1,10 +1,7 @@
 """Plans of many kinds of models through the front door, each made once per process."""
 
-# ruff: noqa: ANN401 - options of plan, and whatever a model returns
-
 import functools
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,7 +163,10 @@ class Fingerprint:
 
 def _state(module: nn.Module) -> tuple[Any, ...]:
     """Return flags, own attributes and hooks of one module."""
-    hooks: Callable[[str], int] = lambda name: len(vars(module).get(name) or ())  # noqa: E731
+
+    def hooks(name: str) -> int:
+        return len(vars(module).get(name) or ())
+
     return (
         module.training,
         tuple(sorted(vars(module))),

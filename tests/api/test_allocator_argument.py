@@ -15,6 +15,7 @@ from budgetfit.applying.allocator_settings import (
 )
 from budgetfit.core.allocator.settings import VARIABLE, VARIABLES, AllocatorSettings
 from budgetfit.inputs.allocator_settings import find_allocator_settings
+from budgetfit.integrations.source_code import plain_torch
 from budgetfit.measuring import subprocess_run
 from budgetfit.memory.replay import UNLIMITED_BYTES, replay
 from budgetfit.traces.session import TraceSession
@@ -109,8 +110,6 @@ def test_a_fraction_of_the_card_is_what_is_usable() -> None:
 
 
 def test_every_export_names_the_variable(expandable: Plan) -> None:
-    from budgetfit.integrations.source_code import plain_torch  # noqa: PLC0415
-
     line = f"Allocator: export {VARIABLE}={EXPANDABLE} before this starts."
     assert line in plain_torch.export_text(expandable, "plan.json")
 
@@ -207,6 +206,6 @@ def test_a_fresh_process_has_the_settings_of_the_plan(
         seen.update(env)
 
     monkeypatch.setattr(subprocess_run.subprocess, "run", run)
-    subprocess_run._run(["plan.json"], expandable.budget.allocator)  # noqa: SLF001
+    subprocess_run._run(["plan.json"], expandable.budget.allocator)
     assert seen[VARIABLE] == EXPANDABLE
     assert "PYTORCH_CUDA_ALLOC_CONF" not in seen

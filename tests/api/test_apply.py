@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import ParamsT
 from transformers import GPT2Config, GPT2LMHeadModel, SwinConfig
 
 import budgetfit
@@ -47,11 +48,11 @@ def batch(samples: int = 4) -> dict[str, torch.Tensor]:
     }
 
 
-def cross_entropy(outputs: torch.Tensor, batch: Any) -> torch.Tensor:  # noqa: ANN401
+def cross_entropy(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs, batch["y"])
 
 
-def fast_sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+def fast_sgd(parameters: ParamsT) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.5)
 
 
@@ -134,9 +135,10 @@ def test_the_learning_rate_is_given_or_transformers_default(saved: Path) -> None
         assert run.optimizer.param_groups[0]["lr"] == 5e-5
     with budgetfit.apply(plan, model, learning_rate=0.5) as run:
         assert run.optimizer.param_groups[0]["lr"] == 0.5
+    wrong: Any
     for wrong in (0, -1.0, float("nan"), "fast"):
         with pytest.raises(InputError, match="learning_rate must be a number above 0"):
-            budgetfit.apply(plan, model, learning_rate=wrong)  # type: ignore[arg-type]
+            budgetfit.apply(plan, model, learning_rate=wrong)
     own: dict[str, Any] = {"loss": cross_entropy, "optimizer": fast_sgd}
     with pytest.raises(InputError, match=r"a function, .*fast_sgd.* sets its own"):
         budgetfit.apply(Plan.load(saved), tower(), learning_rate=0.1, **own)
@@ -169,7 +171,7 @@ def test_a_model_with_other_attention_is_refused() -> None:
         config = GPT2Config(
             vocab_size=32, n_positions=8, n_embd=8, n_layer=2, n_head=heads
         )
-        return GPT2LMHeadModel._from_config(config, attn_implementation=kind)  # noqa: SLF001
+        return GPT2LMHeadModel._from_config(config, attn_implementation=kind)
 
     plan = budgetfit.plan(of(2, "sdpa"), gpu=CARD, batch_size=2)
     assert plan.model.attention == "sdpa, 2 heads, 2 of keys"
@@ -198,14 +200,14 @@ def test_heads_that_differ_by_layer_are_all_named() -> None:
         def to_dict(self) -> dict[str, int]:
             return {}
 
-    model = nn.Linear(1, 1)
-    model.config = PerLayer()  # type: ignore[assignment]
+    model: Any = nn.Linear(1, 1)
+    model.config = PerLayer()
     assert describe_attention(model) == "sdpa, 2 or 8 heads, 2 of keys"
 
 
 def test_heads_of_the_stages_of_a_backbone_are_told() -> None:
-    model = nn.Linear(1, 1)
-    model.config = SwinConfig(num_heads=[1, 2, 2])  # type: ignore[assignment]
+    model: Any = nn.Linear(1, 1)
+    model.config = SwinConfig(num_heads=[1, 2, 2])
     told = "sdpa, 1 or 2 heads, 1 or 2 of keys"
     assert describe_attention(model) == told
 
@@ -243,7 +245,7 @@ def test_out_of_memory_is_reported_with_the_plans_numbers_and_what_should_fit() 
     plan = plan_of(tower())
     with budgetfit.apply(plan) as run:
 
-        def full(*_: Any) -> None:
+        def full(*_: object) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
         handle = run.model.blocks[1].register_forward_hook(full)
@@ -252,7 +254,8 @@ def test_out_of_memory_is_reported_with_the_plans_numbers_and_what_should_fit() 
         handle.remove()
         assert "predicted " in str(e.value)
         assert isinstance(e.value, torch.OutOfMemoryError)
-        smaller = e.value.recipe  # type: ignore[attr-defined]
+        error: Any = e.value
+        smaller = error.recipe
         assert smaller.effective_batch_size == plan.recipe.effective_batch_size
         run.adopt(smaller)
         for part in run.parts(batch(8)):

@@ -1,7 +1,5 @@
 """What a user mistypes is one clear sentence, before anything is traced or changed."""
 
-# ruff: noqa: ANN401 - anything at all may be handed in
-
 import functools
 from typing import Any
 

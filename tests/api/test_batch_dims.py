@@ -15,7 +15,7 @@ from budgetfit import InputError, Recipe
 from budgetfit.api.plan import compare, estimate_settings, layers
 from budgetfit.core.samples.sample_dims import SampleDims
 from tests.core.test_sample_dims import MISVOTING
-from tests.models import alone
+from tests.models import alone, sgd
 
 pytestmark = pytest.mark.usefixtures("kept_traces")
 DIMS = {"x": 0}
@@ -36,10 +36,6 @@ class Prototypes(nn.Module):
         for block in self.blocks:
             hidden = torch.tanh(block(hidden))
         return ((hidden @ table.T) * other).square().mean()
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def planned(model: nn.Module, **asked: Any) -> budgetfit.Plan:

@@ -1,7 +1,6 @@
 """A saved plan, checked again."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from budgetfit.gpus.table import gpu_from_properties
 from budgetfit.inputs.plan_source import planned_arguments
 from budgetfit.inputs.planned_again import parse_again
 from tests.api.planned import plan_of_config, write_config
-from tests.models import LLAMA, alone, llama
+from tests.models import LLAMA, alone, llama, sgd
 from tests.reporting.sample_plans import sample_plan
 
 pytestmark = pytest.mark.usefixtures("kept_traces")
@@ -49,10 +48,6 @@ def test_a_plan_still_takes_what_was_planned(
         assert found.reserved_bytes == made.estimate.reserved_bytes
         assert found.usable_bytes == made.budget.usable_bytes
         assert found.fits
-
-
-def sgd(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def test_an_optimizer_of_ones_own_is_handed_in_again(

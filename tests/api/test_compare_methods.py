@@ -4,10 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import transformers
+from torch import nn
 
 from budgetfit.api.compare import compare
 from budgetfit.errors import InputError
+from tests import models
 from tests.integrations.adapters import QUIET
 
 pytestmark = pytest.mark.usefixtures("kept_traces")
@@ -16,10 +17,8 @@ CARDS = ["t4", "rtx-4090"]
 QUICK: dict[str, Any] = {"batch_size": 2, "checkpointing": "none"}
 
 
-def gpt2() -> transformers.PreTrainedModel:
-    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 64}
-    config = transformers.GPT2Config(vocab_size=128, **sizes)  # type: ignore[arg-type]
-    return transformers.GPT2LMHeadModel(config)
+def gpt2() -> nn.Module:
+    return models.gpt2(vocab_size=128, n_layer=2, n_embd=64, n_positions=64)
 
 
 @QUIET
@@ -72,10 +71,10 @@ def test_a_method_that_the_model_cannot_be_trained_with_is_a_row_that_says_why()
     ],
 )
 def test_methods_that_cannot_be_are_refused(
-    asked: dict[str, object], message: str
+    asked: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        compare(gpt2(), CARDS, **asked)  # type: ignore[arg-type]
+        compare(gpt2(), CARDS, **asked)
 
 
 def test_prices_are_those_of_the_rows_of_their_card() -> None:
@@ -105,9 +104,9 @@ def test_prices_are_those_of_the_rows_of_their_card() -> None:
     ],
 )
 def test_prices_that_cannot_be_are_refused_before_anything_is_traced(
-    prices: object, message: str
+    prices: Any, message: str
 ) -> None:
     said: list[str] = []
     with pytest.raises(InputError, match=message):
-        compare(gpt2(), CARDS, prices=prices, progress=said.append)  # type: ignore[arg-type]
+        compare(gpt2(), CARDS, prices=prices, progress=said.append)
     assert not said

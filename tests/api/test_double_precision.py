@@ -5,7 +5,7 @@ from torch import nn
 
 import budgetfit
 from budgetfit.api.compare import compare
-from tests.models import Chain
+from tests.models import Chain, squares
 
 BATCH = {"x": torch.randn(8, 16, dtype=torch.float64)}
 FOR = {"batch_size": 8, "effective_batch_size": 8}
@@ -15,19 +15,15 @@ def blocks() -> nn.Module:
     return Chain(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3)))
 
 
-def loss(outputs: torch.Tensor, _: object) -> torch.Tensor:
-    return outputs.square().mean()
-
-
 def planned(model: nn.Module, **options: object) -> budgetfit.Plan:
     return budgetfit.plan(
-        model, gpu="rtx-4090", batch=BATCH, loss=loss, **FOR, **options
+        model, gpu="rtx-4090", batch=BATCH, loss=squares, **FOR, **options
     )
 
 
 def test_weights_in_float64_stay_so_and_it_is_said() -> None:
     model = blocks().double()
-    expected = loss(model(**BATCH), BATCH).item()
+    expected = squares(model(**BATCH), BATCH).item()
     plan = planned(model)
     run = budgetfit.apply(plan, model)
     assert plan.recipe.precision == "as-is"
@@ -44,7 +40,7 @@ def test_a_precision_that_casts_them_says_so() -> None:
 
 def test_all_cards_are_compared_in_float64() -> None:
     model = blocks().double()
-    rows, _ = compare(model, ["rtx-4090", "t4"], batch=BATCH, loss=loss, **FOR)
+    rows, _ = compare(model, ["rtx-4090", "t4"], batch=BATCH, loss=squares, **FOR)
     assert {row.estimate.recipe.precision for row in rows} == {"as-is"}
 
 

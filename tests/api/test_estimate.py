@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config
 
 import budgetfit
 from budgetfit import Estimate, InputError, Recipe
 from tests.api.planned import CARD, SAMPLE_OF_MEBI, Fingerprint, plan_mebi, vram_bytes
-from tests.models import EXAMPLES, LENGTH, MIB, SAMPLES, VOCABULARY, Mebi
+from tests.models import EXAMPLES, LENGTH, MIB, SAMPLES, VOCABULARY, Mebi, gpt2_config
 
 FP32 = {"precision": "fp32"}
 
@@ -123,9 +122,7 @@ def test_a_model_on_meta_takes_what_a_real_one_takes() -> None:
 
 
 def test_a_config_is_a_model_without_weights() -> None:
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2
-    )
+    config = gpt2_config(n_positions=LENGTH, n_layer=2)
     found = budgetfit.estimate(config, vram="8GB", max_length=8)
     assert any("no card named" in note for note in found.notes)
     # ids and labels of 2 samples of 8 tokens, in units of 512 bytes
@@ -135,7 +132,7 @@ def test_a_config_is_a_model_without_weights() -> None:
 def test_a_loss_of_the_users_is_part_of_the_step() -> None:
     example = EXAMPLES["transformer"]
 
-    def squares(outputs: torch.Tensor, batch: Any) -> torch.Tensor:  # noqa: ANN401
+    def squares(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
         wide = outputs[..., None] * batch["src"].new_ones(1 << 18)
         return wide.square().mean()
 

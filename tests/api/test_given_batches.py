@@ -15,6 +15,7 @@ from torch import nn
 import budgetfit
 from budgetfit import InputError, Recipe
 from budgetfit.api.estimate import estimate_settings, layers
+from tests import models
 from tests.core.test_sample_count import bags, boxes, graphs, without
 from tests.models import alone
 
@@ -75,9 +76,9 @@ def file(tmp_path: Path) -> Iterator[Path]:
     sys.modules.pop("budgetfit_factory_mine", None)
 
 
-def planned(model: object, **asked: Any) -> budgetfit.Plan:
-    asked = {"batch_size": 2, "checkpointing": "full"} | asked
-    return alone(budgetfit.plan(model, gpu="t4", precision="fp32", **asked))  # type: ignore[arg-type]
+def planned(model: Any, **asked: Any) -> budgetfit.Plan:
+    settings: dict[str, Any] = {"batch_size": 2, "checkpointing": "full", **asked}
+    return alone(budgetfit.plan(model, gpu="t4", precision="fp32", **settings))
 
 
 @pytest.mark.parametrize(
@@ -148,12 +149,12 @@ def test_text_that_names_no_function_is_refused() -> None:
 
 
 def test_estimate_and_layers_take_them_too(file: Path) -> None:
-    asked = {"batch": f"{file}:make_batch", "loss": f"{file}:loss"}
-    whole = budgetfit.estimate(f"{file}:model", gpu="t4", **asked)  # type: ignore[arg-type]
-    named, _ = estimate_settings(f"{file}:model", gpu="t4", **asked)  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"batch": f"{file}:make_batch", "loss": f"{file}:loss"}
+    whole = budgetfit.estimate(f"{file}:model", gpu="t4", **asked)
+    named, _ = estimate_settings(f"{file}:model", gpu="t4", **asked)
     assert whole.recipe.batch_size == 3
     assert named.allocated_bytes == whole.allocated_bytes
-    assert layers(f"{file}:model", **asked)  # type: ignore[arg-type]
+    assert layers(f"{file}:model", **asked)
 
 
 def test_a_plan_records_the_names_of_its_batch_and_loss(file: Path) -> None:
@@ -166,16 +167,9 @@ def test_a_plan_records_the_names_of_its_batch_and_loss(file: Path) -> None:
     assert recorded["trust_remote_code"]
 
 
-def vit() -> transformers.PreTrainedModel:
-    config = transformers.ViTConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        image_size=32,
-        patch_size=8,
-    )
-    return transformers.ViTForImageClassification(config)
+def vit() -> torch.nn.Module:
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4}
+    return models.vit(**sizes, image_size=32, patch_size=8, hidden_dropout_prob=0.0)
 
 
 def gemma() -> transformers.PreTrainedModel:
@@ -183,8 +177,8 @@ def gemma() -> transformers.PreTrainedModel:
     text = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     vision = {"num_attention_heads": 4, "image_size": 56, "patch_size": 14}
     config = transformers.Gemma3Config(
-        text_config={**sizes, **text, "vocab_size": 256},  # type: ignore[arg-type]
-        vision_config={**sizes, **vision},  # type: ignore[arg-type]
+        text_config={**sizes, **text, "vocab_size": 256},
+        vision_config={**sizes, **vision},
         mm_tokens_per_image=4,
         image_token_index=255,
         boi_token_index=254,
@@ -235,9 +229,7 @@ def test_a_model_with_towers_is_planned_on_text_alone(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wishes_that_cannot_be_are_refused(
-    asked: dict[str, object], message: str
-) -> None:
+def test_wishes_that_cannot_be_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(budgetfit.InputError, match=message):
         planned(vit(), **asked)
 
@@ -246,7 +238,7 @@ def test_a_wish_that_would_change_nothing_is_refused() -> None:
     sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 16}
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=32, **sizes)
-    )  # type: ignore[arg-type]
+    )
     with pytest.raises(budgetfit.InputError, match="image_size= changes nothing"):
         planned(model, image_size=64)
     with pytest.raises(budgetfit.InputError, match=r"reads no images of 112 x 112.*56"):

@@ -10,6 +10,7 @@ from torch import nn
 import budgetfit
 from budgetfit import DoesNotFitError, InputError
 from budgetfit.api.how_many_gpus import COUNTS, _Search, plan_auto
+from budgetfit.api.plan import estimate_settings
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Plan
 from budgetfit.core.plan_json import from_json, to_json
@@ -180,7 +181,5 @@ def test_what_is_wrong_is_refused(given: dict[str, Any], says: str) -> None:
 
 
 def test_an_estimate_takes_no_decision() -> None:
-    from budgetfit.api.plan import estimate_settings  # noqa: PLC0415
-
     with pytest.raises(InputError, match="is a decision that plan takes"):
         estimate_settings(Wide(), gpus="auto", gpu="t4")

@@ -67,7 +67,7 @@ def test_samples_beyond_the_models_positions_are_told_how_to_cut_them() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["512", 1024])
-def test_one_length_is_no_list_of_them(wrong: Any) -> None:  # noqa: ANN401
+def test_one_length_is_no_list_of_them(wrong: object) -> None:
     with pytest.raises(InputError, match=r"lengths must be a list of lengths"):
         estimated(lengths=wrong)
 

@@ -1,37 +1,29 @@
 """objective="length": the longest samples that fit, on a model of two small blocks."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import budgetfit
 from budgetfit.api.compare import compare
 from budgetfit.core.plan import Plan
 from budgetfit.planning.alternatives.longest_length import candidate_lengths
+from tests import models
 from tests.models import alone
 
 pytestmark = pytest.mark.usefixtures("kept_traces")
 POSITIONS = 65_536
 
 
-def llama() -> transformers.PreTrainedModel:
-    config = transformers.LlamaConfig(
-        num_hidden_layers=2,
-        hidden_size=64,
-        intermediate_size=128,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        vocab_size=512,
-        max_position_embeddings=POSITIONS,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return transformers.LlamaForCausalLM(config)
+def llama() -> torch.nn.Module:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    words = {"vocab_size": 512, "bos_token_id": 0, "eos_token_id": 0}
+    return models.llama(**sizes, **words, max_position_embeddings=POSITIONS)
 
 
-def own_loss(outputs: Any, _: Any) -> torch.Tensor:  # noqa: ANN401
+def own_loss(outputs: Any, _: Any) -> torch.Tensor:
     """The model's own loss, which is then not cut into parts."""
     loss: torch.Tensor = outputs.loss
     return loss
@@ -48,7 +40,7 @@ ASKED: dict[str, Any] = {
 ESTIMATED = {"gpu", "vram", "headroom", "loss"}  # the rest is in the recipe
 
 
-def test_the_longest_context_is_found_with_few_traces(tmp_path: Any) -> None:  # noqa: ANN401
+def test_the_longest_context_is_found_with_few_traces(tmp_path: Path) -> None:
     said: list[str] = []
     plan = budgetfit.plan(llama(), objective="length", progress=said.append, **ASKED)
     length = plan.longest_length
@@ -109,10 +101,10 @@ def test_where_not_even_the_shortest_fits_it_is_the_usual_error() -> None:
     ],
 )
 def test_what_leaves_no_question_is_refused(
-    asked: dict[str, object], message: str
+    asked: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(budgetfit.InputError, match=message):
-        budgetfit.plan(llama(), gpu="t4", objective="length", **asked)  # type: ignore[arg-type]
+        budgetfit.plan(llama(), gpu="t4", objective="length", **asked)
 
 
 def test_samples_without_a_length_are_refused() -> None:

@@ -12,7 +12,7 @@ from budgetfit import InputError, TraceError
 from tests import models
 from tests.api.planned import CARD
 from tests.integrations.adapters import QUIET
-from tests.models import LENGTH, VOCABULARY, WIDTH
+from tests.models import LENGTH, VOCABULARY, WIDTH, sgd
 
 pytestmark = QUIET
 
@@ -41,11 +41,7 @@ def test_sparse_gradients_that_an_optimizer_refuses_are_named() -> None:
     with pytest.raises(TraceError, match=r"sparse=True.* Set sparse=False") as refused:
         plan(model, batch=batch)
     assert "example batch" not in str(refused.value)
-    assert plan(model, batch=batch, optimizer=plain_sgd).fits
-
-
-def plain_sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
-    return torch.optim.SGD(parameters, lr=0.1)
+    assert plan(model, batch=batch, optimizer=sgd).fits
 
 
 class Graph(nn.Module):

@@ -287,9 +287,9 @@ def test_a_larger_card_takes_the_model_that_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reads: list[object] = []
-    read = arguments._read_model  # noqa: SLF001
+    read = arguments._read_model
 
-    def spy(asked: arguments.Arguments, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def spy(asked: arguments.Arguments, *args: Any, **options: Any) -> Any:
         reads.append(asked.gpu)
         return read(asked, *args, **options)
 

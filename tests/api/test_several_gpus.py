@@ -46,7 +46,7 @@ def test_gpus_are_counted(value: int | str, found: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     "value", [0, -1, True, 2.0, "", "8x", "8x2x2", "many", None, "9" * 5000]
 )
-def test_other_numbers_are_refused(value: Any) -> None:  # noqa: ANN401
+def test_other_numbers_are_refused(value: object) -> None:
     with pytest.raises(InputError, match=r"gpus must be|8x4"):
         parse_gpus(value)
 

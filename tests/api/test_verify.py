@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config
 
 import budgetfit
 from budgetfit import InputError, Plan, TraceError, Verification
@@ -34,7 +33,7 @@ from tests.hazards.kinds import (
     log,
     start,
 )
-from tests.models import LENGTH, VOCABULARY, Mebi, alone, llama, mean
+from tests.models import LENGTH, VOCABULARY, Mebi, alone, gpt2_config, llama, mean
 
 without_cuda = pytest.mark.skipif(
     torch.cuda.is_available(), reason="there is a CUDA device to verify on"
@@ -109,7 +108,7 @@ def test_weights_and_optimizer_state_are_counted_exactly() -> None:
 @pytest.mark.parametrize(
     "optimizer", ["adamw_torch", "adamw_torch_fused", "sgd", torch.optim.RMSprop]
 )
-def test_an_optimizer_steps_as_it_does_on_a_cpu(optimizer: Any) -> None:  # noqa: ANN401
+def test_an_optimizer_steps_as_it_does_on_a_cpu(optimizer: Any) -> None:
     plan = budgetfit.plan(
         Mebi(),
         gpu=CARD,
@@ -142,7 +141,7 @@ def test_a_block_that_saves_nothing_need_not_run_again() -> None:
     assert check.passed, str(check)
 
 
-def test_u5_of_several_batches_the_longest_is_measured_and_others_follow() -> None:
+def test_of_several_batches_the_longest_is_measured_and_others_follow() -> None:
     plan = planned("module list").plan
     lengths = (64, 512, 128)
     check = budgetfit.verify(
@@ -154,14 +153,14 @@ def test_u5_of_several_batches_the_longest_is_measured_and_others_follow() -> No
     assert any("The longest of 3 batches ran first" in note for note in check.notes)
 
 
-def test_u5_a_batch_longer_than_planned_is_told() -> None:
+def test_a_batch_longer_than_planned_is_told() -> None:
     check = budgetfit.verify(
         planned("module list").plan, batch=torch.zeros(2, 600, 512), device="cpu"
     )
     assert any("plan for it, with batch=, max_length=" in n for n in check.notes)
 
 
-def test_u13_a_fresh_process_verifies_what_text_can_build(
+def test_a_fresh_process_verifies_what_text_can_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "net.py").write_text(
@@ -186,7 +185,7 @@ def test_a_fresh_process_refuses_what_cannot_be_written_down() -> None:
     plan = planned("module list").plan
     for options in ({}, {"model": Mebi()}, {"model": "m:f", "batch": torch.ones(1)}):
         with pytest.raises(InputError, match="A fresh process is handed text"):
-            budgetfit.verify(plan, device="cpu", fresh_process=True, **options)  # type: ignore[arg-type]
+            budgetfit.verify(plan, device="cpu", fresh_process=True, **options)
 
 
 def test_it_says_that_vram_was_not_checked() -> None:
@@ -374,9 +373,7 @@ def test_a_loaded_plan_needs_its_model(saved: Path) -> None:
 
 
 def test_a_plan_from_a_config_is_verified_with_random_weights() -> None:
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2
-    )
+    config = gpt2_config(n_positions=LENGTH, n_layer=2)
     plan = budgetfit.plan(config, gpu="t4", batch_size=2, checkpointing="full")
     check = budgetfit.verify(plan, device="cpu")
     assert plan.recipe.precision == "fp16-mixed"
@@ -432,13 +429,13 @@ def test_without_a_cuda_device_it_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("device", ["tpu", "meta", "xpu", 3.5])
-def test_other_devices_are_refused(device: Any) -> None:  # noqa: ANN401
+def test_other_devices_are_refused(device: Any) -> None:
     with pytest.raises(InputError, match="cannot be verified on"):
         budgetfit.verify(planned("module list").plan, device=device)
 
 
 @pytest.mark.parametrize("steps", [2, 0, "3", 3.0, True])
-def test_fewer_than_three_steps_are_refused(steps: Any) -> None:  # noqa: ANN401
+def test_fewer_than_three_steps_are_refused(steps: Any) -> None:
     with pytest.raises(InputError, match="whole number of at least 3"):
         budgetfit.verify(planned("module list").plan, steps=steps, device="cpu")
 

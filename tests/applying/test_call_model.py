@@ -1,8 +1,6 @@
-# ruff: noqa: ANN401 - any output, any batch
-
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,17 +22,15 @@ X, Y, MASK = torch.ones(2, 3), torch.zeros(2), torch.ones(2)
 class Model(nn.Module):
     """Returns what ``output`` makes of one trained number."""
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self, output: Callable[..., Any] | None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.tensor(2.0))
         self.output = output
 
     def forward(
-        self,
-        x: torch.Tensor,
-        mask: Any = None,  # noqa: ARG002
-        labels: Any = None,  # noqa: ARG002
+        self, x: torch.Tensor, mask: object = None, labels: object = None
     ) -> Any:
+        del mask, labels
         return self.output(self.weight * x)
 
 
@@ -57,7 +53,7 @@ class TakesAll(nn.Module):
     ],
 )
 def test_tuples_fill_arguments_by_position_and_leave_targets_to_the_loss(
-    model: nn.Module, batch: Any, for_loss: bool, taken: int
+    model: nn.Module, batch: object, for_loss: bool, taken: int
 ) -> None:
     args, kwargs = model_arguments(model, batch, for_loss=for_loss)
     assert len(args) == taken
@@ -112,7 +108,9 @@ def test_anything_else_is_the_one_argument() -> None:
         (lambda y: (y.sum().double(),), X, 12.0),
     ],
 )
-def test_the_models_own_loss_is_found(output: Any, batch: Any, expected: float) -> None:
+def test_the_models_own_loss_is_found(
+    output: object, batch: object, expected: float
+) -> None:
     assert compute_loss(Model(output), batch, None).item() == expected
 
 
@@ -126,7 +124,7 @@ def test_the_models_own_loss_is_found(output: Any, batch: Any, expected: float) 
     ],
 )
 def test_without_a_loss_a_plan_takes_the_mean_and_training_is_refused(
-    output: Any, batch: Any, expected: float
+    output: object, batch: object, expected: float
 ) -> None:
     asked: list[bool] = []
     mean = compute_loss(
@@ -152,7 +150,7 @@ def test_without_a_loss_a_plan_takes_the_mean_and_training_is_refused(
     ],
 )
 def test_scalars_among_the_outputs_are_named_in_the_example(
-    output: Any, batch: Any, loss: str
+    output: object, batch: object, loss: str
 ) -> None:
     with pytest.raises(InputError, match=re.escape(f"batch: {loss}.") + "$"):
         compute_loss(Model(output), batch, None)

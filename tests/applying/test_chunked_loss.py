@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401 - any model, any batch
-
 import copy
 import inspect
 import pickle
@@ -18,8 +16,6 @@ from transformers import (
     CohereForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -37,6 +33,8 @@ from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError
 from budgetfit.tracing.recording.storage_log import StorageLog
+from tests import models
+from tests.models import still
 
 VOCABULARY, WIDTH, LENGTH, SAMPLES = 96, 32, 13, 3
 LLAMA: dict[str, Any] = {
@@ -54,20 +52,9 @@ IGNORED = -100
 
 
 def gpt2() -> nn.Module:
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=LENGTH,
-            n_embd=WIDTH,
-            n_layer=2,
-            n_head=2,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            bos_token_id=1,
-            eos_token_id=2,
-        )
-    )
+    sizes = {"vocab_size": VOCABULARY, "n_positions": LENGTH, "n_embd": WIDTH}
+    words = {"bos_token_id": 1, "eos_token_id": 2}
+    return still(models.gpt2(**sizes, **words, n_layer=2))
 
 
 MODELS: dict[str, Any] = {
@@ -299,7 +286,7 @@ def test_undo_gives_head_and_loss_function_back() -> None:
 def test_a_model_that_was_pickled_while_it_trained_is_chunked_again() -> None:
     recipe = Recipe(batch_size=SAMPLES, loss_chunks=3, optimizer="sgd")
     with Run(make("llama"), recipe) as run:
-        copied = pickle.loads(pickle.dumps(run.model))  # noqa: S301 - just pickled
+        copied = pickle.loads(pickle.dumps(run.model))
         expected = run.step(batch())
         with Run(copied, replace(recipe, loss_chunks=2)) as again:
             torch.testing.assert_close(again.step(batch()), expected)
@@ -399,7 +386,7 @@ def test_a_loss_that_is_not_the_models_own_is_refused(
 class Sorting(LlamaForCausalLM):
     """Does to its logits what cannot be done part by part."""
 
-    def forward(self, input_ids: Any, labels: Any = None, **_: Any) -> Any:
+    def forward(self, input_ids: object, labels: object = None, **_: object) -> Any:
         logits = self.lm_head(self.model(input_ids).last_hidden_state)
         logits = logits.sort(dim=1).values
         return {"loss": self.loss_function(logits, labels, self.vocab_size)}
@@ -408,7 +395,7 @@ class Sorting(LlamaForCausalLM):
 class Numpy(LlamaForCausalLM):
     """Meets something that is no tensor where it wants one."""
 
-    def forward(self, input_ids: Any, labels: Any = None, **_: Any) -> Any:
+    def forward(self, input_ids: object, labels: object = None, **_: object) -> Any:
         logits = self.lm_head(self.model(input_ids).last_hidden_state)
         logits = logits @ torch.eye(VOCABULARY)
         return {"loss": self.loss_function(logits, labels, self.vocab_size)}
@@ -417,7 +404,7 @@ class Numpy(LlamaForCausalLM):
 class Elsewhere(LlamaForCausalLM):
     """Computes its loss from a second head."""
 
-    def forward(self, input_ids: Any, labels: Any = None, **_: Any) -> Any:
+    def forward(self, input_ids: object, labels: object = None, **_: object) -> Any:
         hidden = self.model(input_ids).last_hidden_state
         logits = nn.functional.linear(hidden, self.lm_head.weight)
         return {"loss": self.loss_function(logits, labels, self.vocab_size)}
@@ -469,7 +456,7 @@ def test_a_batch_without_labels_has_no_loss_to_cut() -> None:
 
 
 def test_an_error_in_a_part_stays_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def out_of_memory(*_: Any, **__: Any) -> Any:
+    def out_of_memory(*_: object, **__: object) -> Any:
         raise torch.OutOfMemoryError
 
     run = Run(make("llama"), Recipe(batch_size=SAMPLES, loss_chunks=4))

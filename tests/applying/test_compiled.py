@@ -1,4 +1,3 @@
-# ruff: noqa: N802 - tests of user needs carry their number
 """A plan on a compiled model: eager where it recomputes, as it was after undo."""
 
 import copy
@@ -61,7 +60,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_U21_compiled_code_is_off_with_a_warning_where_the_plan_recomputes(
+def test_compiled_code_is_off_with_a_warning_where_the_plan_recomputes(
     how: str,
 ) -> None:
     COUNTED.clear()
@@ -149,7 +148,7 @@ AFTER = {
 def test_compiled_after_apply_treated_blocks_run_eagerly_and_nothing_else_changes(
     how: str,
 ) -> None:
-    torch._dynamo.reset()  # noqa: SLF001 - what other tests compiled
+    torch._dynamo.reset()
     data = batches(2)
     plain = [start(recipe(segments=PAIRS)).step(batch).item() for batch in data[:1]]
     run = start(recipe(segments=PAIRS))

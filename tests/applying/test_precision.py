@@ -1,4 +1,5 @@
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -118,9 +119,7 @@ def test_mixed_policies_make_the_weights_fp32_and_as_is_leaves_them() -> None:
 
 
 @pytest.mark.parametrize("weights", ["fp32", "as-is"])
-def test_U16_fp16_weights_with_a_scaler_are_refused_with_the_reason(  # noqa: N802
-    weights: str,
-) -> None:
+def test_fp16_weights_with_a_scaler_are_refused_with_the_reason(weights: str) -> None:
     model = nn.Linear(2, 2, dtype=torch.float16)
     policy = Precision(
         name="fp16-mixed", weights=weights, autocast="fp16", grad_scaler=True
@@ -188,13 +187,13 @@ def test_weights_are_cast_in_the_order_of_torch() -> None:
         by_torch.append(tensor)
         return tensor
 
-    model._apply(note)  # noqa: SLF001 - what ``Module.to`` is made of
+    model._apply(note)
     ours = list(tensors_in_apply_order(model))
     assert len(ours) == len(by_torch) == 2 + 5  # two of its own, five of the norm
     assert all(a is b for a, b in zip(ours, by_torch, strict=True))
 
 
-def test_U17_the_choice_follows_the_cards_capability() -> None:  # noqa: N802
+def test_the_choice_follows_the_cards_capability() -> None:
     chosen = {
         name: automatic_precision(find_gpu(name).compute_capability).name
         for name in ("t4", "a100-80gb", "l4", "rtx-4090", "h100-80gb")
@@ -209,7 +208,7 @@ def test_U17_the_choice_follows_the_cards_capability() -> None:  # noqa: N802
 
 
 @pytest.mark.parametrize("name", ["bf16-mixed", "bf16", "tf32"])
-def test_U17_a_card_that_would_emulate_the_policy_is_named(  # noqa: N802
+def test_a_card_that_would_emulate_the_policy_is_named(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
@@ -263,10 +262,10 @@ class Island(nn.Module):
 )
 @pytest.mark.parametrize("mode", ["keep", "recompute", "offload", "selective"])
 def test_a_users_own_islands_without_autocast_survive_forward_and_recomputation(
-    precision: str, dtype: torch.dtype, mode: str
+    precision: str, dtype: torch.dtype, mode: Any
 ) -> None:
     saved = ("aten.addmm.default:0",) if mode == "selective" else ()
-    segments = () if mode == "keep" else (Segment(("1",), mode, saved),)  # type: ignore[arg-type]
+    segments = () if mode == "keep" else (Segment(("1",), mode, saved),)
     gradients = []
     for chosen in ((), segments):
         torch.manual_seed(0)

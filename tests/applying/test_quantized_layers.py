@@ -1,6 +1,7 @@
 """The stand-ins for bitsandbytes' layers, without that library: what they allocate."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -28,12 +29,12 @@ IN, OUT = TOKENS * INPUTS * HALF, TOKENS * OUTPUTS * HALF
 @pytest.fixture
 def log() -> Iterator[StorageLog]:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, StorageLog() as log:
-        log.mode = mode  # type: ignore[attr-defined]
+        log.mode = mode
         yield log
 
 
-def fake(layer: nn.Module, log: StorageLog) -> nn.Module:
-    copied = fake_copy(layer, log.mode)  # type: ignore[attr-defined]
+def fake(layer: nn.Module, log: Any) -> nn.Module:
+    copied = fake_copy(layer, log.mode)
     for tensor in (*copied.parameters(), *copied.buffers()):
         log.log_storage(tensor)
     return copied
@@ -49,8 +50,8 @@ def made_and_passing(log: StorageLog, first: int) -> tuple[list[int], list[int]]
     )
 
 
-def packed(**more: object) -> Nf4Linear:
-    return Nf4Linear(INPUTS, OUTPUTS, Nf4Format(**more), None)  # type: ignore[arg-type]
+def packed(**more: Any) -> Nf4Linear:
+    return Nf4Linear(INPUTS, OUTPUTS, Nf4Format(**more), None)
 
 
 def test_a_packed_weight_is_half_a_byte_a_number_and_its_scales() -> None:

@@ -209,10 +209,7 @@ def test_bags_are_cut_at_their_offsets(*, with_end: bool) -> None:
         (graphs(2, 3) | {"edge_index": torch.tensor([[0, 1], [1, 4]])}, "edge_index"),
         (graphs(2, 3) | {"edge_index": torch.tensor([[4, 0], [3, 1]])}, "edge_index"),
         (graphs(2, 3) | {"batch": torch.tensor([0, 1, 0, 1, 1])}, "edge_index"),
-        (
-            {name: each.to("meta") for name, each in graphs(2, 3).items()},
-            "edge_index",
-        ),
+        ({name: each.to("meta") for name, each in graphs(2, 3).items()}, "edge_index"),
         (bags(2, 0, 1), "offsets"),  # as many ids as labels
         (bags(2, 3) | {"others": torch.zeros(7, dtype=torch.long)}, "offsets"),
         ({name: each.to("meta") for name, each in bags(2, 3).items()}, "offsets"),

@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import pytest
 from click.testing import Result
@@ -18,7 +20,7 @@ Run = Callable[..., Result]
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     fake = FakeApi()
-    monkeypatch.setitem(sys.modules, "budgetfit.api.plan", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "budgetfit.api.plan", cast("ModuleType", fake))
     return fake
 
 

@@ -27,7 +27,7 @@ class FakeApi:
             "check": sample_estimate(),
         }
 
-    def _called(self, name: str, args: tuple[object, ...], kwargs: Any) -> Any:  # noqa: ANN401
+    def _called(self, name: str, args: tuple[object, ...], kwargs: Any) -> Any:
         self.calls.append((name, args, kwargs))
         print("a factory prints")  # noqa: T201 - it must not reach stdout
         if self.error is not None:

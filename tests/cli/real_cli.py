@@ -2,6 +2,10 @@
 
 import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from typer.testing import CliRunner
 
 from budgetfit.cli.app import app
 
+ROOT = Path(__file__).parents[2]
 without_cuda = pytest.mark.skipif(
     torch.cuda.is_available(), reason="the CUDA device of this machine is the default"
 )
@@ -66,6 +71,22 @@ def small():
 
 def run(*words: object) -> Result:
     return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def process(
+    *words: str, cwd: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own, with no more than it is given."""
+    return subprocess.run(
+        [sys.executable, "-m", "budgetfit", *words],
+        cwd=cwd,
+        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        # A job that a script runs in the background ignores ctrl-C, its children too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def assert_one_line(result: Result, code: int, message: str) -> None:

@@ -1,8 +1,6 @@
 """Bad input on the real command line: one clear line and the right exit code."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from budgetfit import DoesNotFitError
 from budgetfit.api import plan as api
 from budgetfit.cli.error_wording import with_option_names
-from tests.cli.real_cli import assert_one_line, run, without_cuda
+from tests.cli.real_cli import assert_one_line, process, run, without_cuda
 
 
 @pytest.mark.parametrize(
@@ -197,14 +195,7 @@ def test_a_model_that_fails_while_it_runs_ends_with_1(tmp_path: Path) -> None:
 
 
 def test_in_a_process_of_its_own_nothing_else_is_printed(place: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "budgetfit", "plan", "config.json", "--gpu", "rtx4091"],
-        cwd=place,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    result = process("plan", "config.json", "--gpu", "rtx4091", cwd=place, PATH="")
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith("Error: 'rtx4091' is not in the card table.")

@@ -79,9 +79,7 @@ def test_a_closed_standard_input_is_a_mistake_of_usage(tmp_path: Path) -> None:
         "from budgetfit.cli.app import main; main()"
     )
     with errors.open("w") as file:
-        done = subprocess.run(  # noqa: S603 - our own words
-            [sys.executable, "-c", code], stderr=file, check=False
-        )
+        done = subprocess.run([sys.executable, "-c", code], stderr=file, check=False)
     assert done.returncode == 2
     assert errors.read_text().startswith("Error: Cannot read standard input: it is")
 

@@ -102,7 +102,7 @@ OPTIONS = {
 
 
 def test_commands_and_options_are_those_of_the_interface() -> None:
-    commands = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    commands = dict(vars(typer.main.get_command(app))["commands"])
     for name, command in commands.pop("cache").commands.items():
         commands[f"cache {name}"] = command
 

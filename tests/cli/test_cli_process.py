@@ -143,7 +143,7 @@ assert random.getstate() == state
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX pipes")
 def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
     command = f"{sys.executable} -m budgetfit gpus | head -1"
-    result = subprocess.run(  # noqa: S602 - a pipe is what is tested
+    result = subprocess.run(
         command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert "sold as" in result.stdout
@@ -154,7 +154,7 @@ def test_a_reader_that_leaves_early_sees_no_traceback() -> None:
 @pytest.mark.parametrize("words", [["gpus"], ["gpus", "--json"]])
 def test_a_full_disk_is_told_in_a_line(words: list[str]) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        ended = subprocess.run(  # noqa: S603 - fixed words
+        ended = subprocess.run(
             [sys.executable, "-m", "budgetfit", *words],
             cwd=ROOT,
             stdout=full,
@@ -170,7 +170,7 @@ def test_a_full_disk_is_told_in_a_line(words: list[str]) -> None:
 def test_commands_name_files_as_they_are_without_a_locale(tmp_path: Path) -> None:
     path = tmp_path / "plän.json"
     sample_plan().save(path)
-    result = subprocess.run(  # noqa: S603 - this interpreter
+    result = subprocess.run(
         [sys.executable, "-m", "budgetfit", "show", path],
         cwd=ROOT,
         env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},

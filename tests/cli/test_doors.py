@@ -1,9 +1,6 @@
 """What comes from outside: strangers' configs, interruptions, no home to write to."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,11 @@ from tests.cli.real_cli import (
     CONFIG,
     FACTORIES,
     assert_one_line,
+    process,
     quiet_transformers,
     run,
 )
 
-ROOT = Path(__file__).parents[2]
 # A model that is interrupted in the middle of its first forward.
 INTERRUPTED = """
 import os
@@ -39,22 +36,6 @@ class Model(nn.Module):
         return x
 """
 RUNS = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
-
-
-def process(
-    *words: str, cwd: Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own, with no more than it is given."""
-    return subprocess.run(  # noqa: S603 - our own interpreter
-        [sys.executable, "-m", "budgetfit", *words],
-        cwd=cwd,
-        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        # A job that a script runs in the background ignores ctrl-C, its children too.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
 
 
 def write_config(folder: Path, **changes: Any) -> Path:
@@ -91,10 +72,7 @@ def test_ctrl_c_in_a_trace_ends_at_once_and_leaves_no_file(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "environment",
-    [
-        {"HOME": ""},
-        {"HOME": "relative", "BUDGETFIT_CACHE": "/dev/null/traces"},
-    ],
+    [{"HOME": ""}, {"HOME": "relative", "BUDGETFIT_CACHE": "/dev/null/traces"}],
 )
 def test_without_a_home_to_write_to_plans_are_made_all_the_same(
     tmp_path: Path, environment: dict[str, str]

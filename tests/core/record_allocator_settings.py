@@ -94,13 +94,13 @@ def main() -> None:
     torch.cuda.mem_get_info(0)
     rows: dict[str, Any] = {}
     for text in TEXTS:
-        torch._C._accelerator_setAllocatorSettings(DEFAULTS)  # noqa: SLF001
+        torch._C._accelerator_setAllocatorSettings(DEFAULTS)
         try:
-            torch._C._accelerator_setAllocatorSettings(text)  # noqa: SLF001
+            torch._C._accelerator_setAllocatorSettings(text)
         except (RuntimeError, ValueError, IndexError):
             rows[text] = None
             continue
-        said = torch.cuda.memory._snapshot()["allocator_settings"]  # noqa: SLF001
+        said = torch.cuda.memory._snapshot()["allocator_settings"]
         rows[text] = [said[name] for name in NAMED]
         rows[text][-1] = list(said[NAMED[-1]].values())
     lines = (

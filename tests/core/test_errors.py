@@ -133,7 +133,7 @@ def test_trace_error_names_module_and_op() -> None:
     assert (error.module, error.op) == ("layers.3.router", "aten.nonzero")
 
 
-@pytest.mark.parametrize("travel", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy])  # noqa: S301, our own bytes
+@pytest.mark.parametrize("travel", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy])
 @pytest.mark.parametrize(
     "error",
     [
@@ -155,6 +155,6 @@ def test_errors_survive_pickling_with_text_and_fields(
 
 
 def test_a_pickled_error_can_still_carry_notes_and_be_raised() -> None:
-    again = pickle.loads(pickle.dumps(does_not_fit()))  # noqa: S301, our own bytes
+    again = pickle.loads(pickle.dumps(does_not_fit()))
     with pytest.raises(DoesNotFitError, match="Does not fit: the lowest"):
         raise again

@@ -73,8 +73,7 @@ IMAGES = tuple(torch.zeros(3, size, size) for size in (8, 9))
     ],
 )
 def test_samples_are_counted_from_the_structure(
-    batch: Any,  # noqa: ANN401
-    samples: int | None,
+    batch: object, samples: int | None
 ) -> None:
     assert count_samples(batch) == samples
 

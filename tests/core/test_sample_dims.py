@@ -44,7 +44,7 @@ def named_batches(draw: st.DrawFn) -> tuple[Any, dict[str, int | None], int]:
     return {"flag": True, "x": below}, inner, samples
 
 
-def tensors(batch: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
+def tensors(batch: Any) -> dict[str, torch.Tensor]:
     if isinstance(batch, tuple):
         return {str(number): part for number, part in enumerate(batch)}
     return {f"x.{name}": part for name, part in batch["x"].items()}

@@ -57,7 +57,7 @@ def test_an_integer_is_a_number_of_bytes() -> None:
         *(True, False, 0, -1, 24.0, None, [24], b"24GB"),
     ],
 )
-def test_what_is_no_size_is_refused_with_an_example(wrong: Any) -> None:  # noqa: ANN401, that is the test
+def test_what_is_no_size_is_refused_with_an_example(wrong: Any) -> None:
     with pytest.raises(InputError, match="is not a memory size") as caught:
         parse_bytes(wrong)
     assert str(caught.value) == (

@@ -98,10 +98,10 @@ def test_a_read_only_file_is_not_replaced(
     path.write_text(OLD)
     opened = Path.open
 
-    def refused(self: Path, mode: str = "r", *rest: object) -> object:
+    def refused(self: Path, mode: str = "r", *rest: Any) -> object:
         if self == path and mode != "r":
             raise PermissionError(13, "Permission denied", str(self))
-        return opened(self, mode, *rest)  # type: ignore[call-overload]
+        return opened(self, mode, *rest)
 
     monkeypatch.setattr(Path, "open", refused)  # root may write everywhere
     with pytest.raises(PermissionError):
@@ -168,11 +168,7 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_cannot_be_written_is_told_in_one_line(
-    name: str,
-    path: Any,  # noqa: ANN401 - whatever is handed in
-    reason: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, path: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as raised:
@@ -182,16 +178,14 @@ def test_a_file_that_cannot_be_written_is_told_in_one_line(
         "written to, such as plan.json; a file that was there is as it was."
     )
     assert isinstance(raised.value, OSError)
-    again = pickle.loads(pickle.dumps(raised.value))  # noqa: S301 - our own
+    again = pickle.loads(pickle.dumps(raised.value))
     assert str(again) == str(raised.value)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("path", [".", "", "missing", "zero\0", None, 7, b"bytes"])
 def test_a_plan_that_cannot_be_read_is_told_in_one_line(
-    path: Any,  # noqa: ANN401 - whatever is handed in
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"Cannot read the plan .* Save it again"):

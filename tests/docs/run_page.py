@@ -14,6 +14,7 @@ import pytest
 import transformers
 from typer.testing import CliRunner
 
+from budgetfit import BudgetfitError
 from budgetfit.cli.app import app
 from tests.docs.markdown import ROOT, Block, blocks
 from tests.docs.shown import is_shown
@@ -52,13 +53,11 @@ def run_page(page: str, names: dict[str, Any]) -> None:
 
 def _python(block: Block, names: dict[str, Any]) -> str:
     """Run a block; return what it printed, or the message of budgetfit's own error."""
-    from budgetfit import BudgetfitError  # noqa: PLC0415 - as a reader gets it
-
     code = compile("\n" * (block.line - 1) + block.text, block.page, "exec")
     out = io.StringIO()
     try:
         with contextlib.redirect_stdout(out):
-            exec(code, names)  # noqa: S102 - our own page
+            exec(code, names)
     except BudgetfitError as error:
         if not block.comment.startswith("raises"):
             raise PageError(f"{block.where}: {error}") from error
@@ -173,7 +172,7 @@ def _toml(block: Block) -> None:
     _parse(block, tomllib.loads)
 
 
-def _parse(block: Block, parse: Any) -> None:  # noqa: ANN401 - a parser of text
+def _parse(block: Block, parse: Any) -> None:
     try:
         parse(block.text)
     except ValueError as error:

@@ -5,8 +5,6 @@ the real ones with two narrow layers, ``.cuda()`` stays here, and nothing is rea
 over the network.
 """
 
-# ruff: noqa: ANN401 - stands for functions that take anything
-
 import copy
 import json
 import shutil
@@ -81,7 +79,7 @@ def small_fields(name: str) -> dict[str, Any]:
     return {**fields, **SMALL.get(fields["model_type"], {})}
 
 
-def small_config(hub_id: str, **_: Any) -> Any:
+def small_config(hub_id: str, **_: object) -> Any:
     """Stand for ``AutoConfig.from_pretrained``.
 
     Raises:
@@ -93,14 +91,14 @@ def small_config(hub_id: str, **_: Any) -> Any:
     return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
-def full_config(hub_id: str, **_: Any) -> Any:
+def full_config(hub_id: str, **_: object) -> Any:
     """Stand for ``AutoConfig.from_pretrained`` with the config as it is on the hub."""
     file = CONFIGS / HUB[hub_id] / "config.json"
     fields = json.loads(file.read_text(encoding="utf-8"))
     return transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
-def small_model(hub_id: str, quantization_config: Any = None, **_: Any) -> Any:
+def small_model(hub_id: str, quantization_config: object = None, **_: object) -> Any:
     """Stand for ``AutoModelForCausalLM.from_pretrained``."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(small_config(hub_id))

@@ -225,7 +225,7 @@ class _InThisProcess(contextlib.nullcontext[None]):
     def __init__(self, _: int) -> None:
         super().__init__()
 
-    def __enter__(self) -> Any:  # noqa: ANN401 - an executor
+    def __enter__(self) -> Any:
         return self
 
     map = staticmethod(map)

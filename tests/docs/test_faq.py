@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -67,9 +68,9 @@ def test_the_errors_own_page_names_every_class_of_error() -> None:
     ],
 )
 def test_messages_of_torch_are_those_of_the_installed_one(
-    message: str, module: object
+    message: str, module: ModuleType
 ) -> None:
-    source = Path(str(module.__file__)).read_text(encoding="utf-8")  # type: ignore[attr-defined]
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
     assert message in messages(PARTS[0])
     assert message in texts_of(source)
 

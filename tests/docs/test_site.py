@@ -17,7 +17,7 @@ from tests.docs.markdown import DOCS, ROOT, anchors, links, links_in, pages, rea
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
-def hook() -> Any:  # noqa: ANN401 - a module
+def hook() -> Any:
     """Return what makes the pages that are no files, as mkdocs loads it."""
     file = DOCS / "generate_reference.py"
     spec = importlib.util.spec_from_file_location("generate_reference", file)
@@ -49,7 +49,7 @@ def test_the_menu_names_every_page_once_and_no_other() -> None:
 
 def test_the_decisions_come_into_the_menu_by_themselves() -> None:
     made = hook()
-    nav = made._replaced(CONFIG["nav"], "Decisions", ["a.md", "b.md"])  # noqa: SLF001
+    nav = made._replaced(CONFIG["nav"], "Decisions", ["a.md", "b.md"])
     listed = made.list_of_decisions()
     assert {"a.md", "b.md"} <= set(leaves(nav))
     assert len(made.decisions()) == len(list((DOCS / "decisions").glob("*.md")))
@@ -150,7 +150,7 @@ def test_the_page_on_the_command_line_names_every_option() -> None:
 
 
 def test_no_page_loads_anything_from_elsewhere() -> None:
-    loaded = hook()._LOADED  # noqa: SLF001 - what the build refuses
+    loaded = hook()._LOADED
     assert CONFIG["theme"]["font"] is False
     assert not {"extra_css", "extra_javascript", "extra"} & set(CONFIG)
     assert loaded.search('<script src="https://cdn.example.org/a.js"></script>')

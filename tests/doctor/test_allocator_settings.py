@@ -36,8 +36,8 @@ SHARED = [
 @pytest.fixture(autouse=True)
 def _settings_of_torch_restored() -> Iterator[None]:
     yield
-    if hasattr(torch._C, "_accelerator_setAllocatorSettings"):  # noqa: SLF001
-        torch._C._accelerator_setAllocatorSettings(  # noqa: SLF001
+    if hasattr(torch._C, "_accelerator_setAllocatorSettings"):
+        torch._C._accelerator_setAllocatorSettings(
             "expandable_segments:False,large_segment_size_mb:20,"
             "max_split_size_mb:17592186044415,"
             "roundup_power2_divisions:1,pinned_use_background_threads:False"
@@ -45,13 +45,13 @@ def _settings_of_torch_restored() -> Iterator[None]:
 
 
 @pytest.mark.skipif(
-    not hasattr(torch._C, "_accelerator_setAllocatorSettings"),  # noqa: SLF001
+    not hasattr(torch._C, "_accelerator_setAllocatorSettings"),
     reason="this torch has no settings that can be tried without a card",
 )
 @pytest.mark.parametrize("text", SHARED)
 def test_what_torch_refuses_is_refused_and_nothing_else(text: str) -> None:
     try:
-        torch._C._accelerator_setAllocatorSettings(text)  # noqa: SLF001
+        torch._C._accelerator_setAllocatorSettings(text)
         taken = True
     except (RuntimeError, ValueError):
         taken = False

@@ -115,8 +115,8 @@ def test_a_library_that_hangs_is_given_up(
     monkeypatch.setattr(subprocesses, "IMPORT_LIMIT_S", 0.3)
     answer = subprocesses.import_in_subprocess("torchaudio")
     assert answer == {"import_timeout": "no answer within 0 s"}
-    assert gather._library("torchaudio", "2.11", answer).import_timeout  # noqa: SLF001
-    assert gather._torch("2.11", answer).import_timeout  # noqa: SLF001
+    assert gather._library("torchaudio", "2.11", answer).import_timeout
+    assert gather._torch("2.11", answer).import_timeout
 
 
 def test_bitsandbytes_tells_why_its_own_library_was_not_loaded(
@@ -165,7 +165,7 @@ def test_a_named_card_is_the_tables_or_this_machines() -> None:
 
 
 def test_requirements_are_those_of_the_package() -> None:
-    needs, _ = gather._requirements("budgetfit_is_no_package")  # noqa: SLF001
+    needs, _ = gather._requirements("budgetfit_is_no_package")
     assert needs == ()
 
 
@@ -174,24 +174,24 @@ def test_a_cache_below_a_file_is_an_error_that_is_told(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BUDGETFIT_CACHE", str(tmp_path / "file" / "traces"))
-    assert "is no folder" in gather._cache()[1]  # noqa: SLF001
+    assert "is no folder" in gather._cache()[1]
     monkeypatch.setenv("BUDGETFIT_CACHE", str(tmp_path / "new" / "traces"))
-    assert gather._cache() == (str(tmp_path / "new" / "traces"), "")  # noqa: SLF001
+    assert gather._cache() == (str(tmp_path / "new" / "traces"), "")
     monkeypatch.setenv("BUDGETFIT_CACHE", "off")
-    assert gather._cache() == ("", "")  # noqa: SLF001
+    assert gather._cache() == ("", "")
 
 
 def test_it_is_told_what_keeps_traces_from_having_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert gather._no_key() == ""  # noqa: SLF001
+    assert gather._no_key() == ""
     # A copy of ours that is edited while it runs; what runs must not be trusted.
     shutil.copytree(ROOT / "budgetfit", tmp_path / "budgetfit")
     late = time.time() + 3600
     os.utime(tmp_path / "budgetfit" / "errors.py", (late, late))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert "just changed" in gather._no_key()  # noqa: SLF001
+    assert "just changed" in gather._no_key()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other limits")
@@ -199,4 +199,4 @@ def test_a_cache_that_may_not_be_looked_at_is_an_error_that_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BUDGETFIT_CACHE", str(tmp_path / ("x" * 300)))
-    assert "xxx: File name too long" in gather._cache()[1]  # noqa: SLF001
+    assert "xxx: File name too long" in gather._cache()[1]

@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from budgetfit.cli.app import main as budgetfit_main
 from budgetfit.traces.cache.folder import CACHE_VARIABLE
@@ -67,9 +68,9 @@ def _set(variables: dict[str, str | None]) -> None:
             os.environ[name] = value.replace(HERE, str(Path.cwd()))
 
 
-def _written(stream: io.TextIOWrapper) -> str:
+def _written(stream: Any) -> str:
     stream.flush()
-    content: bytes = stream.buffer.getvalue()  # type: ignore[attr-defined]
+    content: bytes = stream.buffer.getvalue()
     return content.decode("utf-8", errors="replace")
 
 

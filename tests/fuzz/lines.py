@@ -70,7 +70,7 @@ class Line:
 def commands() -> dict[tuple[str, ...], Any]:
     """Return the real program's commands, those of groups included."""
 
-    def inside(prefix: tuple[str, ...], command: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401
+    def inside(prefix: tuple[str, ...], command: object) -> Iterator[tuple[Any, Any]]:
         for name, inner in getattr(command, "commands", {}).items():
             if hasattr(inner, "commands"):
                 yield from inside((*prefix, name), inner)
@@ -113,9 +113,7 @@ def make_line(rng: random.Random, known: dict[tuple[str, ...], Any]) -> Line:
 
 
 def _part(
-    rng: random.Random,
-    command: str,
-    parameter: Any,  # noqa: ANN401
+    rng: random.Random, command: str, parameter: Any
 ) -> tuple[list[str], Verdict] | None:
     """Return an argument's words, if it is given."""
     needed = parameter.required or parameter.name in ("gpu", "batch_size")
@@ -164,7 +162,7 @@ def _codes_of_words(  # noqa: PLR0911 - one line for each rule
 
 def make_lines(number: int, seed: int) -> list[Line]:
     """Return random lines, the same ones for the same seed."""
-    rng = random.Random(seed)  # noqa: S311 - no secret
+    rng = random.Random(seed)
     known = commands()
     return [make_line(rng, known) for _ in range(number)]
 

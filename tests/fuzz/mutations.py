@@ -61,11 +61,11 @@ def mutated(rng: random.Random, plans: dict[str, dict[str, Any]]) -> tuple[str, 
     return f"{name}: {'; '.join(done)}", text.encode()
 
 
-def _text(document: Any) -> str:  # noqa: ANN401
+def _text(document: object) -> str:
     return json.dumps(document, indent=1)
 
 
-def places(document: Any, path: Path = ()) -> list[Path]:  # noqa: ANN401
+def places(document: object, path: Path = ()) -> list[Path]:
     """Return the way to each value in a document, containers included."""
     found = [path] if path else []
     if isinstance(document, dict):
@@ -102,26 +102,26 @@ def _place(rng: random.Random, document: dict[str, Any]) -> Path:
         path = (*path, rng.choice(inside))
 
 
-def at(document: Any, path: Path) -> Any:  # noqa: ANN401
+def at(document: Any, path: Path) -> Any:
     """Return what stands at a place."""
     for part in path:
         document = document[part]
     return document
 
 
-def _another_value(rng: random.Random, home: Any, key: Any, _: object) -> None:  # noqa: ANN401
+def _another_value(rng: random.Random, home: Any, key: Any, _: object) -> None:
     home[key] = rng.choice([*TEXTS, *NUMBERS, *OTHERS, *_RAW])
 
 
-def _another_text(rng: random.Random, home: Any, key: Any, _: object) -> None:  # noqa: ANN401
+def _another_text(rng: random.Random, home: Any, key: Any, _: object) -> None:
     home[key] = rng.choice(TEXTS)
 
 
-def _another_number(rng: random.Random, home: Any, key: Any, _: object) -> None:  # noqa: ANN401
+def _another_number(rng: random.Random, home: Any, key: Any, _: object) -> None:
     home[key] = rng.choice([*NUMBERS, *(mark for mark in _RAW)])
 
 
-def _slightly_more(rng: random.Random, home: Any, key: Any, _: object) -> None:  # noqa: ANN401
+def _slightly_more(rng: random.Random, home: Any, key: Any, _: object) -> None:
     if isinstance(home[key], (int, float)) and abs(home[key]) < 2**64:
         home[key] = rng.choice(
             (home[key] + 1, -home[key], home[key] * 2, home[key] / 2)
@@ -130,42 +130,36 @@ def _slightly_more(rng: random.Random, home: Any, key: Any, _: object) -> None: 
         home[key] += rng.choice(("x", ".", " ", "\n"))
 
 
-def _another_type(rng: random.Random, home: Any, key: Any, _: object) -> None:  # noqa: ANN401
+def _another_type(rng: random.Random, home: Any, key: Any, _: object) -> None:
     value = home[key]
     home[key] = rng.choice((str(value), [value], {"value": value}, value is None))
 
 
-def _missing(rng: random.Random, home: Any, key: Any, _: object) -> None:  # noqa: ANN401, ARG001
+def _missing(_: random.Random, home: Any, key: Any, __: object) -> None:
     del home[key]
 
 
-def _extra(rng: random.Random, home: Any, key: Any, _: object) -> None:  # noqa: ANN401
+def _extra(rng: random.Random, home: Any, key: Any, _: object) -> None:
     if isinstance(home, dict):
         home[rng.choice(("extra", "__class__", "source", "", f"{key} "))] = home[key]
     else:
         home.insert(rng.randrange(len(home) + 1), home[key])
 
 
-def _renamed(rng: random.Random, home: Any, key: Any, _: object) -> None:  # noqa: ANN401
+def _renamed(rng: random.Random, home: Any, key: Any, _: object) -> None:
     if isinstance(home, dict):
         home[rng.choice((key.upper(), key + "s", INJECTION, "\ud800"))] = home.pop(key)
 
 
 def _of_another_plan(
-    rng: random.Random,
-    home: Any,  # noqa: ANN401
-    key: Any,  # noqa: ANN401
-    plans: dict[str, dict[str, Any]],
+    rng: random.Random, home: Any, key: Any, plans: dict[str, dict[str, Any]]
 ) -> None:
     other = plans[rng.choice(sorted(plans))]
     home[key] = copy.deepcopy(at(other, _place(rng, other)))
 
 
 def _same_of_another_plan(
-    rng: random.Random,
-    home: Any,  # noqa: ANN401
-    key: Any,  # noqa: ANN401
-    plans: dict[str, dict[str, Any]],
+    rng: random.Random, home: Any, key: Any, plans: dict[str, dict[str, Any]]
 ) -> None:
     for name in rng.sample(sorted(plans), len(plans)):
         for path in places(plans[name]):

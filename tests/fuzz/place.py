@@ -16,10 +16,9 @@ from tests.models import alone
 
 ODD_FOLDERS = ("with space", "ünï☃", "line\nbreak", "[bold]", "-dash", "a:b")
 # A line that trains; the plan was made with it, and knows its name only.
-SQUARES = "squares"
 
 
-def squares(outputs: torch.Tensor, batch: object) -> torch.Tensor:  # noqa: ARG001
+def squares(outputs: torch.Tensor, _: object) -> torch.Tensor:
     """Return a loss."""
     return outputs.square().mean()
 

@@ -8,6 +8,7 @@ import argparse
 import ast
 import contextlib
 import functools
+import importlib
 import io
 import os
 import random
@@ -20,15 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
 import budgetfit
 from budgetfit.cli.app import EXPORTS
+from budgetfit.reporting.json import plan_json, why_json
 from budgetfit.traces.cache.folder import CACHE_VARIABLE
 from tests.fuzz.mutations import mutated
 from tests.fuzz.place import small, squares, write_place, write_plans
 from tests.fuzz.workers import Outcome, default_jobs, report, run_all
+from tests.models import gpt2
 
 LARGEST_STEP = 64  # samples; what a test machine can run
 
@@ -37,7 +39,7 @@ def make_cases(
     number: int, seed: int, plans: dict[str, dict[str, Any]]
 ) -> list[tuple[str, bytes]]:
     """Return damaged plan files, the same ones for the same seed."""
-    rng = random.Random(seed)  # noqa: S311 - no secret
+    rng = random.Random(seed)
     return [mutated(rng, plans) for _ in range(number)]
 
 
@@ -97,16 +99,12 @@ def _saved_again(plan: budgetfit.Plan, folder: Path) -> None:
 
 
 def _json(plan: budgetfit.Plan) -> None:
-    from budgetfit.reporting.json import plan_json, why_json  # noqa: PLC0415
-
     plan_json(plan)
     for row in plan.block_table[:2]:
         why_json(row)
 
 
 def _export(plan: budgetfit.Plan, target: str, module: str) -> None:
-    import importlib  # noqa: PLC0415 - as the command line does
-
     text = importlib.import_module(module).export_text(plan, "plan.json")
     text.encode()
     if target not in {"torch", "trainer", "sft", "dpo", "lightning"}:
@@ -118,10 +116,7 @@ def _export(plan: budgetfit.Plan, target: str, module: str) -> None:
 
 @functools.cache
 def _models() -> list[nn.Module]:
-    config = transformers.GPT2Config(
-        n_layer=2, n_embd=32, n_head=2, n_positions=16, vocab_size=64
-    )
-    return [transformers.GPT2LMHeadModel(config), small()]
+    return [gpt2(n_layer=2, n_positions=16), small()]
 
 
 def _applied(plan: budgetfit.Plan) -> None:
@@ -139,7 +134,7 @@ def _applied(plan: budgetfit.Plan) -> None:
             run.undo()
 
 
-def _batch(model: nn.Module, size: int) -> Any:  # noqa: ANN401
+def _batch(model: nn.Module, size: int) -> Any:
     if isinstance(model, nn.Sequential):
         return torch.zeros(size, 8)
     ids = torch.zeros(size, 16, dtype=torch.long)
@@ -147,7 +142,7 @@ def _batch(model: nn.Module, size: int) -> Any:  # noqa: ANN401
 
 
 @contextlib.contextmanager
-def quiet() -> Any:  # noqa: ANN401
+def quiet() -> Any:
     """Keep libraries' remarks off the screen."""
     sink = io.StringIO()
     with (

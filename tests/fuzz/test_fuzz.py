@@ -174,7 +174,7 @@ SIZES = st.one_of(
 
 
 @given(size=SIZES | ANYTHING)
-def test_a_size_is_bytes_or_refused(size: Any) -> None:  # noqa: ANN401
+def test_a_size_is_bytes_or_refused(size: Any) -> None:
     with contextlib.suppress(budgetfit.InputError):
         assert parse_bytes(size) > 0
 

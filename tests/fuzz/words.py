@@ -5,6 +5,7 @@ or 3, one with a wrong value in it with 2, and of the others either may be true.
 """
 
 import random
+from collections.abc import Sequence
 from typing import Final, Literal
 
 Verdict = Literal["right", "wrong", "open"]
@@ -254,6 +255,7 @@ def near_miss(rng: random.Random, value: str) -> str:
 def draw(rng: random.Random, command: str, name: str) -> tuple[str, Verdict]:
     """Return a value for an argument or option, and whether it must be taken."""
     right = RIGHT_FOR.get((command, name), RIGHT.get(name, ()))
+    kinds: dict[Verdict, Sequence[str]]
     kinds = {"right": right, "wrong": WRONG.get(name, ()), "open": OPEN.get(name, ())}
     chance = rng.random()
     if chance < 0.62 and right:
@@ -261,7 +263,7 @@ def draw(rng: random.Random, command: str, name: str) -> tuple[str, Verdict]:
     if chance < 0.85:
         known = [(text, kind) for kind, texts in kinds.items() for text in texts]
         if known:
-            return rng.choice(known)  # type: ignore[return-value]
+            return rng.choice(known)
     if chance < 0.93 and right:
         return near_miss(rng, rng.choice(right)), "open"
     return rng.choice(NONSENSE), "open"

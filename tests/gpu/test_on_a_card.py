@@ -154,7 +154,7 @@ def test_recorded_cases_of_this_card_can_be_recorded_and_are_predicted(
         pytest.skip(f"no case is recorded for the card {NAME!r}")
     root = Path(__file__).parents[2]
     for case in cases:
-        subprocess.run(  # noqa: S603 - our own program and case names
+        subprocess.run(
             [
                 *(sys.executable, "-m", "tests.accuracy.measure", case.name),
                 *("--cudnn", "off", "--out", str(tmp_path)),

@@ -51,8 +51,8 @@ def test_losses_are_the_plain_loops_or_training_is_refused(
 def test_generators_are_left_where_the_plain_loop_leaves_them(technique: str) -> None:
     for kind in (*KINDS["Python's random"], *KINDS["numpy's random"]):
         plain_losses(kind, 2)
-        expected = random.random(), np.random.randn()  # noqa: S311, NPY002
+        expected = random.random(), np.random.randn()  # noqa: NPY002
         for segments in TECHNIQUES[technique]:
             planned_losses(kind, segments, 2)
-            drawn = random.random(), np.random.randn()  # noqa: S311, NPY002
+            drawn = random.random(), np.random.randn()  # noqa: NPY002
             assert drawn == expected, kind

@@ -32,7 +32,7 @@ def config() -> LlamaConfig:
 
 def base(device: str = "cpu") -> LlamaForCausalLM:
     with torch.device(device):
-        return LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)  # noqa: SLF001
+        return LlamaForCausalLM._from_config(config(), dtype=torch.bfloat16)
 
 
 def adapter(method: str = "lora", **more: Any) -> Adapter:

@@ -4,7 +4,7 @@ Which backend Keras has is decided once, when it is imported: these tests run it
 child, so that the environment variable reaches nothing else.
 """
 
-# ruff: noqa: ANN401, PLC0415, SLF001, T201 - Keras is imported by the child alone
+# ruff: noqa: PLC0415, T201 - Keras is imported by the child alone
 
 import functools
 import json
@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import torch
+from torch.optim.optimizer import ParamsT
 
 import budgetfit
 from tests.models import alone
@@ -87,7 +88,7 @@ def _transformer(seed: int | None) -> Any:
             self.up.build(shape)
             self.down.build((*shape[:-1], 64))
 
-        def call(self, x: Any) -> Any:
+        def call(self, x: object) -> Any:
             inside = self.norms[0](x)
             x = x + self.attention(inside, inside)
             return x + self.drop(self.down(self.up(self.norms[1](x))))
@@ -120,7 +121,7 @@ def plan_of(model: Any, checkpointing: Any = "full", **options: Any) -> Any:
     return budgetfit.plan(model, optimizer=sgd, checkpointing=checkpointing, **chosen)
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
+def sgd(parameters: ParamsT) -> torch.optim.Optimizer:
     """Return plain SGD."""
     return torch.optim.SGD(parameters, lr=0.05)
 

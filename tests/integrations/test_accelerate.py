@@ -1,5 +1,6 @@
 """A file that ``accelerate launch`` takes, and a plan inside accelerate's loop."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ accelerate = pytest.importorskip("accelerate")
 
 def trained(model: nn.Module, plan: Plan, mixed_precision: str) -> list[float]:
     """Train three steps in accelerate's own loop."""
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - a process has one
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = accelerate.Accelerator(
         gradient_accumulation_steps=ACCUMULATION,
         mixed_precision=mixed_precision,
@@ -89,11 +90,11 @@ print("precision", accelerator.mixed_precision, accelerator.num_processes)
     ("precision", "word"), [("fp32", "no"), ("bf16", "no"), ("bf16-mixed", "bf16")]
 )
 def test_accelerate_reads_the_file(precision: str, word: str, tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file  # noqa: PLC0415
+
     plan = plan_for(tiny_model("gpt2"), precision=precision)
     path = tmp_path / "accelerate.yaml"
     path.write_text(accelerate_module.export_text(plan, "plan.json"))
-    from accelerate.commands.config.config_args import load_config_from_file  # noqa: PLC0415
-
     config = load_config_from_file(str(path))
     assert config.mixed_precision == word
     assert config.num_processes == 1
@@ -124,8 +125,6 @@ def test_the_file_says_what_the_script_needs() -> None:
 def test_only_what_the_installed_accelerate_knows_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import dataclasses  # noqa: PLC0415
-
     old = dataclasses.make_dataclass("ClusterConfig", ["num_processes", "use_cpu"])
     monkeypatch.setattr(accelerate_module, "import_attribute", lambda *_: old)
     config = plan_for(tiny_model("gpt2")).to_accelerate_config()

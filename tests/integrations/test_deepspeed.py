@@ -1,7 +1,5 @@
 """DeepSpeed's own config class accepts what is exported."""
 
-# ruff: noqa: ANN401 - the library's config
-
 import importlib.util
 import json
 import socket

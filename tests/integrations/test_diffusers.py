@@ -14,6 +14,7 @@ import budgetfit
 from budgetfit.applying.loss.prediction_loss import prediction_loss
 from budgetfit.errors import InputError
 from budgetfit.inputs.arguments import Arguments
+from budgetfit.integrations.exports import accelerate
 from budgetfit.integrations.exports.diffusers_options import script_lines
 from budgetfit.integrations.model_sources import diffusers as source
 from budgetfit.integrations.model_sources.model_name import config_file, denoiser_of
@@ -196,8 +197,6 @@ class TestWithDiffusers:
         trained = {p.dtype for p in made.parameters() if p.requires_grad}
         assert (frozen, trained) == ({torch.bfloat16}, {torch.float32})
         assert budgetfit.verify(plan, device="cpu").passed
-
-        from budgetfit.integrations.exports import accelerate  # noqa: PLC0415
 
         text = accelerate.export_text(plan, "plan.json")
         assert "DiTTransformer2DModel.from_pretrained(MODEL, torch_dtype=" in text

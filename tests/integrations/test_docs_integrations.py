@@ -63,7 +63,7 @@ def test_what_the_page_says_runs(
     model = tiny_model("llama")
     counts = count_block_runs(model)
     code = compile(SECTIONS[title], str(PAGE), "exec")
-    exec(code, names_of_the_page(model, title))  # noqa: S102
+    exec(code, names_of_the_page(model, title))
     ran = Counter(counts)
     first, second, third, fourth = blocks_of(model)
     assert ran[first] == ran[third] == 2 * ran[second] == 2 * ran[fourth] > 0

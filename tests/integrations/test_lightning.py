@@ -1,7 +1,5 @@
 """A plan handed to Lightning's Trainer is what it trains."""
 
-# ruff: noqa: ANN401 - arguments of the library
-
 import warnings
 from typing import Any
 
@@ -118,7 +116,7 @@ def test_the_plain_model_is_given_back_after_an_error() -> None:
     plan = plan_for(model, mixed_segments(model))
 
     class Breaks(lightning.pytorch.Callback):
-        def on_train_batch_end(self, *_: Any) -> None:
+        def on_train_batch_end(self, *_: object) -> None:
             assert any("forward" in vars(each) for each in model.modules())
             raise RuntimeError("broken")
 
@@ -141,11 +139,11 @@ def test_what_the_sanity_check_cached_is_freed_before_training(
     loader = torch.utils.data.DataLoader(Samples(), batch_size=BATCH_SIZE)
 
     class Validates(type(module)):  # type: ignore[misc]
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        def training_step(self, batch: object, index: int) -> torch.Tensor:
             happened.append("trains")
             return super().training_step(batch, index)
 
-        def validation_step(self, *_: Any) -> None:
+        def validation_step(self, *_: object) -> None:
             happened.append("validates")
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("empties"))
@@ -168,10 +166,10 @@ def test_what_compiling_cached_is_freed_before_the_first_update(
     compile_with = torch.compile
 
     class Notes(lightning.pytorch.Callback):
-        def on_train_start(self, *_: Any) -> None:
+        def on_train_start(self, *_: object) -> None:
             happened.clear()  # Lightning empties it, too
 
-        def on_before_optimizer_step(self, *_: Any) -> None:
+        def on_before_optimizer_step(self, *_: object) -> None:
             happened.append("updates")
 
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: happened.append("empties"))
@@ -180,7 +178,7 @@ def test_what_compiling_cached_is_freed_before_the_first_update(
     )
     trained(model, plan, plan.lightning_callback(), Notes())
     assert happened == ["empties", *["updates"] * (MICRO_STEPS // ACCUMULATION)]
-    torch._dynamo.reset()  # noqa: SLF001 - what was compiled above
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,7 @@ from torch import nn
 
 from budgetfit.core.adapter import Adapter
 from budgetfit.core.plan import Plan
-from budgetfit.integrations.peft import (
-    adapted_meta_copy,
-    attach_adapters,
-    loading_code,
-)
+from budgetfit.integrations.peft import adapted_meta_copy, attach_adapters, loading_code
 from budgetfit.integrations.source_code.model_loading import (
     load_model_text,
     lora_config,
@@ -68,7 +64,7 @@ def source_of(plan: Plan) -> str:
 
 @pytest.mark.parametrize("wanted", ADAPTERS, ids=lambda each: each.describe())
 def test_the_printed_lora_config_is_what_was_planned(wanted: Adapter) -> None:
-    found = eval(lora_config(wanted, "LlamaForCausalLM"), vars(peft))  # noqa: S307
+    found = eval(lora_config(wanted, "LlamaForCausalLM"), vars(peft))
     assert (found.r, found.lora_alpha) == (wanted.r, wanted.alpha)
     assert found.lora_dropout == wanted.dropout
     assert found.task_type == "CAUSAL_LM"
@@ -86,7 +82,7 @@ def test_the_printed_quantisation_is_what_was_planned(wanted: Adapter) -> None:
         assert text == ""
         return
     names = {"BitsAndBytesConfig": transformers.BitsAndBytesConfig, "torch": torch}
-    found = eval(text, names)  # noqa: S307
+    found = eval(text, names)
     four = wanted.quantization == "nf4"
     assert (found.load_in_4bit, found.load_in_8bit) == (four, not four)
     if four:
@@ -147,7 +143,7 @@ def test_heads_are_trained_as_a_whole_and_not_quantised(
     config = model_class.config_class(
         num_hidden_layers=1, num_attention_heads=2, **sizes
     )
-    model = model_class._from_config(config, dtype=torch.bfloat16)  # noqa: SLF001
+    model = model_class._from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path)
     on_meta, _ = adapted_meta_copy(model.to("meta"), wanted)
     names = [name for name, item in on_meta.named_parameters() if item.requires_grad]
@@ -254,5 +250,5 @@ def test_the_lines_of_an_error_do_what_they_say(tmp_path: Path) -> None:
         "AutoModelForCausalLM": transformers.AutoModelForCausalLM,
         "name": str(tmp_path),
     }
-    exec(loading_code(adapter("lora", lora_r=4)), names)  # noqa: S102
+    exec(loading_code(adapter("lora", lora_r=4)), names)
     assert len(trained(names["model"])) == 2 * 7 * CONFIG["num_hidden_layers"]

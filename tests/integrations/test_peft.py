@@ -236,10 +236,11 @@ class Sized(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(torch.tensor(8, device="cpu"), 4, bias=False)  # type: ignore[arg-type]
+        self.rows: torch.Tensor
         self.register_buffer("rows", torch.tensor(2, device="cpu"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x).view(int(self.rows), -1).mean()  # type: ignore[arg-type]
+        return self.inner(x).view(int(self.rows), -1).mean()
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
@@ -247,8 +248,8 @@ def test_sizes_that_are_tensors_keep_their_values(method: str) -> None:
     with torch.device("meta"):
         model = Sized()
     recipe = Recipe(batch_size=2, precision="fp32")
-    asked = {"gpu": "t4", "batch": torch.ones(2, 8), "method": method}
-    estimate = budgetfit.estimate(model, recipe, loss=lambda out, _: out, **asked)  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"gpu": "t4", "batch": torch.ones(2, 8), "method": method}
+    estimate = budgetfit.estimate(model, recipe, loss=lambda out, _: out, **asked)
     assert estimate.allocated_bytes > 0
 
 
@@ -269,11 +270,12 @@ def test_inputs_cast_to_quantised_weights_are_refused_with_what_to_load() -> Non
     with torch.device("meta"):
         model = CastsToItsWeight()
     recipe = Recipe(batch_size=2, precision="bf16-mixed")
-    asked = {"gpu": "l4", "batch": torch.ones(2, 64), "loss": lambda out, _: out}
+    asked: dict[str, Any] = {"gpu": "l4", "batch": torch.ones(2, 64)}
+    asked["loss"] = lambda out, _: out
     wanted = r"BitsAndBytesConfig\(\.\.\., llm_int8_skip_modules=\[\"embed.0\"\]\)"
     with pytest.raises(TraceError, match=wanted):
-        budgetfit.estimate(model, recipe, method="qlora", **asked)  # type: ignore[arg-type]
-    assert budgetfit.estimate(model, recipe, method="lora", **asked)  # type: ignore[arg-type]
+        budgetfit.estimate(model, recipe, method="qlora", **asked)
+    assert budgetfit.estimate(model, recipe, method="lora", **asked)
 
 
 def test_one_name_of_several_that_matches_nothing_is_refused() -> None:

@@ -1,7 +1,5 @@
 """Exports that need no budgetfit at run time, where transformers' arguments do."""
 
-# ruff: noqa: ANN401 - objects of libraries
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -23,9 +21,9 @@ from budgetfit.integrations.exports.every_n_layers import trainer_checkpointing
 from budgetfit.planning.search.policies import every_nth
 from tests.integrations.adapters import QUIET as QUIET_PEFT
 from tests.integrations.adapters import adapter
-from tests.integrations.test_trainer import QUIET
 from tests.integrations.tiny_training import (
     KINDS,
+    QUIET_ARGUMENTS,
     STEPS,
     Samples,
     blocks_of,
@@ -66,7 +64,7 @@ def second(model: nn.Module, *, ms: float = 6600.0, **recipe: Any) -> Alternativ
 def trained(text: str, model: nn.Module) -> list[float]:
     names = defined_by(text)
     built = names["make_trainer"](model, Samples())
-    make_quiet(built, QUIET)
+    make_quiet(built, QUIET_ARGUMENTS)
     return losses_of(built)
 
 
@@ -121,7 +119,7 @@ def test_the_printed_program_runs_as_it_is(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
 
-    exec(compile(text, "settings.py", "exec"), names)  # noqa: S102
+    exec(compile(text, "settings.py", "exec"), names)
 
     assert "budgetfit" not in text.replace(str(tmp_path), "")
     assert len(names["samples"]) == 3 * plan.recipe.effective_batch_size
@@ -274,7 +272,7 @@ def test_a_transformers_that_cannot_count_gets_the_callback(
     model = tiny_model("llama")
     kind = transformers.PreTrainedModel
 
-    def old(self: Any, activation_checkpointing_kwargs: Any = None) -> None: ...
+    def old(self: Any, activation_checkpointing_kwargs: object = None) -> None: ...
 
     monkeypatch.setattr(kind, "activation_checkpointing_enable", old)
     assert trainer_checkpointing(every(model, 2)) is None

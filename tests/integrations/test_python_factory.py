@@ -287,7 +287,7 @@ def test_scripts_have_a_factorys_model_and_loss(
     planned_with_loss: budgetfit.Plan,
 ) -> None:
     names: dict[str, Any] = {"__name__": "train"}
-    exec(planned_with_loss.to_torch_script(), names)  # noqa: S102
+    exec(planned_with_loss.to_torch_script(), names)
     model, batch = names["build_model"](), names["factory"]()[1]
     loss = names["loss_of"](model, batch)
     expected = (model(batch["x"])["logits"] - 1).square().mean()

@@ -45,7 +45,7 @@ BITS = {"nf4": {"load_in_4bit": True}, "int8": {"load_in_8bit": True}}
 
 def llama(dtype: torch.dtype = torch.bfloat16) -> LlamaForCausalLM:
     config = LlamaConfig(**SIZES, tie_word_embeddings=False)
-    return LlamaForCausalLM._from_config(config, dtype=dtype)  # noqa: SLF001
+    return LlamaForCausalLM._from_config(config, dtype=dtype)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def in_mxfp4(folder: Path) -> None:
         num_experts_per_tok=2,
         layer_types=["full_attention"] * 2,
     )
-    model = GptOssForCausalLM._from_config(config, dtype=torch.bfloat16)  # noqa: SLF001
+    model = GptOssForCausalLM._from_config(config, dtype=torch.bfloat16)
     tensors = {}
     for name, tensor in model.state_dict().items():
         if not name.endswith(("gate_up_proj", "down_proj")):
@@ -127,10 +127,7 @@ def in_mxfp4(folder: Path) -> None:
     ],
 )
 def test_what_is_dequantised_is_planned_as_from_pretrained_loads_it(
-    tmp_path: Path,
-    save: Callable[[Path], None],
-    kind: Any,  # noqa: ANN401 - a class of transformers
-    loader: Any,  # noqa: ANN401
+    tmp_path: Path, save: Callable[[Path], None], kind: Any, loader: Any
 ) -> None:
     save(tmp_path)
     planned = resolve_model(str(tmp_path))
@@ -322,7 +319,7 @@ def test_experts_that_stay_unquantised_are_named_with_their_size() -> None:
         num_experts_per_tok=2,
         moe_intermediate_size=32,
     )
-    model = Qwen3MoeForCausalLM._from_config(config, dtype=torch.bfloat16)  # noqa: SLF001
+    model = Qwen3MoeForCausalLM._from_config(config, dtype=torch.bfloat16)
     experts, copies = size_notes(model, prepared=True)
     # 2 layers x 4 experts x 3 matrices of 64 x 32, two bytes each.
     assert experts == (

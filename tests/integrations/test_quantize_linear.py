@@ -28,8 +28,7 @@ print("torch._inductor.compile_fx" in sys.modules)
 
 @pytest.mark.parametrize("called_with_options", [False, True])
 def test_what_a_library_compiles_is_compiled_when_it_is_called(
-    monkeypatch: pytest.MonkeyPatch,
-    called_with_options: bool,
+    monkeypatch: pytest.MonkeyPatch, called_with_options: bool
 ) -> None:
     compiled: list[object] = []
     made: list[Any] = []

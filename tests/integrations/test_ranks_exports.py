@@ -349,7 +349,7 @@ def _lightning_losses(name: str, own: list[dict[str, torch.Tensor]]) -> list[flo
 
 
 class _Module(lightning.LightningModule):
-    def __init__(self, plan: budgetfit.Plan, callback: Any) -> None:  # noqa: ANN401
+    def __init__(self, plan: budgetfit.Plan, callback: Any) -> None:
         super().__init__()
         self.net, self.plan, self.callback = tiny_model("llama"), plan, callback
         self.losses: list[float] = []

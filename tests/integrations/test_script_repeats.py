@@ -1,7 +1,5 @@
 """Blocks of an exported torch script that change something whenever they run."""
 
-# ruff: noqa: ANN401 - the functions of a script
-
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +63,7 @@ def script_of(folder: Path, *segments: Segment) -> Any:
     for constant in ("SEGMENTS", "NESTED", "SELECTIVE"):
         if constant in names:
             text = repr(names[constant]).replace("transformer.h.", "blocks.")
-            names[constant] = eval(text)  # noqa: S307 - names of blocks
+            names[constant] = eval(text)
     return own
 
 

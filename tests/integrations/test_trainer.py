@@ -1,7 +1,5 @@
 """A plan handed to transformers' Trainer is what the Trainer trains."""
 
-# ruff: noqa: ANN401 - arguments of the library
-
 import pickle
 import re
 import warnings
@@ -14,28 +12,25 @@ from unittest import mock
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from budgetfit.core.plan import Plan as PlanType
-
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")  # the Trainer needs it
-
-import budgetfit  # noqa: E402
-from budgetfit.core.adapter import Adapter  # noqa: E402
-from budgetfit.core.plan import Plan  # noqa: E402
-from budgetfit.core.recipe import Segment  # noqa: E402
-from budgetfit.errors import InputError  # noqa: E402
-from budgetfit.integrations.exports import trainer as trainer_module  # noqa: E402
-from budgetfit.integrations.exports.trainer_arguments import planned_arguments  # noqa: E402
-from tests import models  # noqa: E402
-from tests.integrations.tiny_training import (  # noqa: E402
+import budgetfit
+from budgetfit.core.adapter import Adapter
+from budgetfit.core.plan import Plan
+from budgetfit.core.recipe import Segment
+from budgetfit.errors import InputError
+from budgetfit.integrations.exports import trainer as trainer_module
+from budgetfit.integrations.exports.trainer_arguments import planned_arguments
+from tests import models
+from tests.integrations.tiny_training import (
     ACCUMULATION,
     BATCH_SIZE,
     KINDS,
     LENGTH,
     PRODUCTS,
+    QUIET_ARGUMENTS,
     STEPS,
     VOCABULARY,
     Samples,
@@ -49,28 +44,20 @@ from tests.integrations.tiny_training import (  # noqa: E402
     runs,
     tiny_model,
 )
-from tests.zoo.state import assert_same  # noqa: E402
+from tests.zoo.state import assert_same
 
-QUIET: dict[str, Any] = {
-    "use_cpu": True,
-    "max_steps": STEPS,
-    "logging_steps": 1,
-    "logging_first_step": True,
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
-    "dataloader_pin_memory": False,
-}
+pytest.importorskip("accelerate")  # the Trainer needs it
 
 
-def arguments(plan: PlanType, folder: Path, **overrides: Any) -> Any:
+def arguments(plan: Plan, folder: Path, **overrides: Any) -> Any:
     return transformers.TrainingArguments(
-        output_dir=str(folder), **plan.to_training_arguments(**QUIET | overrides)
+        output_dir=str(folder),
+        **plan.to_training_arguments(**QUIET_ARGUMENTS | overrides),
     )
 
 
 def trained(
-    model: nn.Module, args: Any, *callbacks: Any, **options: Any
+    model: nn.Module, args: object, *callbacks: Any, **options: Any
 ) -> list[float]:
     """Train three steps and return their losses."""
     trainer = transformers.Trainer(
@@ -111,7 +98,7 @@ def test_a_batch_that_is_longer_than_planned_is_warned_of(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match=f"larger than the plan's: .*{said}") as caught:
         trained(model, arguments(plan, tmp_path), plan.trainer_callback())
     assert sum("larger than the plan's" in str(each.message) for each in caught) == 1
-    assert not model._forward_pre_hooks  # noqa: SLF001
+    assert not model._forward_pre_hooks
 
 
 def test_what_is_generated_while_training_is_no_larger_batch(tmp_path: Path) -> None:
@@ -139,7 +126,7 @@ def test_a_model_can_be_pickled_while_it_trains(tmp_path: Path) -> None:
         """As ``torch.save(model, path)``."""
 
         def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
-            copied = pickle.loads(pickle.dumps(model))  # noqa: S301 - just pickled
+            copied = pickle.loads(pickle.dumps(model))
             assert_same(model.state_dict(), copied.state_dict())
 
     trained(model, arguments(plan, tmp_path), plan.trainer_callback(), Saving())
@@ -181,7 +168,7 @@ def test_a_plan_with_torch_compile_is_compiled_in_the_trainer_and_undone(
         return compile_with(forward, dynamic=options["dynamic"], backend=backend)
 
     class Notes(transformers.TrainerCallback):
-        def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        def on_optimizer_step(self, *_: object, **__: object) -> None:
             happened.append("updates")
 
     monkeypatch.setattr(torch, "compile", counted)
@@ -194,7 +181,7 @@ def test_a_plan_with_torch_compile_is_compiled_in_the_trainer_and_undone(
     assert len(forwards) == (4 if compiled == "blocks" else 1)
     assert len(made) == 1  # equal blocks share their code
     assert how_blocks_are_called(model) == before
-    torch._dynamo.reset()  # noqa: SLF001 - what was compiled above
+    torch._dynamo.reset()
 
 
 def test_the_model_is_plain_again_after_training_and_after_an_error(
@@ -230,7 +217,7 @@ def how_blocks_are_called(model: nn.Module) -> dict[str, tuple[object, ...]]:
 def test_checkpointing_that_is_asked_of_the_trainer_does_not_reset_the_plan(
     tmp_path: Path,
 ) -> None:
-    """user-needs V3: activation_checkpointing=True would recompute every block."""
+    """``activation_checkpointing=True`` would recompute every block."""
     model = tiny_model("llama")
     plan = plan_for(model)
     counts = count_block_runs(model)
@@ -387,7 +374,7 @@ def test_training_resumes_with_the_planned_dtype(tmp_path: Path) -> None:
 def test_the_arguments_are_the_plans(
     precision: str, flags: tuple[bool, bool], tmp_path: Path
 ) -> None:
-    """user-needs U2: samples per optimizer step are those that were asked for."""
+    """Samples per optimizer step are those that were asked for."""
     plan = plan_for(tiny_model("gpt2"), precision=precision)
     args = arguments(plan, tmp_path)
     assert (args.bf16, args.fp16) == flags
@@ -399,7 +386,7 @@ def test_the_arguments_are_the_plans(
 
 
 def test_the_planned_evaluation_batch_is_handed_on(tmp_path: Path) -> None:
-    """user-needs U12: evaluation runs out of memory where training does not."""
+    """Evaluation runs out of memory where training does not."""
     plan = plan_for(tiny_model("gpt2"))
     plan = replace(plan, estimate=replace(plan.estimate, eval_batch_size=17))
     assert arguments(plan, tmp_path).per_device_eval_batch_size == 17
@@ -410,7 +397,7 @@ def test_the_planned_evaluation_batch_is_handed_on(tmp_path: Path) -> None:
 
 
 def test_only_arguments_that_the_class_has_are_used() -> None:
-    """user-needs V1: the names of checkpointing changed in transformers 5.23."""
+    """The names of checkpointing changed in transformers 5.23."""
     planned = plan_for(tiny_model("gpt2")).to_training_arguments()
     old = {name for name in planned if name != "activation_checkpointing"}
     old |= {"gradient_checkpointing"}
@@ -546,7 +533,7 @@ def test_micro_batches_have_the_gradient_of_the_large_batch(
     whole = nn.utils.get_total_norm([each for each in gradients if each is not None])
     model.zero_grad()
 
-    changes = QUIET | {"max_steps": 1, "output_dir": str(tmp_path)}
+    changes = QUIET_ARGUMENTS | {"max_steps": 1, "output_dir": str(tmp_path)}
     with mock.patch.dict(names, TrainingArguments=partial(made_with, changes)):
         built = names["make_trainer"](model, samples)
     built.remove_callback(transformers.PrinterCallback)
@@ -613,7 +600,7 @@ def test_the_exported_text_makes_a_trainer_that_trains(tmp_path: Path) -> None:
     counts = count_block_runs(model)
 
     built = names["make_trainer"](model, Samples())
-    make_quiet(built, QUIET)
+    make_quiet(built, QUIET_ARGUMENTS)
     built.train()
 
     assert runs(counts) == [3, 2, 2, 1]

@@ -1,7 +1,5 @@
 """A plan handed to TRL's SFTTrainer is what it trains."""
 
-# ruff: noqa: ANN401 - arguments of the library
-
 import dataclasses
 import re
 import warnings
@@ -18,11 +16,14 @@ import budgetfit
 from budgetfit.core.plan import Plan
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import InputError
+from budgetfit.integrations.exports import axolotl
+from budgetfit.integrations.exports import trl as trl_module
 from budgetfit.integrations.peft import attach_adapters
 from budgetfit.utils.format_bytes import format_bytes
 from tests.integrations.tiny_training import (
     BATCH_SIZE,
     LENGTH,
+    QUIET_ARGUMENTS,
     STEPS,
     blocks_of,
     count_block_runs,
@@ -41,19 +42,7 @@ from tests.processes import python
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 
-from budgetfit.integrations.exports import axolotl  # noqa: E402
-from budgetfit.integrations.exports import trl as trl_module  # noqa: E402
-
-QUIET: dict[str, Any] = {
-    "use_cpu": True,
-    "max_steps": STEPS,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
-    "dataloader_pin_memory": False,
-    "learning_rate": 1e-3,
-}
+QUIET = {**QUIET_ARGUMENTS, "learning_rate": 1e-3}
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +52,7 @@ def no_progress_bars() -> Iterator[None]:
     datasets.enable_progress_bars()
 
 
-def trained(model: nn.Module, args: Any, *callbacks: Any) -> list[float]:
+def trained(model: nn.Module, args: object, *callbacks: Any) -> list[float]:
     trainer = trl.SFTTrainer(
         model=model,
         args=args,
@@ -78,7 +67,7 @@ def trained(model: nn.Module, args: Any, *callbacks: Any) -> list[float]:
 def test_sft_recomputes_exactly_the_planned_blocks(
     precision: str, tmp_path: Path
 ) -> None:
-    """user-needs V4: SFTConfig switches checkpointing on for every block."""
+    """SFTConfig switches checkpointing on for every block."""
     model = tiny_model("llama")
     plan = plan_for(model, mixed_segments(model), precision=precision)
     keys = list(model.state_dict())
@@ -98,7 +87,7 @@ def test_sft_recomputes_exactly_the_planned_blocks(
 
 
 def test_the_config_answers_what_trl_would_switch_on(tmp_path: Path) -> None:
-    """user-needs V4: bf16, checkpointing and a length of 1024 are TRL's defaults."""
+    """TRL's defaults are bf16, checkpointing and a length of 1024."""
     plan = plan_for(tiny_model("llama"))
     args = trl.SFTConfig(output_dir=str(tmp_path), **plan.to_sft_config(use_cpu=True))
     assert args.bf16 is False

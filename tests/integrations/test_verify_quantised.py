@@ -1,5 +1,7 @@
 """A quantised model trains and is verified on a CPU, and is as it was afterwards."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -11,6 +13,7 @@ from tests.integrations.adapters import CONFIG, QUIET, adapter, base, batch
 pytest.importorskip("bitsandbytes")
 pytest.importorskip("peft")
 pytestmark = QUIET
+QLORA = {"batch_size": 2, "method": "qlora"}
 
 
 def test_a_model_that_was_loaded_for_evaluation_is_as_before() -> None:
@@ -18,8 +21,8 @@ def test_a_model_that_was_loaded_for_evaluation_is_as_before() -> None:
     quantize(model, adapter(method="qlora"), "cpu")
     model.eval()  # as from_pretrained leaves it; some CPUs then pack weights anew
     before = [(p, p.detach().clone(), p.requires_grad) for p in model.parameters()]
-    asked = {"gpu": "t4", "batch": batch(), "batch_size": 2, "method": "qlora"}
-    plan = budgetfit.plan(model, checkpointing="full", **asked)  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"gpu": "t4", "batch": batch(), **QLORA}
+    plan = budgetfit.plan(model, checkpointing="full", **asked)
 
     check = budgetfit.verify(plan, device="cpu")
 
@@ -35,15 +38,15 @@ def test_a_model_that_was_loaded_for_evaluation_is_as_before() -> None:
 
 
 @pytest.mark.parametrize("kind", [{}, {"quantization": "int8"}], ids=["nf4", "int8"])
-def test_a_base_with_biases_trains_on(kind: dict[str, str]) -> None:
+def test_a_base_with_biases_trains_on(kind: dict[str, Any]) -> None:
     # They are prepared in fp32, and bitsandbytes casts them when it first needs them.
     sizes = {**CONFIG, "num_hidden_layers": 1, "attention_bias": True}
     config = LlamaConfig(**sizes)
-    model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)  # noqa: SLF001
+    model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
     quantize(model, adapter(method="qlora", **kind), "cpu")
     kinds = {name: p.dtype for name, p in model.named_parameters()}
-    asked = {"gpu": "rtx-4090", "batch": batch(), "batch_size": 2, "method": "qlora"}
-    plan = budgetfit.plan(model, checkpointing="none", **asked, **kind)  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"gpu": "rtx-4090", "batch": batch(), **QLORA}
+    plan = budgetfit.plan(model, checkpointing="none", **asked, **kind)
     with budgetfit.apply(plan, model) as run:
         losses = [float(run.step(batch())) for _ in range(3)]
     assert losses[2] < losses[0]

@@ -122,10 +122,7 @@ ADAMW = partial(torch.optim.AdamW, lr=0.1)
         ({"micro_batches": 1}, "gradient_accumulation_steps=1 (planned: 2)"),
         ({"micro_batches": 3}, "gradient_accumulation_steps=3 (planned: 2)"),
         ({"make": SGD}, "SGD (planned: AdamW)"),
-        (
-            {"make": partial(ADAMW, amsgrad=True)},
-            "amsgrad=True (planned: False)",
-        ),
+        ({"make": partial(ADAMW, amsgrad=True)}, "amsgrad=True (planned: False)"),
         ({"make": partial(ADAMW, weight_decay=0.1)}, ""),
         (
             {"make": partial(SGD, weight_decay=0.1), "optimizer": "sgd"},
@@ -157,7 +154,7 @@ def test_a_model_is_pickled_with_what_watches_it() -> None:
     before = hooks()
     model = tiny_model("llama")
     with plan_for(model).prepare(model):
-        pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
+        pickle.loads(pickle.dumps(model))
         assert hooks() != before
     assert hooks() == before
 
@@ -174,8 +171,8 @@ def test_a_model_that_is_gone_is_watched_no_more() -> None:
 
 def hooks() -> set[int]:
     both = (
-        torch_optimizer._global_optimizer_pre_hooks,  # noqa: SLF001
-        torch_optimizer._global_optimizer_post_hooks,  # noqa: SLF001
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
     )
     return {key for each in both for key in each}
 

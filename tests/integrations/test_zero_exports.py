@@ -191,9 +191,7 @@ def test_floats_stay_as_they_are_until_deepspeed_has_the_weights() -> None:
         assert model(inputs_embeds=floats).logits.dtype == torch.bfloat16
 
 
-def test_machines_of_a_launch_of_accelerate_wait_for_each_other(
-    tmp_path: Path,
-) -> None:
+def test_machines_of_a_launch_of_accelerate_wait_for_each_other(tmp_path: Path) -> None:
     """With another launcher each machine starts ``deepspeed`` for itself."""
     zero = Parallelism(engine="deepspeed", gpus=4, gpus_per_node=2, zero_stage=3)
     plan = plan_for(tiny_model("llama"), parallelism=zero)

@@ -1,7 +1,5 @@
 """Small models, their plans and their data, trained for real by other libraries."""
 
-# ruff: noqa: ANN401 - any field of a config
-
 from collections import Counter
 from typing import Any
 
@@ -26,6 +24,17 @@ ACCUMULATION = 2
 STEPS = 3
 MICRO_STEPS = STEPS * ACCUMULATION
 KINDS = ("gpt2", "llama")
+# Of a ``Trainer``: steps, losses, and nothing printed.
+QUIET_ARGUMENTS: dict[str, Any] = {
+    "use_cpu": True,
+    "max_steps": STEPS,
+    "logging_steps": 1,
+    "logging_first_step": True,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+}
 WORDS = [f"w{number}" for number in range(VOCABULARY - 2)]
 FIRST_PRODUCTS = ("aten.addmm.default:0", "aten.mm.default:0")  # GPT-2's, Llama's
 PRODUCTS = tuple(
@@ -120,20 +129,17 @@ def word_tokenizer() -> Any:
     from tokenizers import models, pre_tokenizers  # noqa: PLC0415
 
     words = {word: number for number, word in enumerate(["<end>", "<none>", *WORDS])}
-    built = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<none>"))  # noqa: S106
+    built = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<none>"))
     built.pre_tokenizer = pre_tokenizers.Whitespace()
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=built,
-        eos_token="<end>",  # noqa: S106
-        pad_token="<end>",  # noqa: S106
-        unk_token="<none>",  # noqa: S106
+        tokenizer_object=built, eos_token="<end>", pad_token="<end>", unk_token="<none>"
     )
 
 
 def defined_by(source: str) -> dict[str, Any]:
     """Run an exported program's source as a module; return what it defines."""
     names: dict[str, Any] = {"__name__": "exported"}
-    exec(compile(source, "exported.py", "exec"), names)  # noqa: S102 - our own
+    exec(compile(source, "exported.py", "exec"), names)
     return names
 
 

@@ -7,7 +7,6 @@ import re
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn.modules import module as global_hooks
@@ -57,7 +56,7 @@ def held() -> dict[str, int]:
 
 _MODES = (
     torch.overrides.TorchFunctionMode,
-    torch.utils._python_dispatch.TorchDispatchMode,  # noqa: SLF001 - has no other name
+    torch.utils._python_dispatch.TorchDispatchMode,
 )
 
 
@@ -72,7 +71,7 @@ def _bytes(tensor: torch.Tensor) -> int:
         return 0  # sparse, lazy and the like
 
 
-def _hooks(module: Any) -> int:  # noqa: ANN401
+def _hooks(module: object) -> int:
     return sum(
         len(value)
         for name, value in vars(module).items()

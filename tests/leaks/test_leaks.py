@@ -1,5 +1,7 @@
 """Planning again and again leaves nothing behind; ``run.py`` does it 200 times."""
 
+from collections.abc import Callable
+
 import pytest
 
 from budgetfit.tracing.call_cache import MAX_CACHED_CALLS, CallCache
@@ -9,7 +11,9 @@ from tests.leaks.work import WORK
 
 @pytest.mark.parametrize("piece", WORK, ids=lambda piece: piece.__name__)
 @pytest.mark.filterwarnings("ignore")  # of optimizers that step on one weight
-def test_the_third_time_leaves_what_the_second_left(piece) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def test_the_third_time_leaves_what_the_second_left(
+    piece: Callable[[int], None],
+) -> None:
     for number in range(2):
         piece(number)
     before = held()

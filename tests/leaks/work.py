@@ -27,7 +27,7 @@ def _images() -> nn.Module:
     )
 
 
-def _mean(outputs: torch.Tensor, batch: object) -> torch.Tensor:  # noqa: ARG001
+def _mean(outputs: torch.Tensor, _: object) -> torch.Tensor:
     return outputs.float().mean()
 
 

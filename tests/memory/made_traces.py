@@ -68,7 +68,7 @@ class TraceMaker:
         self._phases.append(Phase(name, step, micro_step, start, end))
 
     @contextmanager
-    def block(  # noqa: PLR0913 - the fields of a pass
+    def block(
         self,
         block: int,
         direction: Direction,

@@ -52,7 +52,7 @@ class Recorder:
         torch.cuda.reset_peak_memory_stats()
         if torch.cuda.memory_reserved():
             raise RuntimeError("the sequence before left memory behind")
-        self.random = random.Random(seed)  # noqa: S311 - must repeat itself
+        self.random = random.Random(seed)
         self.streams = [torch.cuda.Stream() for _ in range(streams - 1)]
         self.largest_bytes = largest_bytes
         self.repeated_sizes = [self.random_size() for _ in range(8)]

@@ -48,7 +48,7 @@ def record(name: str) -> None:
     command += ["tests/memory/record_allocator_fuzz.py", "--operations", "1500"]
     command += ["--streams", "2", "--out", str(FIXTURES / f"allocator_{name}.json.gz")]
     kept = {key: text for key, text in os.environ.items() if "ALLOC_CONF" not in key}
-    subprocess.run(  # noqa: S603 - the command above
+    subprocess.run(
         command,
         env={**kept, "PYTORCH_CUDA_ALLOC_CONF": COMBINATIONS[name]},
         check=True,

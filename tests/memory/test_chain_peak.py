@@ -114,11 +114,17 @@ def test_copies_that_nothing_saves_live_to_the_end_of_the_recomputation() -> Non
     assert points["backward layers.1"] == 100 + 1 + 2 * 10 + 3
 
 
-def test_a_first_block_that_does_not_save_its_input_has_it_held_for_it() -> None:
+@pytest.mark.parametrize(("on_host", "kept"), [(False, 5), (True, 0)])
+def test_a_first_block_that_does_not_save_its_input_has_it_held_for_it(
+    *, on_host: bool, kept: int
+) -> None:
     keeps_less = option("keep", saved=3, forward=9, backward=2)
-    recompute = option("recompute", saved=5, forward=10, backward=12)
-    blocks = equal_blocks(2, keeps_less, recompute, output=5)
-    points = dict(chain_points(chain_of(*blocks), [Segment(("layers.0", "layers.1"))]))
+    saves_input = option("recompute", saved=5, forward=10, backward=12)
+    recompute = option("recompute", kept, 10, 12, input_on_host=on_host)
+    blocks = equal_blocks(2, keeps_less, saves_input, recompute, output=5)
+    pair = Segment(("layers.0", "layers.1"), input_on_host=on_host)
+    points = dict(chain_points(chain_of(*blocks), [pair]))
+    assert points["forward layers.1"] == kept + 10
     assert points["recompute layers.1"] == 3 + 5 + 9
     assert points["backward layers.0"] == 3 + 5 + 5 + 2
 
@@ -360,20 +366,6 @@ def test_a_segments_input_on_the_host_comes_back_when_it_is_recomputed() -> None
     )
     # The first block: 6 with the copy, and 10 - 4 for the end of its forward.
     assert chain_time_ns(chain, [pair]) == 90 + 6 + 6 + 4
-
-
-def test_an_input_from_the_host_is_held_where_the_first_block_does_not_save_it() -> (
-    None
-):
-    keeps_less = option("keep", saved=3, forward=9, backward=2)
-    recompute = option("recompute", saved=5, forward=10, backward=12)
-    on_host = option("recompute", saved=0, forward=10, backward=12, input_on_host=True)
-    blocks = equal_blocks(2, keeps_less, recompute, on_host, output=5)
-    pair = Segment(("layers.0", "layers.1"), input_on_host=True)
-    points = dict(chain_points(chain_of(*blocks), [pair]))
-    assert points["forward layers.1"] == 10
-    assert points["recompute layers.1"] == 3 + 5 + 9
-    assert points["backward layers.0"] == 3 + 5 + 5 + 2
 
 
 def test_a_nested_segment_holds_inputs_and_recomputes_one_block_at_a_time() -> None:

@@ -152,11 +152,7 @@ EXPANDABLE = "expandable_segments:True"
     ],
 )
 def test_what_a_request_takes_of_the_blocks_that_are_cached(
-    settings: str,
-    total_mib: int,
-    cached: list[int],
-    asked: int,
-    state: tuple[int, int],
+    settings: str, total_mib: int, cached: list[int], asked: int, state: tuple[int, int]
 ) -> None:
     allocator = ReferenceAllocator(total_mib * MIB, AllocatorSettings.parse(settings))
     for block in [allocator.malloc(size * MIB) for size in cached]:

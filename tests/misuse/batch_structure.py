@@ -25,7 +25,7 @@ from tests.misuse.training import (
 from tests.models import text
 
 
-def _step(batch: Any, run: Run | None = None) -> None:  # noqa: ANN401
+def _step(batch: object, run: Run | None = None) -> None:
     step_unharmed(applied() if run is None else run, batch)
 
 
@@ -129,7 +129,7 @@ def two_arguments() -> None:
     (batch,) = batches(1)
     run = applied()
     with unharmed(run.model):
-        run.step(batch["x"], batch["labels"])  # type: ignore[arg-type]
+        run.step(batch["x"], batch["labels"])
 
 
 @refused("The batch is on the meta device.*Hand in", InputError)
@@ -216,7 +216,7 @@ def padding_everywhere() -> None:
 def numpy_labels_for_the_loss_alone() -> None:
     """A batch that also has names and numbers that only the loss reads."""
 
-    def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:  # noqa: ANN401
+    def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
         assert "a" in batch["names"]
         return outputs.mean() * float(batch["scale"][0])
 

@@ -101,7 +101,7 @@ def judge(case: Case) -> Outcome:
             expected = case.kind is not None and not is_warning
             return Outcome(
                 expected
-                and isinstance(error, case.kind)  # type: ignore[arg-type]
+                and isinstance(error, case.kind or ())
                 and re.search(case.words, text, re.DOTALL) is not None,
                 text,
             )

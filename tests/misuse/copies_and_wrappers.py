@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import pickle
+import tempfile
 from typing import Any
 
 import torch
@@ -71,8 +72,6 @@ def a_pickle_of_the_run() -> None:
 @right()
 def saved_with_the_library() -> None:
     """model.save_pretrained(...) while a run trains it."""
-    import tempfile  # noqa: PLC0415
-
     run = applied("llama")
     with tempfile.TemporaryDirectory() as folder:
         run.model.save_pretrained(folder)
@@ -90,7 +89,7 @@ def data_parallel() -> None:
 
 
 @trains_as_plain("llama")
-def a_cache_in_generation(run: Run, batch: Any) -> None:  # noqa: ANN401
+def a_cache_in_generation(run: Run, batch: Any) -> None:
     """model.generate(...) between two steps."""
     run.model.eval()
     ids = batch["input_ids"][:1, :4]

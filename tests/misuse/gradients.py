@@ -20,6 +20,7 @@ from tests.misuse.training import (
     step_unharmed,
     trains_as_plain,
 )
+from tests.models import sgd
 
 
 @trains_as_plain()
@@ -77,7 +78,7 @@ def the_runs_optimizer_between_updates(run: Run, _: object) -> None:
 
 
 @trains_as_plain()
-def stray_backward_between_updates(run: Run, batch: Any) -> None:  # noqa: ANN401
+def stray_backward_between_updates(run: Run, batch: Any) -> None:
     """A generator's backward pass through the model between two updates."""
     with torch.random.fork_rng():
         run.model(**batch).backward()
@@ -114,14 +115,10 @@ class Words(nn.Module):
         return self.head(self.words(words)).square().mean()
 
 
-def _plain_sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
 WORDS = {"words": torch.arange(8).reshape(4, 2)}
 
 
-def _words_plan(optimizer: Any, **options: Any) -> budgetfit.Plan:  # noqa: ANN401
+def _words_plan(optimizer: object, **options: Any) -> budgetfit.Plan:
     torch.manual_seed(0)
     model = Words()
     settings = options_of("stack", batch=WORDS, optimizer=optimizer, **options)
@@ -131,13 +128,13 @@ def _words_plan(optimizer: Any, **options: Any) -> budgetfit.Plan:  # noqa: ANN4
 @refused("sparse=True.*Set sparse=False.*one micro-batch per update", TraceError)
 def sparse_gradients_accumulated() -> None:
     """nn.Embedding(sparse=True) with SGD and several micro-batches for an update."""
-    _words_plan(_plain_sgd, effective_batch_size=8)
+    _words_plan(sgd, effective_batch_size=8)
 
 
 @right()
 def sparse_gradients_of_a_short_group() -> None:
     """nn.Embedding(sparse=True) with SGD, in the plain way."""
-    run = budgetfit.apply(_words_plan(_plain_sgd))
+    run = budgetfit.apply(_words_plan(sgd))
     plain = Words()
     plain.load_state_dict(run.model.state_dict())
     run.step(WORDS)
@@ -150,7 +147,7 @@ def sparse_gradients_of_a_short_group() -> None:
 @refused("sparse", InputError)
 def sparse_gradients_clipped() -> None:
     """nn.Embedding(sparse=True) with max_grad_norm."""
-    run = budgetfit.apply(_words_plan(_plain_sgd))
+    run = budgetfit.apply(_words_plan(sgd))
     step_unharmed(run, WORDS, max_grad_norm=1.0)
 
 
@@ -178,7 +175,7 @@ def an_optimizer_instance_planned() -> None:
         budgetfit.plan(model, **options_of("stack", optimizer=made))
 
 
-def _of_another_model(_: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+def _of_another_model(_: object) -> torch.optim.Optimizer:
     return torch.optim.SGD(make("stack").parameters(), lr=0.1)
 
 

@@ -11,11 +11,12 @@ import budgetfit
 from budgetfit import InputError
 from tests.misuse.case import refused, right, warned
 from tests.misuse.training import options_of, step_unharmed
+from tests.models import squares
 
 BATCH = {"input": torch.ones(4, 8)}
 
 
-def _plan(loss: Any, model: nn.Module | None = None) -> budgetfit.Plan:  # noqa: ANN401
+def _plan(loss: object, model: nn.Module | None = None) -> budgetfit.Plan:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)) if model is None else model
     return budgetfit.plan(model, **options_of("stack", batch=BATCH, loss=loss))
@@ -24,7 +25,7 @@ def _plan(loss: Any, model: nn.Module | None = None) -> budgetfit.Plan:  # noqa:
 def _later(loss: Callable[[torch.Tensor], object]) -> None:
     """Train with a loss that was a good one while it was planned."""
 
-    def changing(outputs: torch.Tensor, _: Any) -> Any:  # noqa: ANN401
+    def changing(outputs: torch.Tensor, _: object) -> Any:
         return loss(outputs) if trains else outputs.mean()
 
     trains = False
@@ -68,18 +69,14 @@ def no_loss_verified() -> None:
     budgetfit.verify(_plan(None), device="cpu")
 
 
-def _of_squares(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
-    return outputs.square().mean()
-
-
-@warned("made for loss=.*, and .*_of_squares was handed in")
+@warned("made for loss=.*, and .*squares was handed in")
 def another_loss() -> None:
     """apply(plan, model, loss=...) with another loss than the planned one."""
 
-    def planned(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
+    def planned(outputs: torch.Tensor, _: object) -> torch.Tensor:
         return outputs.mean()
 
-    run = budgetfit.apply(_plan(planned), loss=_of_squares)
+    run = budgetfit.apply(_plan(planned), loss=squares)
     assert run.step(BATCH).isfinite()
 
 
@@ -88,7 +85,7 @@ def a_loss_with_a_state() -> None:
     """A loss that counts its calls: called once in every step."""
     counter = itertools.count()
 
-    def loss(outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
+    def loss(outputs: torch.Tensor, _: object) -> torch.Tensor:
         next(counter)
         return outputs.mean()
 
@@ -106,7 +103,7 @@ class Criterion(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
 
-    def forward(self, outputs: torch.Tensor, _: Any) -> torch.Tensor:  # noqa: ANN401
+    def forward(self, outputs: torch.Tensor, _: object) -> torch.Tensor:
         return (outputs * self.scale).mean()
 
 

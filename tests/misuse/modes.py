@@ -22,14 +22,14 @@ from tests.misuse.training import (
 )
 
 
-def _evaluate(run: Run, batch: Any) -> None:  # noqa: ANN401
+def _evaluate(run: Run, batch: Any) -> None:
     run.model.eval()
     with torch.no_grad():
         run.model(**batch)
 
 
 @trains_as_plain(accumulates=True)
-def eval_in_the_middle_of_a_group(run: Run, batch: Any) -> None:  # noqa: ANN401
+def eval_in_the_middle_of_a_group(run: Run, batch: object) -> None:
     """An evaluation between two micro-batches of an update."""
     _evaluate(run, batch)
 

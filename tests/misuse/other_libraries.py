@@ -24,10 +24,7 @@ from tests.models import text
 
 
 def _train(
-    model: nn.Module,
-    plan: budgetfit.Plan,
-    callback: Any = None,  # noqa: ANN401
-    **changes: Any,
+    model: nn.Module, plan: budgetfit.Plan, callback: Any = None, **changes: Any
 ) -> transformers.Trainer:
     """Train for one step with the plan's callback and other arguments."""
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +106,7 @@ def a_prefix_and_recomputation() -> None:
 
 
 def _assert_prefix_trains(checkpointing: str) -> None:
-    import peft  # noqa: PLC0415 - slow
+    import peft
 
     models = []
     for _ in range(2):

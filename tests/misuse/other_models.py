@@ -10,12 +10,7 @@ import budgetfit
 from budgetfit import InputError
 from tests.applying.small_models import Block, Stack, batch_for, make
 from tests.misuse.case import refused, right, unharmed
-from tests.misuse.training import (
-    applied,
-    apply_unharmed,
-    options_of,
-    plan_of,
-)
+from tests.misuse.training import applied, apply_unharmed, options_of, plan_of
 
 
 def _refused_for(model: nn.Module, kind: str = "llama", **options: Any) -> None:

@@ -1,11 +1,11 @@
 """Parameters, layers and requires_grad that change after apply."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import prune
 
 from budgetfit import InputError, Run
@@ -25,7 +25,7 @@ GONE = "no longer the model's"
 @next_step_refused(NEW, "llama")
 def adapters_after_apply(run: Run) -> None:
     """get_peft_model(run.model) after apply."""
-    import peft  # noqa: PLC0415 - slow
+    import peft
 
     peft.get_peft_model(
         run.model, peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM")
@@ -82,7 +82,7 @@ def pruned() -> None:
 
 def _process_group() -> Iterator[None]:
     with tempfile.TemporaryDirectory() as folder:
-        store = dist.FileStore(os.path.join(folder, "store"), 1)  # noqa: PTH118
+        store = dist.FileStore(f"{folder}/store", 1)
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
             yield
@@ -93,8 +93,6 @@ def _process_group() -> Iterator[None]:
 @refused(f"{NEW}|{GONE}", InputError)
 def sharded_after_apply() -> None:
     """fully_shard(model) after apply."""
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - slow
-
     for _ in _process_group():
         run = applied()
         fully_shard(run.model, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))

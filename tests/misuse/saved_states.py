@@ -21,7 +21,7 @@ def _trained(run: Run, kind: str = "stack") -> dict[str, Any]:
     return copy.deepcopy(run.state_dict())
 
 
-def _loaded(run: Run, state: Any) -> None:  # noqa: ANN401 - what users hand in
+def _loaded(run: Run, state: Any) -> None:
     with unharmed(run.model):
         run.load_state_dict(state)
 

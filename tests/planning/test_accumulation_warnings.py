@@ -57,7 +57,7 @@ COMPARES = (
 
 
 @pytest.mark.parametrize("loss", [info_nce, two_views])
-def test_a_contrastive_loss_is_found_by_its_scores_of_pairs(loss: Any) -> None:  # noqa: ANN401
+def test_a_contrastive_loss_is_found_by_its_scores_of_pairs(loss: object) -> None:
     batch = torch.ones(4, WIDTH)
     assert COMPARES in said(Tower(), batch=batch, loss=loss)
     assert COMPARES not in said(Tower(), batch=batch, loss=loss, steps=1)

@@ -25,9 +25,7 @@ def card(name: str, mib: int) -> Card:
 
 
 def compared(
-    cards: Sequence[Card],
-    precision: str = "fp32",
-    said: list[str] | None = None,
+    cards: Sequence[Card], precision: str = "fp32", said: list[str] | None = None
 ) -> tuple[GpuComparison, ...]:
     workload = Workload(model=Mebi(4), batch=torch.zeros(2, 512, 512), gpu=ADA)
     return compare_gpus(
@@ -135,10 +133,7 @@ def test_groups_are_rows_beside_single_cards() -> None:
     prices = {"rtx-4090": 0.5}
     (alone,) = of_mebi(["rtx-4090"], prices=prices, engine="auto", **given)
     one, two, eight = of_mebi(
-        ["rtx-4090", "rtx-4090x2", "rtx-4090x4x2"],
-        prices=prices,
-        link="2GB/s",
-        **given,
+        ["rtx-4090", "rtx-4090x2", "rtx-4090x4x2"], prices=prices, link="2GB/s", **given
     )
     assert one == alone
     names = [row.name for row in (one, two, eight)]

@@ -35,7 +35,7 @@ def test_they_are_evaluated_once_and_survive_a_copy(plan: Plan) -> None:
     found = curves_of(plan)
     assert curves_of(plan.changed(warnings=("one more",))) is found
     assert curves_of(copy.deepcopy(plan)) == found
-    assert curves_of(pickle.loads(pickle.dumps(plan))) == found  # noqa: S301 - its own
+    assert curves_of(pickle.loads(pickle.dumps(plan))) == found
 
 
 def test_a_saved_plan_is_without_them(plan: Plan) -> None:
@@ -120,7 +120,7 @@ def test_the_snapshot_is_of_the_plan_and_a_loaded_plan_has_none(
     plan: Plan, tmp_path: Path
 ) -> None:
     plan.dump_snapshot(tmp_path / "step.pickle")
-    found = pickle.loads((tmp_path / "step.pickle").read_bytes())  # noqa: S301 - its own
+    found = pickle.loads((tmp_path / "step.pickle").read_bytes())
     reserved = sum(each["total_size"] for each in found["segments"])
     assert reserved == plan.estimate.reserved_bytes
     loaded = Plan.from_json(plan.to_json())

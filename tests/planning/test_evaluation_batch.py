@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401 - any batch; the tests look inside
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,7 +28,7 @@ from tests.traced import ADA, session
 SGD = "sgd"
 
 
-def traces(model: nn.Module, batch: Any, **options: Any) -> TraceSession:
+def traces(model: nn.Module, batch: object, **options: Any) -> TraceSession:
     workload = Workload(model=model, batch=batch, gpu=find_gpu(ADA), **options)
     return TraceSession(workload.with_found_blocks())
 
@@ -51,7 +49,7 @@ def test_the_batch_is_what_weights_inputs_and_two_outputs_leave_room_for() -> No
     mebi = traces(Mebi(), EXAMPLES["mebi"].batch)
     recipe = Recipe(batch_size=2, optimizer=SGD)
     sizes = [size_in(limit, mebi, recipe) for limit in (256, 512, 1024)]
-    assert sizes == sorted(sizes)  # type: ignore[type-var]
+    assert sizes == sorted(filter(None, sizes))
     for limit, size in zip((256, 512, 1024), sizes, strict=True):
         assert size is not None
         live_mib = 3 + 9 + 5 * size

@@ -103,7 +103,7 @@ def test_a_loss_with_modules_has_them_worked_out_at_once() -> None:
     "through",
     [
         pytest.param(lambda plan: Plan.from_json(plan.to_json()), id="json"),
-        pytest.param(lambda plan: pickle.loads(pickle.dumps(plan)), id="pickle"),  # noqa: S301 - its own
+        pytest.param(lambda plan: pickle.loads(pickle.dumps(plan)), id="pickle"),
         copy.deepcopy,
         copy.copy,
     ],

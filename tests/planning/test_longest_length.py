@@ -53,7 +53,7 @@ def test_lengths_are_multiples_of_128_and_finer_below_1024() -> None:
         (4000, 0.5, 0.001, 23_000, 4096, 6),  # 4116
     ],
 )
-def test_a_worked_example(  # noqa: PLR0913, PLR0917 - a curve and its answer
+def test_a_worked_example(
     base: float, linear: float, square: float, limit: int, answer: int | None, most: int
 ) -> None:
     tried: list[int] = []
@@ -74,7 +74,7 @@ def test_what_is_known_of_other_lengths_saves_tries() -> None:
 
 
 def test_lines_and_parabolas_take_few_tries() -> None:
-    rng = random.Random(0)  # noqa: S311 - no secret
+    rng = random.Random(0)
     counts = []
     for _ in range(500):
         lengths = candidate_lengths(2 ** rng.randint(4, 17))
@@ -93,7 +93,7 @@ def test_lines_and_parabolas_take_few_tries() -> None:
 
 def test_any_monotone_need_is_answered_whatever_its_bytes_say() -> None:
     """Bytes only guide: steps, plateaus and nonsense cost tries and no more."""
-    rng = random.Random(1)  # noqa: S311 - no secret
+    rng = random.Random(1)
     lengths = candidate_lengths(16_384)
     for _ in range(300):
         longest = rng.choice([0, *lengths])

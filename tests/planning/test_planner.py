@@ -1,7 +1,5 @@
 """Plans of a model whose tensors are whole MiB."""
 
-# ruff: noqa: ANN401 - options of make_plan
-
 import functools
 from dataclasses import replace
 from typing import Any
@@ -17,11 +15,7 @@ from budgetfit.errors import DoesNotFitError, InputError
 from budgetfit.gpus.table import find_gpu
 from budgetfit.memory.replay import replay
 from budgetfit.planning.judge import judge
-from budgetfit.planning.planner import (
-    make_layers,
-    make_plan,
-    policy_recipe,
-)
+from budgetfit.planning.planner import make_layers, make_plan, policy_recipe
 from budgetfit.planning.profiling.block_chain import (
     BlockChain,
     TrainingSettings,

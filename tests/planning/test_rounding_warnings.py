@@ -29,9 +29,7 @@ def test_an_update_of_a_fifth_of_a_per_cent_is_lost_in_bf16() -> None:
     ],
 )
 def test_weights_that_are_trained_in_bf16_are_said(
-    precision: str,
-    dtype: torch.dtype,
-    expected: bool,
+    precision: str, dtype: torch.dtype, expected: bool
 ) -> None:
     assert warns(nn.Linear(2, 2).to(dtype), precision) is expected
 

@@ -41,7 +41,7 @@ def notices(fault: Fault, copy: Path) -> bool:
         command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider"]
         command += [f"tests/{name}" for name in fault.tests.split()]
         environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
-        result = subprocess.run(  # noqa: S603 - our own command
+        result = subprocess.run(
             command, cwd=copy, env=environment, capture_output=True, check=False
         )
     finally:

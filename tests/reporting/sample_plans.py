@@ -198,11 +198,7 @@ def sample_curves(plan: Plan) -> PlanCurves:
         ),
         limit_bytes=21 * GIB,
         plan=point("", 20, 10.0, 16),
-        front=(
-            point("", 28, 12.5, 0),
-            point("", 20, 10.0, 16),
-            point("", 11, 8.0, 24),
-        ),
+        front=(point("", 28, 12.5, 0), point("", 20, 10.0, 16), point("", 11, 8.0, 24)),
         practices=(
             point("no checkpointing", 28, 12.5, 0),
             point("every block recomputed", 11, 8.0, 24),

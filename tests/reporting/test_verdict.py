@@ -22,7 +22,7 @@ def test_a_pass_says_the_peak_the_prediction_and_that_it_fits() -> None:
         (24 * GIB, False, "24.00 GiB reserved, above the 23.00 GiB that the card has"),
     ],
 )
-def test_u13_what_needs_more_than_planned_is_said_or_fails(
+def test_what_needs_more_than_planned_is_said_or_fails(
     shorter_reserved_bytes: int, passed: bool, text: str
 ) -> None:
     check = sample_verification(

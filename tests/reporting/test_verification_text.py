@@ -43,7 +43,7 @@ def test_the_first_step_and_the_steady_ones_are_rows_apart() -> None:
     assert cells(text, "steady backward") == ["20.00 GiB", "16.00 GiB", "+25 %"]
 
 
-def test_u14_a_first_step_that_makes_states_is_timed_apart() -> None:
+def test_a_first_step_that_makes_states_is_timed_apart() -> None:
     text = str(sample_verification(first_step_ms=900))
     assert cells(text, "first step  ") == ["900 ms"]
 
@@ -80,7 +80,7 @@ def test_host_memory_is_told() -> None:
     assert "pinned" not in str(sample_verification())
 
 
-def test_u5_what_shorter_batches_reserved_after_the_longest_is_told() -> None:
+def test_what_shorter_batches_reserved_after_the_longest_is_told() -> None:
     same = sample_verification(shorter_batches=5, shorter_reserved_bytes=22 * GIB)
     more = sample_verification(shorter_batches=1, shorter_reserved_bytes=23 * GIB)
     text = str(same)

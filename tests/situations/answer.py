@@ -90,7 +90,7 @@ def ask(words: Sequence[str], variables: Mapping[str, str] | None = None) -> Ans
     }
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.monotonic()
-        process = subprocess.Popen(  # noqa: S603 - our own words
+        process = subprocess.Popen(
             [sys.executable, *words], cwd=ROOT, env=environment, stdout=out, stderr=err
         )
         _, status, used = os.wait4(process.pid, 0)

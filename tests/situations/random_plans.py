@@ -231,7 +231,7 @@ def plan_within(subject: Subject, usable_bytes: int) -> Plan:
 
 def tried(seed: int, recipes: int) -> Result:
     """Plan for one random model, too small and large enough, and try to contradict."""
-    draw = random.Random(seed)  # noqa: S311 - no secret
+    draw = random.Random(seed)
     subject = random_subject(draw)
     result = Result(seed, f"{subject.name} {subject.arguments['gpu']}")
     with pytest.raises(DoesNotFitError) as refused:
@@ -378,7 +378,7 @@ def main() -> None:
 
 def _commit() -> str:
     words = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(  # noqa: S603 - fixed words
+    return subprocess.run(
         words, cwd=ROWS.parent, check=True, capture_output=True, text=True
     ).stdout.strip()
 

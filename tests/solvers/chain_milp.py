@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
 
 from budgetfit.core.recipe import Segment
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
@@ -95,7 +97,7 @@ def _checked(
     )
 
 
-def _bound_ns(result: Any) -> int:  # noqa: ANN401 - scipy has no types
+def _bound_ns(result: Any) -> int:
     """Return HiGHS's lower bound on the extra time, rounded up: times are integers."""
     bound = float(result.mip_dual_bound)
     return math.ceil(bound - _NO_GAP * max(1.0, abs(bound)))
@@ -118,12 +120,8 @@ def _nothing_printed() -> Iterator[None]:
 
 def _solve(
     problem: Problem, arcs: list[tuple[int, ChainStep]], room: int, time_limit_s: float
-) -> Any:  # noqa: ANN401
+) -> Any:
     """Minimise the extra time with HiGHS within so many bytes above the static ones."""
-    # Here and not above: importing it takes as long as solving a few chains.
-    from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: PLC0415
-    from scipy.sparse import csr_array  # noqa: PLC0415
-
     count = len(problem.chain.blocks)
     alive = np.concatenate(
         [_alive(arcs, count, forward=False), _alive(arcs, count, forward=True)]

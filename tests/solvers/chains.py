@@ -31,10 +31,10 @@ def chain_steps(problem: Problem) -> list[list[ChainStep]]:
 
 def seeded(seed: int) -> random.Random:
     """The same numbers in every run."""
-    return random.Random(seed)  # noqa: S311 - nothing here is secret
+    return random.Random(seed)
 
 
-def option(  # noqa: PLR0913 - the letters of rule C
+def option(
     mode: Mode,
     /,
     saved: int,

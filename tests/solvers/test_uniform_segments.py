@@ -40,7 +40,7 @@ def lengths(plan: Sequence[Segment]) -> list[int]:
         (126, 2143, 143, 3, 93, 12, 215),
     ],
 )
-def test_sqrt_n_is_a_trap_for_transformer_blocks(  # noqa: PLR0913, PLR0917 - a table's row
+def test_sqrt_n_is_a_trap_for_transformer_blocks(
     count: int,
     keep_all: int,
     one_block: int,

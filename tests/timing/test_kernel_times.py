@@ -50,7 +50,7 @@ H100 = find_gpu("h100-80gb")
 A100 = find_gpu("a100-80gb")
 
 
-def trace_of(  # noqa: PLR0913 - what a trace may have
+def trace_of(
     rows: Sequence[Row],
     *,
     phases: Sequence[Phase] = (),

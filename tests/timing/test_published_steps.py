@@ -2,6 +2,7 @@
 
 import functools
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,9 @@ class MovedBytes(TorchDispatchMode):
 
     total = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         self.total += op_cost(func, args, kwargs or {}, out).moved_bytes
         return out

@@ -35,7 +35,7 @@ def test_packages_outside_of_the_environment_are_libraries(
     folder.symlink_to(PACKAGES)
     paths = [str(ROOT), *([] if folder == own else [str(folder)])]
     base = getattr(sys, "_base_executable", sys.executable)
-    done = subprocess.run(  # noqa: S603 - our own interpreter and code
+    done = subprocess.run(
         [base, "-c", ASKS],
         env={
             "PYTHONUSERBASE": str(tmp_path),
@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x = 1\n")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    for cached in (is_installed, user_code._recorded):  # noqa: SLF001
+    for cached in (is_installed, user_code._recorded):
         cached.cache_clear()
     return tmp_path
 

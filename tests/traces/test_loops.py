@@ -57,10 +57,7 @@ def estimate(
             optimizer="sgd",
         ),
         gpu="rtx-4090",
-        batch={
-            "x": torch.zeros(2, WIDTH),
-            "labels": torch.zeros(2, dtype=torch.int64),
-        },
+        batch={"x": torch.zeros(2, WIDTH), "labels": torch.zeros(2, dtype=torch.int64)},
         loop=Loop(kind=kind, **settings),
     )
 
@@ -161,14 +158,14 @@ def test_nothing_is_left_behind(kind: LoopKind) -> None:
     import accelerate
 
     mine = accelerate.Accelerator(cpu=True)
-    shared = dict(accelerate.state.AcceleratorState._shared_state)  # noqa: SLF001
+    shared = dict(accelerate.state.AcceleratorState._shared_state)
     environment, disabled = dict(os.environ), logging.root.manager.disable
     random = torch.get_rng_state()
     stop = threading.Event()
     threading.Thread(target=stop.wait).start()  # the states are not put back for it
     estimate(kind, ema=True)
     stop.set()
-    assert accelerate.state.AcceleratorState._shared_state == shared  # noqa: SLF001
+    assert accelerate.state.AcceleratorState._shared_state == shared
     assert mine.device.type == "cpu"
     assert dict(os.environ) == environment
     assert logging.root.manager.disable == disabled
@@ -251,9 +248,9 @@ def test_what_kernels_replace_is_put_back() -> None:
 def test_trls_kernels_are_those_that_a_trace_leaves_out() -> None:
     kernels = pytest.importorskip("trl.kernels.chunked_logprob")
     source = inspect.getsource(kernels)
-    assert all(f"def {name}(" in source for name in trl_kernels._KERNELS)  # noqa: SLF001
+    assert all(f"def {name}(" in source for name in trl_kernels._KERNELS)
     assert "torch.addmm(acc, a, b, out_dtype=torch.float32, out=acc)" in source
-    for name in trl_kernels._KERNELS:  # noqa: SLF001 - they allocate nothing
+    for name in trl_kernels._KERNELS:
         start = source.index(f"def {name}(")
         body = source[start : source.index("\ndef ", start + 1)]
         assert "torch.empty" not in body

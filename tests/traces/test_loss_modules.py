@@ -79,10 +79,10 @@ def test_it_is_found_wherever_a_loss_may_hold_it() -> None:
     taught = teacher()
     holder = Holder(taught)
 
-    def by_default(outputs: Any, _: Any, net: nn.Module = taught) -> Any:  # noqa: ANN401
+    def by_default(outputs: object, _: object, net: nn.Module = taught) -> Any:
         return net(outputs)
 
-    def by_argument(net: nn.Module, outputs: Any, _: Any) -> Any:  # noqa: ANN401
+    def by_argument(net: nn.Module, outputs: object, _: object) -> Any:
         return net(outputs)
 
     found = [
@@ -153,13 +153,13 @@ def test_a_loss_that_looks_at_the_models_weights_sees_the_traced_ones() -> None:
     def loss(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return outputs.mean() + model.blocks[0].inner.weight.pow(2).sum()
 
-    faked = FakedLoss(loss, model)
+    faked: Any = FakedLoss(loss, model)
     seen: list[torch.Tensor] = []
 
     def program(fake: nn.Module, on_phase: Callable[[str], None]) -> Run:
-        weight = faked.loss.__closure__[0].cell_contents.blocks[0].inner.weight  # type: ignore[union-attr]
+        weight = faked.loss.__closure__[0].cell_contents.blocks[0].inner.weight
         seen.append(weight)
-        assert weight is fake.blocks[0].inner.weight  # type: ignore[index, union-attr]
+        assert weight is fake.get_submodule("blocks.0.inner").weight
         return Run(fake, Recipe(batch_size=2), loss=faked.loss, on_phase=on_phase)
 
     trace_step(
@@ -207,7 +207,7 @@ class Linked:
         self.others: list[Linked] = []
         self.module: nn.Module | None = None
 
-    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401
+    def __getattribute__(self, name: str) -> Any:
         if name == "__dict__":
             Linked.looks += 1
         return super().__getattribute__(name)
@@ -252,10 +252,10 @@ def test_objects_linked_in_circles_are_each_looked_at_once(
 def test_functions_that_name_each_other_are_swapped_together() -> None:
     taught, other = teacher(), teacher()
 
-    def even(number: int, nets: Any = (taught,)) -> Any:  # noqa: ANN401
+    def even(number: int, nets: Any = (taught,)) -> Any:
         return nets[0] if number == 0 else odd(number - 1)
 
-    def odd(number: int) -> Any:  # noqa: ANN401
+    def odd(number: int) -> Any:
         return even(number - 1)
 
     new = replace_modules(odd, lambda _: other)

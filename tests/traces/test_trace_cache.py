@@ -301,7 +301,7 @@ def test_writers_at_once_leave_a_whole_file(cache: TraceCache) -> None:
     )
     cache.store(OTHER, trace("mebi"))
     writers = [
-        subprocess.Popen([sys.executable, "-c", code, str(cache.folder)])  # noqa: S603
+        subprocess.Popen([sys.executable, "-c", code, str(cache.folder)])
         for _ in range(3)
     ]
     assert [writer.wait() for writer in writers] == [0, 0, 0]

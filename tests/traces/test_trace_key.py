@@ -25,7 +25,7 @@ from budgetfit.traces.cache import key as trace_key
 from budgetfit.traces.cache import package_hash as own_sources
 from budgetfit.traces.cache.key import why_not_cacheable, workload_key
 from budgetfit.workload.workload import Workload
-from tests.models import EXAMPLES
+from tests.models import EXAMPLES, sgd
 from tests.processes import python
 
 OWN_SOURCES = trace_key.package_hash
@@ -64,19 +64,15 @@ class Net(nn.Module):
         return self.activation(self.norm(self.first(x)) * self.scale)[which].sum()
 
 
-def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:  # noqa: ANN401, ARG001
+def loss(outputs: torch.Tensor, _: object) -> torch.Tensor:
     return outputs.mean() * FACTOR
 
 
 FACTOR = 2.0
 
 
-def other_loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:  # noqa: ANN401, ARG001
+def other_loss(outputs: torch.Tensor, _: object) -> torch.Tensor:
     return outputs.sum() * FACTOR
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def net_subject() -> Workload:
@@ -144,27 +140,27 @@ def test_another_process_has_the_same_key() -> None:
     assert found("1") == found("2") != ""
 
 
-def _tie(model: Any) -> None:  # noqa: ANN401
+def _tie(model: Any) -> None:
     model.second.weight = model.first.weight
 
 
-def _alias(model: Any) -> None:  # noqa: ANN401
+def _alias(model: Any) -> None:
     """Two parameters of one storage."""
     model.second.weight = nn.Parameter(model.first.weight.detach())
 
 
-def _replace_forward(model: Any) -> None:  # noqa: ANN401
-    def forward(self: Any, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+def _replace_forward(model: Any) -> None:
+    def forward(self: Any, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         return (self.first(x) + 1)[which].sum()
 
     model.forward = types.MethodType(forward, model)
 
 
-def _transposed(model: Any) -> None:  # noqa: ANN401
+def _transposed(model: Any) -> None:
     model.first.weight = nn.Parameter(model.first.weight.detach().t())
 
 
-def _rename(model: Any) -> None:  # noqa: ANN401
+def _rename(model: Any) -> None:
     model.third = model.second
     del model.second
 
@@ -222,7 +218,7 @@ def _weighted(weight: float) -> nn.Module:
 
 def _closure(weight: float) -> Callable[..., torch.Tensor]:
     tensor = torch.tensor(weight)
-    return lambda outputs, batch: outputs.mean() * tensor  # noqa: ARG005
+    return lambda outputs, _: outputs.mean() * tensor
 
 
 BATCH: dict[str, Any] = {"x": torch.zeros(2, 4), "which": torch.tensor([0, 1])}
@@ -333,8 +329,8 @@ SETTINGS: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "early stop": _set(checkpoint, "_enable_checkpoint_early_stop", False),
     "torch's version": _set(torch, "__version__", "99.1"),
     "a class attribute": _set(Net, "scale", 3),
-    "a method": _set(Net, "forward", lambda self, x, which: x),  # noqa: ARG005
-    "a library's method": _set(nn.Linear, "forward", lambda self, x: x + 1),  # noqa: ARG005
+    "a method": _set(Net, "forward", lambda _, x, _which: x),
+    "a library's method": _set(nn.Linear, "forward", lambda _, x: x + 1),
     "a global of the loss": _set(sys.modules[__name__], "FACTOR", 3.0),
     "attention put into torch": _set(nn.functional, "softmax", loss),
     "a method put into tensors": _set(torch.Tensor, "mine", loss),

@@ -17,11 +17,7 @@ from budgetfit.traces import errors as module_of_errors
 from budgetfit.traces import tracer as module_of_tracer
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.depth_extrapolation.owned_trace import first_difference
-from budgetfit.tracing.values.assumptions import (
-    ANSWERED_NO,
-    FULL_MASK,
-    READ_NUMBER,
-)
+from budgetfit.tracing.values.assumptions import ANSWERED_NO, FULL_MASK, READ_NUMBER
 from budgetfit.tracing.values.concrete_execution import REAL_VALUES
 from budgetfit.workload.workload import Workload
 from tests.models import EXAMPLES, Chain
@@ -51,7 +47,7 @@ def test_a_models_own_checkpointing_is_another_program_and_stays_on_there() -> N
     model = example.model()
     for block in model.transformer.h:
         block.gradient_checkpointing = True
-        block._gradient_checkpointing_func = _checkpoint  # noqa: SLF001
+        block._gradient_checkpointing_func = _checkpoint
     workload = Workload(model=model, batch=example.batch, gpu=ADA).with_found_blocks()
     traces = TraceSession(workload)
     kept = traces.exact(Recipe(batch_size=2), keep_own_checkpointing=True)
@@ -60,7 +56,7 @@ def test_a_models_own_checkpointing_is_another_program_and_stays_on_there() -> N
     assert len(kept.events) > len(off.events)  # blocks run once more
 
 
-def _checkpoint(function: Any, *args: Any) -> Any:  # noqa: ANN401 - as torch declares it
+def _checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
 

@@ -1,7 +1,5 @@
 """Arithmetic and traffic of single ops."""
 
-# ruff: noqa: ANN401 - any call
-
 from typing import Any
 
 import pytest
@@ -46,7 +44,7 @@ def test_a_product_is_two_operations_for_each_pair() -> None:
 def test_products_that_add_up_cost_as_much_as_those_that_do_not() -> None:
     batch = empty(3, 512, 512)
     for op, one, other in (
-        (aten._addmm_activation.default, SQUARE, SQUARE),  # noqa: SLF001
+        (aten._addmm_activation.default, SQUARE, SQUARE),
         (aten.addmm_.default, SQUARE, SQUARE),
         (aten.addbmm.default, batch, batch),
     ):
@@ -81,7 +79,7 @@ def test_plain_arithmetic_costs_what_it_reads_and_writes() -> None:
 
 def test_lists_of_tensors_are_counted_through() -> None:
     both = [SQUARE, SQUARE]
-    assert cost(aten._foreach_add.List, both, both)[2] == 6 * MIB  # noqa: SLF001
+    assert cost(aten._foreach_add.List, both, both)[2] == 6 * MIB
 
 
 def test_views_and_ops_without_tensors_cost_nothing() -> None:
@@ -104,14 +102,14 @@ def test_products_of_experts_cost_what_one_expert_each_does(
     args = [empty(*shape, dtype=torch.bfloat16) for shape in (one, other)]
     offsets = [torch.empty(groups, dtype=torch.int32, device="meta")] if groups else []
     call = (*args, *offsets)
-    found = op_cost(aten._grouped_mm.default, call, {}, args[0])  # noqa: SLF001
+    found = op_cost(aten._grouped_mm.default, call, {}, args[0])
     assert (RATES[found.rate], found.flops) == ("bf16", flops)
 
 
 def test_attention_is_two_products_forward() -> None:
     x = empty(2, 4, 64, 16, dtype=torch.bfloat16)
     out = (x, *(empty(1) for _ in range(8)))
-    op = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
+    op = aten._scaled_dot_product_flash_attention.default
     products = 2 * (2 * 2 * 4 * 64 * 64 * 16)
     assert op_cost(op, (x, x, x), {}, out).flops == products
     assert op_cost(op, (x, x, x, 0.0, True), {}, out).flops == products / 2
@@ -121,8 +119,8 @@ def test_grouped_heads_of_keys_are_as_much_work_as_heads_of_their_own() -> None:
     # torch 2.11 refuses to count them.
     x, shared = (empty(2, heads, 64, 16, dtype=torch.bfloat16) for heads in (4, 2))
     out = (x, *(empty(1) for _ in range(8)))
-    forward = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
-    backward = aten._scaled_dot_product_flash_attention_backward.default  # noqa: SLF001
+    forward = aten._scaled_dot_product_flash_attention.default
+    backward = aten._scaled_dot_product_flash_attention_backward.default
     product = 2 * (2 * 4 * 64 * 64 * 16)
     assert op_cost(forward, (x, shared, shared), {}, out).flops == 2 * product
     empty_ = empty(0)
@@ -142,16 +140,16 @@ def test_grouped_heads_of_keys_are_as_much_work_as_heads_of_their_own() -> None:
         # A broadcast tensor is read once.
         (aten.add.Tensor, (SQUARE, empty(512, 1).expand(512, 512)), 2),
         # Softmax and norms pass over their input once.
-        (aten._softmax.default, (SQUARE, -1, False), 2),  # noqa: SLF001
+        (aten._softmax.default, (SQUARE, -1, False), 2),
         # What a backward pass calls output was saved for it: read, not written.
         (aten.tanh_backward.default, (SQUARE, SQUARE), 3),
-        (aten._log_softmax_backward_data.default, (SQUARE, SQUARE, -1, FLOAT), 3),  # noqa: SLF001
+        (aten._log_softmax_backward_data.default, (SQUARE, SQUARE, -1, FLOAT), 3),
         # Softmax multiplies the two first: a tensor of its own.
-        (aten._softmax_backward_data.default, (SQUARE, SQUARE, -1, FLOAT), 6),  # noqa: SLF001
+        (aten._softmax_backward_data.default, (SQUARE, SQUARE, -1, FLOAT), 6),
         # Rows beyond shared memory are read for their maximum and for their sum, too.
-        (aten._log_softmax.default, (ROWS, -1, False), 4),  # noqa: SLF001
-        (aten._log_softmax_backward_data.default, (ROWS, ROWS, -1, FLOAT), 4),  # noqa: SLF001
-        (aten._softmax_backward_data.default, (ROWS, ROWS, -1, FLOAT), 7),  # noqa: SLF001
+        (aten._log_softmax.default, (ROWS, -1, False), 4),
+        (aten._log_softmax_backward_data.default, (ROWS, ROWS, -1, FLOAT), 4),
+        (aten._softmax_backward_data.default, (ROWS, ROWS, -1, FLOAT), 7),
         # Short rows of layer norm take as long as rows of 2 KiB.
         (aten.native_layer_norm.default, (SHORT, [128], None, None, 1e-5), 8),
         (aten.native_layer_norm.default, (WIDE, [2048], None, None, 1e-5), 2),
@@ -167,7 +165,7 @@ def test_what_an_op_reads_and_writes(op: Any, args: Any, moved: int) -> None:
 
 def test_reshaping_and_unwritten_memory_are_free() -> None:
     assert (
-        op_cost(aten._unsafe_view.default, (SQUARE, (512, 512)), {}, SQUARE) == NO_COST  # noqa: SLF001
+        op_cost(aten._unsafe_view.default, (SQUARE, (512, 512)), {}, SQUARE) == NO_COST
     )
     assert op_cost(aten.empty_like.default, (SQUARE,), {}, SQUARE) == NO_COST
 
@@ -205,7 +203,7 @@ def test_rows_are_read_and_not_the_table() -> None:
         (torch.float16, 3, 4, 8, (8, 0), False),
     ],
 )
-def test_images_with_channels_first_are_rearranged_for_tensor_cores(  # noqa: PLR0913, PLR0917
+def test_images_with_channels_first_are_rearranged_for_tensor_cores(
     dtype: torch.dtype,
     kernel: int,
     groups: int,
@@ -274,16 +272,16 @@ def test_depthwise_convolutions_of_wide_filters_are_slower(
 
 
 def test_elements_without_vector_loads_are_counted() -> None:
-    def elements(op: Any, *args: Any, **kwargs: Any) -> float | None:
+    def elements(op: object, *args: Any, **kwargs: Any) -> float | None:
         rate, count, _ = cost(op, *args, **kwargs)
         return count if rate == "elements" else None
 
     half = empty(512, 512, dtype=torch.bfloat16)
     alone, together = SQUARE.numel(), None
     # A cast from fp32 to 16 bits has a kernel of its own, others look up each dtype.
-    assert elements(aten._to_copy.default, half, dtype=FLOAT) == alone  # noqa: SLF001
+    assert elements(aten._to_copy.default, half, dtype=FLOAT) == alone
     narrow = {"dtype": torch.bfloat16}
-    assert elements(aten._to_copy.default, SQUARE, **narrow) == together  # noqa: SLF001
+    assert elements(aten._to_copy.default, SQUARE, **narrow) == together
     assert elements(aten.add.Tensor, SQUARE, half) == alone
     assert elements(aten.add.Tensor, SQUARE, SQUARE) == together
     # Dimensions may have any order, but one for all tensors; each element is read once.
@@ -374,7 +372,7 @@ def test_kinds_of_products() -> None:
 
 
 def test_short_narrow_and_dropping_attention_is_less_efficient() -> None:
-    op = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
+    op = aten._scaled_dot_product_flash_attention.default
 
     def efficiency(length: int, width: int, dropout: float = 0.0) -> float:
         x = empty(2, 4, length, width, dtype=torch.bfloat16)

@@ -118,7 +118,7 @@ def t5_with_cache() -> nn.Module:
 
 
 def llama_with_lora() -> nn.Module:
-    import peft  # noqa: PLC0415 - optional
+    import peft
 
     config = peft.LoraConfig(
         r=4, lora_alpha=16, lora_dropout=0.1, target_modules="all-linear"

@@ -3,8 +3,6 @@
 Each takes its settings, a plan or None for the library alone, and a folder to write in.
 """
 
-# ruff: noqa: ANN401, PLC0415 - arguments of libraries, that are imported where used
-
 import os
 import socket
 from collections import Counter
@@ -54,7 +52,7 @@ class AccelerateLoop(PlainLoop):
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
 
-        AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - a process has one
+        AcceleratorState._reset_state(reset_partial_state=True)
         self.plan = plan
         word = "bf16" if settings.has("bf16") else "no"
         if plan is not None:

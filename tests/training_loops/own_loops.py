@@ -4,8 +4,6 @@ Each loop is a class: how one micro-batch trains, how a state is saved and loade
 goes around that, ``train`` does, the same for all of them.
 """
 
-# ruff: noqa: ANN401 - losses of any model's outputs, states
-
 import io
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext

@@ -4,7 +4,6 @@ import functools
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import distributed
@@ -54,13 +53,13 @@ def _second_process() -> ProcessPoolExecutor:
     )
 
 
-def _as_rank(  # noqa: PLR0913, PLR0917 - a process's place, and what it trains
+def _as_rank(
     rank: int,
     processes: int,
     settings: Settings,
     plan: Plan | None,
     folder: Path,
-    planned: Any,  # noqa: ANN401 - a loop's class
+    planned: object,
 ) -> Trained:
     distributed.init_process_group(
         "gloo",

@@ -1,11 +1,8 @@
 """Every way to train, for a few steps; what is wrong is noticed."""
 
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +12,7 @@ from budgetfit.applying.checkpointing.autocast_and_rng import RngState
 from budgetfit.applying.checkpointing.recomputation_check import SavedTensorCheck
 from budgetfit.applying.undo import Undo
 from budgetfit.integrations.exports import prepared_model
+from tests.processes import python
 from tests.training_loops.compare import (
     OTHER_TREATMENT,
     REFUSED,
@@ -30,7 +28,7 @@ from tests.training_loops.settings import Settings
 from tests.training_loops.treatments import TREATMENTS
 
 UPDATES = 2
-PROGRAM = (sys.executable, "-W", "ignore", "-m", "tests.training_loops.run")
+PROGRAM = ("-W", "ignore", "-m", "tests.training_loops.run")
 # Here, not in a process of their own.
 IN_PROCESS = {
     "Run": ("own", "accumulate schedule resume evaluate", "segments"),
@@ -80,13 +78,7 @@ def test_a_loop_under_a_plan_is_the_plain_loop_to_the_bit(way: str) -> None:
 def test_the_command_prints_a_row_for_each_loop_and_counts(way: str) -> None:
     if importlib.util.find_spec(NEEDED.get(way, "torch")) is None:
         pytest.skip(f"{NEEDED[way]} is not installed")
-    result = subprocess.run(  # noqa: S603 - our own interpreter and program
-        [*PROGRAM, way, "gpt2", "segments", "--updates", str(UPDATES)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
+    result = python(*PROGRAM, way, "gpt2", "segments", "--updates", str(UPDATES))
     assert result.returncode == 0, result.stdout + result.stderr[-3000:]
     assert f"{way}, gpt2, segments" in result.stdout
     assert "1 loops of 2 steps: 1 equal to the bit; 0 silent" in result.stdout

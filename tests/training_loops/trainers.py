@@ -3,8 +3,6 @@
 Each takes its settings, a plan or None for the library alone, and a folder to write in.
 """
 
-# ruff: noqa: ANN401, PLC0415 - arguments of libraries, that are imported where used
-
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -93,7 +91,7 @@ def with_dpo(settings: Settings, plan: Plan | None, folder: Path) -> Trained:
 _ONLY_DPO = ("precompute_ref_log_probs", "disable_dropout", "max_length")
 
 
-def _trained(  # noqa: PLR0913, PLR0917 - a trainer's class, arguments and data
+def _trained(
     base: Any,
     arguments: Any,
     data: dict[str, Any],
@@ -115,7 +113,7 @@ def _trained(  # noqa: PLR0913, PLR0917 - a trainer's class, arguments and data
 
     losses: list[float] = []
 
-    class Recording(base):  # type: ignore[misc, valid-type]
+    class Recording(base):  # type: ignore[misc]
         def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
             loss: Tensor = super().training_step(*args, **kwargs)
             losses.append(loss.item())

@@ -113,10 +113,7 @@ def test_verifications_that_end_at_once_lose_nothing() -> None:
         "    add_measurement(measurement(card=card))\n"
         "    add_measurement(step_time(card=card))\n"
     )
-    writers = [
-        subprocess.Popen([sys.executable, "-c", code, name])  # noqa: S603
-        for name in "abcd"
-    ]
+    writers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "abcd"]
     assert [writer.wait() for writer in writers] == [0] * 4
     cards = {f"{name} {day}" for name in "abcd" for day in range(1, 9)}
     assert {row.card for row in read_calibration().measurements} == cards

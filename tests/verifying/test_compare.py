@@ -340,6 +340,13 @@ def test_prediction_and_measurement_stand_side_by_side() -> None:
     assert check.notes == ("a note", "another")
 
 
+def compared_with_itself(model: nn.Module) -> GradientCheck:
+    def maker(on_phase: Callable[[str], None]) -> Run:
+        return Run(model, Recipe(batch_size=2), on_phase=on_phase)
+
+    return check_gradients(model, maker, maker, torch.ones(2, 8), blocks=())
+
+
 class SeedInState(nn.Module):
     """Draws from a seed of its own, as Keras's seeded dropout does."""
 
@@ -356,12 +363,7 @@ class SeedInState(nn.Module):
 
 def test_runs_are_compared_from_one_state() -> None:
     # else each run draws other numbers, and that noise would excuse any plan
-    model = SeedInState()
-
-    def maker(on_phase: Callable[[str], None]) -> Run:
-        return Run(model, Recipe(batch_size=2), on_phase=on_phase)
-
-    found = check_gradients(model, maker, maker, torch.ones(2, 8), blocks=())
+    found = compared_with_itself(SeedInState())
     assert (found.noise, found.max_error) == (0.0, 0.0)
 
 
@@ -390,12 +392,7 @@ class NoisyNow(nn.Module):
 def test_where_gradients_differ_the_noise_is_measured_again(
     noisy: tuple[int, ...], match: bool
 ) -> None:
-    model = NoisyNow(*noisy)
-
-    def maker(on_phase: Callable[[str], None]) -> Run:
-        return Run(model, Recipe(batch_size=2), on_phase=on_phase)
-
-    found = check_gradients(model, maker, maker, torch.ones(2, 8), blocks=())
+    found = compared_with_itself(NoisyNow(*noisy))
     assert found.match is match
     assert found.max_error == pytest.approx(1e-3, rel=0.01)
 

@@ -1,4 +1,4 @@
-"""The longest batch runs first (user-needs U5)."""
+"""The longest batch runs first."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,30 +10,32 @@ from torch.utils.data import DataLoader
 from budgetfit.errors import InputError
 from budgetfit.measuring.longest_batch import MAX_OTHERS_RUN, select_batches
 
+LENGTHS: Any = [8, 64, 16, 64]
+
 
 def of_length(length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.zeros(2, length), "labels": torch.zeros(2, length)}
 
 
-def length(batch: Any) -> int:  # noqa: ANN401
+def length(batch: Any) -> int:
     return int(batch["input_ids"].shape[1])
 
 
 def generated() -> Iterator[dict[str, torch.Tensor]]:
-    yield from map(of_length, (8, 64, 16, 64))
+    yield from map(of_length, LENGTHS)
 
 
 @pytest.mark.parametrize(
     "batches",
     [
-        [of_length(n) for n in (8, 64, 16, 64)],
+        [of_length(n) for n in LENGTHS],
         generated(),
-        DataLoader([8, 64, 16, 64], collate_fn=lambda ns: of_length(ns[0])),  # type: ignore[arg-type]
+        DataLoader(LENGTHS, collate_fn=lambda ns: of_length(ns[0])),
     ],
     ids=["list", "generator", "loader"],
 )
-def test_u5_the_longest_of_many_comes_first_and_each_other_shape_once(
-    batches: Any,  # noqa: ANN401
+def test_the_longest_of_many_comes_first_and_each_other_shape_once(
+    batches: object,
 ) -> None:
     found = select_batches(batches)
     assert length(found.longest) == 64
@@ -59,7 +61,7 @@ def test_of_many_shapes_a_few_run_the_shortest_among_them() -> None:
     ],
     ids=["tensor", "mapping", "tuple", "list of tensors"],
 )
-def test_one_batch_is_itself(batch: Any) -> None:  # noqa: ANN401
+def test_one_batch_is_itself(batch: object) -> None:
     found = select_batches(batch)
     assert found.longest is batch
     assert found.others == ()
@@ -71,6 +73,6 @@ def test_batches_by_position_are_told_from_one_batch() -> None:
 
 
 @pytest.mark.parametrize("empty", [iter([]), iter([{}])])
-def test_an_empty_loader_is_refused(empty: Any) -> None:  # noqa: ANN401
+def test_an_empty_loader_is_refused(empty: object) -> None:
     with pytest.raises(InputError, match="the loader or list is empty"):
         select_batches(empty)

@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401 - batches and runs of any kind
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

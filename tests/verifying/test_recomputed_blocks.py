@@ -98,7 +98,7 @@ def test_a_block_of_which_nothing_is_saved_is_told_apart() -> None:
     with find_blocks_saving_nothing(model, ["0", "1", "2", "3"], found):
         model(torch.ones(2, 4, requires_grad=True)).sum().backward()
     assert found == {"1", "3"}
-    assert not model[1]._forward_hooks  # noqa: SLF001 - they have no public name
+    assert not model[1]._forward_hooks
 
 
 def test_what_never_ran_is_not_said_to_save_nothing() -> None:

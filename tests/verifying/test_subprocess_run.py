@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,13 +28,12 @@ class Child:
         self, arguments: Sequence[str], settings: AllocatorSettings
     ) -> subprocess.CompletedProcess[str]:
         assert settings.is_default
-        with open(arguments[0], encoding="utf-8") as file:  # noqa: PTH123
-            assert json.load(file)["recipe"]
+        assert json.loads(Path(arguments[0]).read_text(encoding="utf-8"))["recipe"]
         self.asked = list(arguments[1:])
         return subprocess.CompletedProcess([], -11, self.stdout, self.stderr)
 
 
-def verify(**options: Any) -> Any:  # noqa: ANN401
+def verify(**options: Any) -> Any:
     settings: dict[str, Any] = {
         "steps": 4,
         "device": "cpu",
@@ -44,7 +44,7 @@ def verify(**options: Any) -> Any:  # noqa: ANN401
     return subprocess_run.verify_in_subprocess(sample_plan(), "m:f", **settings)
 
 
-def test_u13_the_childs_answer_is_the_verification_and_says_where_it_ran(
+def test_the_childs_answer_is_the_verification_and_says_where_it_ran(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent = sample_verification(first_step_ms=900.0)
@@ -79,17 +79,16 @@ def test_what_the_child_refuses_is_refused_here(
         verify()
 
 
-def test_a_child_that_dies_is_told_with_its_last_words(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("", r"code -11 .* Segmentation fault"),  # it died; its last words are told
+        ('{"device": "cpu"}', "as another version does"),
+    ],
+)
+def test_what_is_no_verification_is_told(
+    monkeypatch: pytest.MonkeyPatch, answer: str, says: str
 ) -> None:
-    Child(monkeypatch, "")
-    with pytest.raises(BudgetfitError, match=r"code -11 .* Segmentation fault"):
-        verify()
-
-
-def test_another_versions_answer_is_no_verification(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    Child(monkeypatch, '{"device": "cpu"}')
-    with pytest.raises(BudgetfitError, match="as another version does"):
+    Child(monkeypatch, answer)
+    with pytest.raises(BudgetfitError, match=says):
         verify()

@@ -163,7 +163,7 @@ def test_compiled_blocks_are_compared_with_eager_ones() -> None:
         mock.patch.object(TrainingSetup, "run_factory") as factory,
     ):
         rank: Any = SimpleNamespace(rank=0, mean=None)
-        ranks._compare(plan, setup, rank, [])  # noqa: SLF001 - several GPUs at work
+        ranks._compare(plan, setup, rank, [])
     compared = [call.args[0] for call in factory.call_args_list]
     assert [each.compile for each in compared] == ["blocks", "none"]
     assert [each.engine for each in compared] == ["fsdp2", "fsdp2"]

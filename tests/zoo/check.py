@@ -232,9 +232,7 @@ class _Walk:
         return self.plan.changed(recipe=recipe)
 
     def _plain_step(
-        self,
-        batch: Any,  # noqa: ANN401
-        idle: set[str],
+        self, batch: object, idle: set[str]
     ) -> tuple[torch.Tensor, Gradients]:
         """Train as a loop without budgetfit would; note blocks that save nothing."""
         model = self._settled_model()
@@ -246,10 +244,7 @@ class _Walk:
         return loss.detach(), _gradients(model)
 
     def _planned_step(
-        self,
-        segments: tuple[budgetfit.Segment, ...],
-        batch: Any,  # noqa: ANN401
-        idle: set[str],
+        self, segments: tuple[budgetfit.Segment, ...], batch: object, idle: set[str]
     ) -> tuple[torch.Tensor, Gradients]:
         model = self._settled_model()
         before = model_state(model) | switches()

@@ -122,7 +122,7 @@ def builder(name: str) -> Callable[[], nn.Module]:
     return build
 
 
-def _smaller(key: str, value: Any, inner: int | None, divisor: int) -> Any:  # noqa: ANN401, C901, PLR0911 - a rule each
+def _smaller(key: str, value: Any, inner: int | None, divisor: int) -> Any:  # noqa: C901, PLR0911 - a rule each
     if isinstance(value, bool) or (value is None and key != "sample_size"):
         return value
     if key.endswith("block_out_channels") or key == "channels":

@@ -29,7 +29,7 @@ NOT_COMPILED: Final[dict[str, set[str]]] = {
         *("XmodForMaskedLM", "XmodForMultipleChoice", "user's packed sequences"),
     },
     "more than two minutes of processor time": {
-        *("Kandinsky3UNet", "UNetSpatioTemporalConditionModel"),
+        *("Kandinsky3UNet", "UNetSpatioTemporalConditionModel")
     },
     "asks for CUDA's generators in its blocks": {
         *("ReformerForMaskedLM", "ReformerForSequenceClassification"),
@@ -41,7 +41,7 @@ NOT_COMPILED: Final[dict[str, set[str]]] = {
         *("user's cell in a loop", "user's control flow on shapes"),
     },
     "torch's compiled code refuses a second backward pass through it": {
-        *("user's functional call with moved weights", "user's gradient penalty"),
+        *("user's functional call with moved weights", "user's gradient penalty")
     },
     "not looked into": {
         *("Mamba2ForCausalLM", "torch activations"),

@@ -75,7 +75,7 @@ def _asked(entry: Entry) -> dict[str, Any]:
     return {key: entry.plan[key] for key in entry.plan if key != "precision"}
 
 
-def _batch(entry: Entry) -> Any:  # noqa: ANN401 - any tree of tensors
+def _batch(entry: Entry) -> Any:
     """The batch that a plan is made with, at the recorded size."""
     source = Arguments(model=_build(entry), gpu=GPU, **_asked(entry)).parsed().source
     if batch_size_of(source.batch, dims=source.batch_dims) == BATCH_SIZE:
@@ -105,7 +105,7 @@ def record(names: Sequence[str]) -> None:
 def _trained(folder: str) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "tests.accuracy.nulldriver.run", "--gpu", GPU]
     command += ["--", "python", "-m", "tests.zoo.plain_training", folder]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:  # noqa: S603
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None
         for line in run.stdout:
             if line.startswith("{"):

@@ -24,11 +24,7 @@ import transformers
 from docs.answers import write
 from tests.zoo.check import COMPILED, SHARDED, STAGES, Outcome, check
 from tests.zoo.entry import zoo
-from tests.zoo.known_failures import (
-    KNOWN_FAILURES,
-    NOT_COMPILED,
-    WITHOUT_BLOCKS,
-)
+from tests.zoo.known_failures import KNOWN_FAILURES, NOT_COMPILED, WITHOUT_BLOCKS
 
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
 SECONDS_PER_ENTRY = 120

@@ -75,7 +75,7 @@ _STAGES = (
 )
 
 
-def shrink(config: PreTrainedConfig, changes: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401
+def shrink(config: PreTrainedConfig, changes: Mapping[str, Any] | None = None) -> Any:
     """Return a small config of the same class; ``changes`` are taken as they are.
 
     A dot in the name of a change leads into a part, as in
@@ -123,7 +123,7 @@ class _Shrinking:
         self.vocabulary = min([VOCABULARY, *sizes])
         self.tokens: dict[int, int] = {}
 
-    def rebuild(self, config: PreTrainedConfig, changes: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    def rebuild(self, config: PreTrainedConfig, changes: Mapping[str, Any]) -> Any:
         """Return the config, made again of smaller values."""
         values: dict[str, Any] = {}
         depth = _new_depth(config)
@@ -143,7 +143,7 @@ class _Shrinking:
         own = {name: value for name, value in changes.items() if "." not in name}
         return type(config)(**values | own)
 
-    def _value(self, name: str, old: Any, config: Any, depth: int) -> Any:  # noqa: ANN401, PLR0911 - a rule each
+    def _value(self, name: str, old: object, config: object, depth: int) -> Any:  # noqa: PLR0911 - a rule each
         if name == "pad_token_id" and old is None and not self.has_parts:
             return 0  # without it decoders do not classify
         if isinstance(old, (list, tuple)):
@@ -169,7 +169,7 @@ class _Shrinking:
             return POSITIONS if self.has_parts else TEXT_POSITIONS
         return _SPANS.get(name)
 
-    def _values(self, name: str, old: Any, config: Any, depth: int) -> Any:  # noqa: ANN401
+    def _values(self, name: str, old: Any, config: Any, depth: int) -> Any:
         kind = type(old)
         if old and all(isinstance(v, int) and not isinstance(v, bool) for v in old):
             if _TOKENS.fullmatch(name):
@@ -196,7 +196,7 @@ def _inside(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     return {k.removeprefix(start): v for k, v in changes.items() if k.startswith(start)}
 
 
-def _pixels(config: Any) -> int:  # noqa: ANN401
+def _pixels(config: object) -> int:
     """Return a small image that whole patches fill."""
     patch = getattr(config, "patch_size", None) or 16
     patch = patch if isinstance(patch, int) else max(patch)
@@ -236,7 +236,7 @@ def _parts(config: PreTrainedConfig) -> list[PreTrainedConfig]:
     return [value for value in values if isinstance(value, PreTrainedConfig)]
 
 
-def _get(config: PreTrainedConfig, name: str) -> Any:  # noqa: ANN401
+def _get(config: PreTrainedConfig, name: str) -> Any:
     """Return a field; one that differs between layers has only this for all."""
     return vars(config)[name] if name in vars(config) else getattr(config, name)
 

@@ -80,7 +80,7 @@ def switches() -> dict[str, Any]:
         "inference mode": torch.is_inference_mode_enabled(),
         "anomaly mode": torch.is_anomaly_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "function modes": torch._C._len_torch_function_stack(),  # noqa: SLF001
+        "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": len(_get_current_dispatch_mode_stack()),
     }
 
@@ -163,7 +163,7 @@ def model_values(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _equal(one: Any, other: Any) -> bool:  # noqa: ANN401
+def _equal(one: object, other: object) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and torch.equal(
             one.nan_to_num(), other.nan_to_num()

@@ -21,10 +21,7 @@ SLOW = {
     *("Qwen2AudioForConditionalGeneration", "plain UNet with time and text"),
 }
 # They take four times as long as all else.
-WITH_ALTERNATIVES = {
-    "OlmoForCausalLM",
-    "user's dictionary as output",
-}
+WITH_ALTERNATIVES = {"OlmoForCausalLM", "user's dictionary as output"}
 
 
 def chosen() -> list[str]:

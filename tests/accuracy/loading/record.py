@@ -96,11 +96,11 @@ def record(case: LoadingCase) -> dict[str, int]:
 def _forget() -> None:
     """Leave the card as it is when a program starts."""
     with contextlib.suppress(ImportError):
-        import bitsandbytes  # noqa: PLC0415 - not for every case
+        import bitsandbytes
 
         bitsandbytes.functional.name2qmap.clear()
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
 

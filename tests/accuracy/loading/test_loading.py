@@ -48,7 +48,7 @@ def workload_of(asked: dict[str, object]) -> Workload:
             gpu="rtx-4090",
             batch={"input_ids": ids, "labels": ids},
             precision="bf16-mixed",
-            **asked,  # type: ignore[arg-type] - each case's own
+            **asked,
         )
         .parsed()
         .workload

@@ -169,9 +169,7 @@ def _defined_in(objects: list[Path]) -> set[str]:
 
 
 def _run(*command: str | Path) -> str:
-    done = subprocess.run(  # noqa: S603  # compiler and own paths
-        command, check=False, capture_output=True, text=True
-    )
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         msg = f"{command[0]} failed:\n{done.stderr}"
         raise RuntimeError(msg)

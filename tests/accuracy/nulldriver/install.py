@@ -85,7 +85,7 @@ def prepare(environment: Path) -> None:
 
 
 def _run(*command: str | Path, variables: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run(  # noqa: S603  # own commands, in an own environment
+    done = subprocess.run(
         command, cwd=ROOT, env=variables, check=False, capture_output=True, text=True
     )
     if done.returncode != 0:

@@ -40,4 +40,4 @@ def _scaled_product(
     bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     outliers = torch.empty(0, dtype=x.dtype, device=x.device)
-    return int8_linear._product(quantised, layer, bias, x.dtype), outliers  # noqa: SLF001
+    return int8_linear._product(quantised, layer, bias, x.dtype), outliers

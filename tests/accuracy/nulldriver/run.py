@@ -96,7 +96,7 @@ def main() -> None:
     if not (libraries / PRELOADED.file).is_file():
         parser.error(f"{libraries} holds no null driver; install or build it first")
     after = variables(card, environment, libraries, os.environ, options.memory_gib)
-    os.execvpe(command[0], command, after)  # noqa: S606  # the caller's own command
+    os.execvpe(command[0], command, after)  # the caller's own command
 
 
 if __name__ == "__main__":

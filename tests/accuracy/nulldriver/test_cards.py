@@ -61,16 +61,18 @@ def test_a_name_of_cards_that_differ_in_memory_means_the_largest(
     assert find_card("a100").name == "a100-80gb"
 
 
-def test_a_name_of_cards_that_compute_differently_is_refused(tmp_path: Path) -> None:
-    cards = all_cards(_table(tmp_path))
-    with pytest.raises(ValueError, match="several cards: small, wide"):
-        find_card("two", cards)
-
-
-def test_an_unknown_card_is_refused_with_the_names_of_all(tmp_path: Path) -> None:
-    cards = all_cards(_table(tmp_path))
-    with pytest.raises(ValueError, match="'s4'; the cards are small, large, wide"):
-        find_card("s4", cards)
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("two", "several cards: small, wide"),  # that compute differently
+        ("s4", "'s4'; the cards are small, large, wide"),
+    ],
+)
+def test_a_name_that_is_no_card_is_refused_with_those_there_are(
+    tmp_path: Path, name: str, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        find_card(name, all_cards(_table(tmp_path)))
 
 
 def test_the_settings_of_a_card_are_the_numbers_that_the_null_driver_reads() -> None:

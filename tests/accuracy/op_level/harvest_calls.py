@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -44,11 +45,11 @@ def collected() -> Iterator[Calls]:
 
     def collecting(
         self: CudaOpSemantics,
-        inner: Any,  # noqa: ANN401
+        inner: Any,
         func: torch._ops.OpOverload,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         name = str(func).removeprefix("aten.")
         if func.namespace == "aten" and not name.startswith(BY_VALUE):
             args_, kwargs_ = shorter(args), shorter(kwargs)
@@ -57,11 +58,8 @@ def collected() -> Iterator[Calls]:
                 calls[name][kind] = on_card([name, encode(args_), encode(kwargs_)])
         return run(self, inner, func, args, kwargs)
 
-    CudaOpSemantics.run = collecting  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(CudaOpSemantics, "run", collecting):
         yield calls
-    finally:
-        CudaOpSemantics.run = run  # type: ignore[method-assign]
 
 
 def on_card(call: list[Any]) -> list[Any]:
@@ -75,7 +73,7 @@ def on_card(call: list[Any]) -> list[Any]:
     return list(json.loads(text))
 
 
-def shorter(value: Any) -> Any:  # noqa: ANN401 - arguments of any op
+def shorter(value: object) -> Any:
     """Return arguments whose lists of tensors are short."""
     if isinstance(value, dict):
         return {key: shorter(item) for key, item in value.items()}

@@ -83,21 +83,21 @@ def tensor_of(
     return tensor(shape, dtype, stride, offset)
 
 
-def mapped(change: Callable[[torch.Tensor], torch.Tensor], call: Any) -> Any:  # noqa: ANN401
+def mapped(change: Callable[[torch.Tensor], torch.Tensor], call: object) -> Any:
     """Change every tensor on the card."""
     return tree_map(
         lambda x: change(x) if isinstance(x, torch.Tensor) and x.is_meta else x, call
     )
 
 
-def tensors(call: Any) -> list[torch.Tensor]:  # noqa: ANN401
+def tensors(call: object) -> list[torch.Tensor]:
     """Return the tensors on the card."""
     found: list[torch.Tensor] = []
     mapped(lambda x: found.append(x) or x, call)
     return found
 
 
-def elements(call: Any) -> int:  # noqa: ANN401
+def elements(call: object) -> int:
     """Return the elements of the largest tensor."""
     return max((x.numel() for x in tensors(call)), default=0)
 
@@ -113,14 +113,14 @@ def is_valid(case: Case) -> bool:
     return True
 
 
-def other_size(rng: random.Random, call: Any) -> Any:  # noqa: ANN401
+def other_size(rng: random.Random, call: object) -> Any:
     """Change every dimension of one size, and that number among the arguments."""
     sizes = sorted({n for x in tensors(call) for n in x.shape})
     if not sizes:
         return call
     old, new = rng.choice(sizes), rng.choice(SIZES)
 
-    def change(value: Any) -> Any:  # noqa: ANN401
+    def change(value: object) -> Any:
         if isinstance(value, torch.Tensor) and value.is_meta:
             shape = [new if n == old else n for n in value.shape]
             return tensor(shape, value.dtype, strides_in_order(value, shape))
@@ -140,7 +140,7 @@ def strides_in_order(x: torch.Tensor, shape: list[int]) -> list[int]:
     return strides
 
 
-def broadcast(rng: random.Random, call: Any) -> Any:  # noqa: ANN401
+def broadcast(rng: random.Random, call: object) -> Any:
     """Make some dimensions of one tensor 1, or leave the first ones out."""
     chosen = rng.randrange(max(1, len(tensors(call))))
     kind, count = rng.randint(0, 2), iter(range(10**6))
@@ -157,13 +157,13 @@ def broadcast(rng: random.Random, call: Any) -> Any:  # noqa: ANN401
     return mapped(change, call)
 
 
-def other_dtypes(rng: random.Random, call: Any) -> Any:  # noqa: ANN401
+def other_dtypes(rng: random.Random, call: object) -> Any:
     """Change the dtype of all floating-point tensors, now and then to integers."""
     new = rng.choice((*FLOATING, *FLOATING, *OTHER))
     return mapped(lambda x: tensor_like(x, new) if x.is_floating_point() else x, call)
 
 
-def one_dtype(rng: random.Random, call: Any) -> Any:  # noqa: ANN401
+def one_dtype(rng: random.Random, call: object) -> Any:
     """Change the dtype of one tensor."""
     chosen, count = rng.randrange(max(1, len(tensors(call)))), iter(range(10**6))
     new = rng.choice((*FLOATING, *OTHER))
@@ -175,7 +175,7 @@ def tensor_like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor(list(x.shape), dtype, list(x.stride()), x.storage_offset())
 
 
-def other_layouts(rng: random.Random, call: Any) -> Any:  # noqa: ANN401
+def other_layouts(rng: random.Random, call: object) -> Any:
     """Change the layout of some tensors."""
     return mapped(lambda x: other_layout(rng, x) if rng.random() < 0.6 else x, call)
 

@@ -38,11 +38,7 @@ def encode(value: object) -> object:
     return value
 
 
-def decode(
-    data: Any,  # noqa: ANN401 - whatever JSON holds
-    make: Make,
-    device: str,
-) -> Any:  # noqa: ANN401 - whatever the op takes
+def decode(data: object, make: Make, device: str) -> Any:
     """Return the value of JSON data; ``make`` builds the tensors on the device."""
     if isinstance(data, list):
         return [decode(item, make, device) for item in data]
@@ -53,7 +49,7 @@ def decode(
     return _value(data, make) if isinstance(data, str) else data
 
 
-def _value(text: str, make: Make) -> Any:  # noqa: ANN401
+def _value(text: str, make: Make) -> Any:
     if text.startswith("="):
         return getattr(torch, text[1:])
     match = PATTERN.fullmatch(text)

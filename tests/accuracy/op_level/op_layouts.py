@@ -14,7 +14,7 @@ META = torch.device("meta")
 
 def seeded(seed: int | str) -> random.Random:
     """Return the same stream of choices on every run."""
-    return random.Random(seed)  # noqa: S311 - shapes, not secrets
+    return random.Random(seed)
 
 
 def tensor(

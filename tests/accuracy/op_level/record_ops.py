@@ -37,12 +37,10 @@ def requests_of(op: str, args: list[Any], kwargs: dict[str, Any]) -> list[int]:
 
     inputs, named = decode(args, make, "cuda"), decode(kwargs, make, "cuda")
     memory = torch.cuda.memory
-    memory._record_memory_history(  # noqa: SLF001 - the documented way to record
-        max_entries=10**6, context=None, clear_history=True
-    )
+    memory._record_memory_history(max_entries=10**6, context=None, clear_history=True)
     out = op_named(op)(*inputs, **named)
-    trace = memory._snapshot()["device_traces"][0]  # noqa: SLF001
-    memory._record_memory_history(enabled=None)  # noqa: SLF001
+    trace = memory._snapshot()["device_traces"][0]
+    memory._record_memory_history(enabled=None)
     requests: list[int] = []
     number: dict[int, int] = {}  # of the request at an address
     for event in trace:

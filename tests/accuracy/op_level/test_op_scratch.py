@@ -23,16 +23,14 @@ def counted(family: str) -> tuple[int, int]:
 
 
 def test_a_wrong_constant_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    reductions._of_loop.cache_clear()  # noqa: SLF001 - else old answers stay
+    reductions._of_loop.cache_clear()
     monkeypatch.setattr(reductions, "MIN_VALUES_PER_THREAD", 17)
     wrong, calls = counted("sums")
-    reductions._of_loop.cache_clear()  # noqa: SLF001
+    reductions._of_loop.cache_clear()
     assert 0 < wrong < calls
 
 
-def test_rules_broken_on_purpose_are_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_rules_broken_on_purpose_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = {
         "wide_attention": (attention, "EFFICIENT_REGISTER_HEAD_DIM", 512),
         "long_rows": (indexing, "SELECTING_BLOCKS", 8),

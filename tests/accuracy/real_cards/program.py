@@ -39,7 +39,7 @@ def workload_of(run: CardRun) -> Workload:
     config = transformers.AutoConfig.for_model(
         **run.config, max_position_embeddings=8192, dtype=torch.float16
     )
-    config._attn_implementation = run.attention  # noqa: SLF001 - as from_config sets it
+    config._attn_implementation = run.attention
     config.use_cache = False
     tokens = torch.zeros(2, run.length, dtype=torch.long)
     parsed = Arguments(

@@ -73,7 +73,7 @@ def wrap(case: ShardedCase, model: nn.Module) -> nn.Module:
         return initialize(case, model)
     if given.engine == "ddp":
         # It reads what other ranks sent: the null driver has no values.
-        ddp_module._verify_param_shape_across_processes = Mock()  # noqa: SLF001
+        ddp_module._verify_param_shape_across_processes = Mock()
         wrapped = DistributedDataParallel(
             model,
             device_ids=[0],
@@ -93,8 +93,7 @@ def wrap(case: ShardedCase, model: nn.Module) -> nn.Module:
         else init_device_mesh("cuda", (given.gpus,))
     )
     policy = MixedPrecisionPolicy(
-        param_dtype=_DTYPES[given.param_dtype],
-        reduce_dtype=_DTYPES[given.reduce_dtype],
+        param_dtype=_DTYPES[given.param_dtype], reduce_dtype=_DTYPES[given.reduce_dtype]
     )
     settings = {
         "mesh": mesh,
@@ -196,7 +195,7 @@ def record(case: ShardedCase) -> Peaks:
         train(case, wrapped, Mock(), Mock(), chunks, is_last=reduces)
         optimizer.zero_grad(set_to_none=True)
         gc.collect()
-        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - not public
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
     for _ in range(STEPS):
         for micro in range(case.accumulation):
@@ -219,10 +218,10 @@ def compile_every_block(model: nn.Module, blocks: tuple[str, ...]) -> None:
         block.forward = torch.compile(block.forward, dynamic=False, options=options)
 
 
-def train(  # noqa: PLR0913 - one value each, all needed
+def train(
     case: ShardedCase,
     wrapped: nn.Module,
-    optimizer: Any,  # noqa: ANN401 - or DeepSpeed's engine
+    optimizer: Any,
     recorder: Recorder,
     chunks: Callable[[], AbstractContextManager[Any]],
     *,
@@ -286,7 +285,7 @@ def main() -> None:
         if CASES[name].parallelism.engine != "fsdp2":
             # They read numbers of their own by way of the device.
             environment["NULLCUDA_ECHO"] = "1"
-        done = subprocess.run(  # noqa: S603 - this file
+        done = subprocess.run(
             command, check=False, capture_output=True, text=True, env=environment
         )
         if done.returncode:

@@ -12,6 +12,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 import torch
 
@@ -68,9 +69,9 @@ class Compared:
         return -worst, -abs(self.worst_phase)
 
 
-def compare(name: str, recorded: list[list[object]]) -> Compared:
+def compare(name: str, recorded: list[list[Any]]) -> Compared:
     """Predict a case that was recorded."""
-    rows = [(str(phase), int(a), int(r)) for phase, a, r in recorded]  # type: ignore[call-overload]
+    rows = [(str(phase), int(a), int(r)) for phase, a, r in recorded]
     # The null driver has no cuDNN.
     with (
         null_driver_addresses(),

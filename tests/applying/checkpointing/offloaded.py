@@ -1,38 +1,33 @@
 """A block whose saved bytes can be added up by hand, and what watches it."""
 
-# ruff: noqa: ANN401 - any block's arguments and outputs, as torch declares them
-
 import functools
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from budgetfit.applying.checkpointing.activation_offload import run_with_offload
 from budgetfit.core.step_trace import TO_HOST
 from budgetfit.tracing.recording.storage_log import StorageLog
+from tests.counted_ops import CountedOps
 
 WIDTH = 16
 
 
-class Ops(TorchDispatchMode):
+class Ops(CountedOps):
     """Counts ops by name, and remembers what went to the host."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: Counter[str] = Counter()
         self.moved_bytes: list[int] = []
         self.on_host: list[weakref.ref[Any]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        self.counts[str(func)] += 1
+        output = super().__torch_dispatch__(func, types, args, kwargs)
         if str(func) == TO_HOST:
             self.moved_bytes.append(output.nbytes)
             self.on_host.append(weakref.ref(output.untyped_storage()))
@@ -57,7 +52,7 @@ class Gate(nn.Module):
 def offload(model: nn.Module, names: Iterable[str]) -> None:
     for name in names:
         block = model.get_submodule(name)
-        block.forward = functools.partial(_offloaded, block.forward)  # type: ignore[method-assign]
+        block.forward = functools.partial(_offloaded, block.forward)
 
 
 def _offloaded(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -84,11 +79,6 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
     assert one
     for name, gradient in one.items():
         assert torch.equal(gradient, other[name]), name
-
-
-def products(ops: Ops) -> int:
-    names = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
-    return sum(ops.counts[name] for name in names)
 
 
 def hidden(*shape: int) -> torch.Tensor:

@@ -57,11 +57,7 @@ KINDS: dict[str, tuple[Callable[[Tensor], Any], Read, Write]] = {
     "dict": (lambda _: {"k": 1.0}, lambda g: g["k"], _item("k")),
     "ordered dict": (lambda _: OrderedDict(k=1.0), lambda g: g["k"], _item("k")),
     "user dict": (lambda _: UserDict(k=1.0), lambda g: g["k"], _item("k")),
-    "dict with a tensor": (
-        lambda t: {"t": t, "k": 1.0},
-        lambda g: g["k"],
-        _item("k"),
-    ),
+    "dict with a tensor": (lambda t: {"t": t, "k": 1.0}, lambda g: g["k"], _item("k")),
     "a key that comes later": (
         lambda t: {"t": t},
         lambda g: g.get("k", 1.0),
@@ -82,11 +78,7 @@ KINDS: dict[str, tuple[Callable[[Tensor], Any], Read, Write]] = {
         lambda g: g[1][0],
         lambda g, value: g[1].__setitem__(0, value),
     ),
-    "namespace": (
-        lambda _: types.SimpleNamespace(k=1.0),
-        lambda g: g.k,
-        _set("k"),
-    ),
+    "namespace": (lambda _: types.SimpleNamespace(k=1.0), lambda g: g.k, _set("k")),
     "object": (lambda t: Given(1.0, t), lambda g: g.scale, _set("scale")),
     "slots": (lambda _: Slotted(1.0), lambda g: g.scale, _set("scale")),
 }
@@ -97,7 +89,7 @@ class Scaled(Block):
         super().__init__()
         self.read = read
 
-    def forward(self, x: Tensor, given: Any = None) -> Tensor:  # noqa: ANN401
+    def forward(self, x: Tensor, given: object = None) -> Tensor:
         return x + self.outer(torch.tanh(self.inner(x)) * self.read(given))
 
 
@@ -141,9 +133,9 @@ def test_no_tensor_in_a_container_is_kept() -> None:
     kept = ArgumentValues(
         (tensors[0], [tensors[1], 1.0]), {"a": {"t": tensors[2], "n": [tensors[3]]}}
     )
-    counts = [each._use_count() for each in tensors]  # noqa: SLF001
+    counts = [each._use_count() for each in tensors]
     del kept
-    assert counts == [each._use_count() for each in tensors]  # noqa: SLF001
+    assert counts == [each._use_count() for each in tensors]
 
 
 def test_what_is_added_to_a_container_with_tensors_stays() -> None:

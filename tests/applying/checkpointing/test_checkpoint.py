@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401, SLF001 - the tests look inside
-
 import copy
 import importlib
 import inspect
@@ -49,7 +47,7 @@ def segments_of(
 
 
 def backward(
-    model: nn.Module, batch: Any, *, autocast: bool = False, seed: int = 1
+    model: nn.Module, batch: object, *, autocast: bool = False, seed: int = 1
 ) -> tuple[float, Gradients]:
     torch.manual_seed(seed)
     with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
@@ -386,7 +384,7 @@ def test_tensors_behind_keywords_reach_torch_by_position(
     # Torch keeps only the generators of devices among the positional tensors.
     seen: list[bool] = []
 
-    def spy(function: Any, *args: Any, **kwargs: Any) -> Any:
+    def spy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         seen.append(any(isinstance(item, torch.Tensor) for item in args))
         return checkpoint(function, *args, **kwargs)
 
@@ -405,7 +403,7 @@ def test_tensors_behind_keywords_reach_torch_by_position(
 class Parent(nn.Module):
     """Calls three blocks with whatever happens between them."""
 
-    def __init__(self, between: Any = None) -> None:
+    def __init__(self, between: Callable[..., Any] | None = None) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Block(16) for _ in range(3))
         self.between = between
@@ -418,7 +416,7 @@ class Parent(nn.Module):
         return x.square().sum()
 
 
-def three(between: Any = None) -> Parent:
+def three(between: Callable[..., Any] | None = None) -> Parent:
     torch.manual_seed(0)
     return Parent(between)
 
@@ -459,7 +457,7 @@ BETWEEN = {
 @flat_and_nested
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
 def test_a_parent_that_does_something_between_blocks_gets_exact_gradients(
-    between: Any, segments: list[Segment]
+    between: Callable[..., Any], segments: list[Segment]
 ) -> None:
     x = torch.randn(4, 16)
     plain = backward(three(between), (x,))[1]
@@ -581,7 +579,7 @@ def test_a_checkpoint_of_the_user_inside_a_segment_gives_exact_gradients() -> No
     model = three()
     up = model.layers[1].up
     inner = up.forward
-    up.forward = lambda x: checkpoint(inner, x, use_reentrant=False)  # type: ignore[method-assign]
+    up.forward = lambda x: checkpoint(inner, x, use_reentrant=False)
     apply_segments(model, ALL_THREE)
     assert_same(backward(model, (x,))[1], plain)
 
@@ -606,7 +604,7 @@ def test_a_block_that_does_less_the_second_time_is_refused(
         x = x.sin() if len(calls) == 1 else x + 1
         return x * x, 1.0
 
-    model.layers[2].forward = changing  # type: ignore[method-assign]
+    model.layers[2].forward = changing
     apply_segments(model, ALL_THREE, determinism_check=check)
     loss = model(torch.randn(4, 16))
     with pytest.raises(error, match=words):
@@ -625,7 +623,7 @@ def test_a_recomputation_of_another_shape_is_refused_unless_unchecked(
         other = torch.ones(1, 16) if len(calls) == 1 else torch.ones(16)
         return x * other, 1.0
 
-    model.layers[2].forward = changing  # type: ignore[method-assign]
+    model.layers[2].forward = changing
     apply_segments(model, ALL_THREE, determinism_check=check)
     loss = model(torch.randn(4, 16))
     if raises:
@@ -647,7 +645,7 @@ def test_an_input_overwritten_after_the_segment_is_refused_by_autograd() -> None
 
 COPIES = {
     "deepcopy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),  # noqa: S301 - our own
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
 }
 
 
@@ -696,7 +694,7 @@ def test_a_segment_keeps_what_torchs_checkpoints_over_the_same_blocks_keep(
         for parameter in item.parameters():
             parameter.grad = torch.zeros_like(parameter)
 
-    def again(function: Any, x: torch.Tensor) -> Any:
+    def again(function: Callable[..., Any], x: torch.Tensor) -> Any:
         return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
 
     def layers(x: torch.Tensor) -> torch.Tensor:
@@ -717,7 +715,7 @@ def test_a_segment_keeps_what_torchs_checkpoints_over_the_same_blocks_keep(
 
 @pytest.mark.parametrize("between", [None, *BETWEEN.values()], ids=[None, *BETWEEN])
 def test_a_graph_without_backward_is_freed_whatever_the_parent_does(
-    between: Any,
+    between: Callable[..., Any],
 ) -> None:
     model = three(between)
     apply_segments(model, ALL_THREE)

@@ -1,7 +1,5 @@
 """A checkpoint's input in host memory."""
 
-# ruff: noqa: ANN401 - any block's arguments and outputs, as torch declares them
-
 import functools
 import gc
 from collections.abc import Callable
@@ -75,7 +73,7 @@ def test_inputs_of_a_whole_model_wait_on_the_host() -> None:
     plain, moved = make("gpt2"), make("gpt2")
     for name in CHAIN["gpt2"]:
         block = moved.get_submodule(name)
-        block.forward = functools.partial(recomputed, block.forward)  # type: ignore[method-assign]
+        block.forward = functools.partial(recomputed, block.forward)
     for model in (plain, moved):
         torch.manual_seed(1)
         with Ops() as ops:

@@ -135,7 +135,7 @@ count = counting()
 class DirtyLSTM(nn.LSTM):
     """An LSTM that finds other values in free memory each time it runs."""
 
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]  # noqa: ANN401
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
         value = count()
         for size in {1024 * k for k in range(1, 65)}:
             held = [torch.full((size,), value, dtype=torch.uint8) for _ in range(4)]
@@ -147,12 +147,12 @@ class Masked(torch.autograd.Function):
     """Only the gradient depends on the mask, which is saved as bytes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
         ctx.save_for_backward(mask)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0] * ctx.saved_tensors[0], None
 
 
@@ -162,10 +162,16 @@ def gradients_of(block: nn.Module, run: Callable[[Tensor], Any]) -> list[Tensor]
     return list(torch.autograd.grad(loss, [x, *block.parameters()]))
 
 
+def recompute(block: nn.Module, forward: Callable[[Tensor], Any]) -> None:
+    """Run a checked block's forward twice."""
+    repeats = RepeatableForwards(block, "block", check=True)
+    gradients_of(
+        block, lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False)
+    )
+
+
 @pytest.mark.parametrize("run_to_end", [False, True])
-def test_bytes_of_a_workspace_that_nothing_writes_may_differ(
-    run_to_end: bool,
-) -> None:
+def test_bytes_of_a_workspace_that_nothing_writes_may_differ(run_to_end: bool) -> None:
     block = DirtyLSTM(16, 8, bidirectional=True)
     plain = gradients_of(block, block.forward)
     repeats = RepeatableForwards(block, "block", check=True, run_to_end=run_to_end)
@@ -184,15 +190,11 @@ def test_bytes_of_a_workspace_that_nothing_writes_may_differ(
 def test_an_lstm_with_other_inputs_is_refused() -> None:
     block, runs = nn.LSTM(16, 8), itertools.count(1)
 
-    def forward(x: Tensor) -> Any:  # noqa: ANN401
+    def forward(x: Tensor) -> Any:
         return block(x * next(runs))
 
-    repeats = RepeatableForwards(block, "block", check=True)
     with pytest.raises(RecomputationError, match=r"of the \d+ tensors that it saves"):
-        gradients_of(
-            block,
-            lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),
-        )
+        recompute(block, forward)
 
 
 def test_other_parameters_for_one_forward_are_refused_and_named() -> None:
@@ -221,14 +223,10 @@ def test_bytes_that_a_gradient_depends_on_may_not_differ() -> None:
 
     def forward(x: Tensor) -> tuple[Tensor]:
         mask = torch.full(x.shape, next(runs), dtype=torch.uint8)
-        return (Masked.apply(x, mask),)  # type: ignore[no-untyped-call]
+        return (Masked.apply(x, mask),)
 
-    repeats = RepeatableForwards(block, "block", check=True)
     with pytest.raises(RecomputationError, match="1 of the 1 tensors that it saves"):
-        gradients_of(
-            block,
-            lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),
-        )
+        recompute(block, forward)
 
 
 class AttentionWithoutDropout(Masked):
@@ -249,19 +247,15 @@ def test_the_seed_of_no_dropout_may_differ_and_a_counter_may_not(
 
     def forward(x: Tensor) -> tuple[Tensor]:
         seed = torch.tensor(next(runs))
-        return (function.apply(block(x), seed),)  # type: ignore[no-untyped-call]
+        return (function.apply(block(x), seed),)
 
-    repeats = RepeatableForwards(block, "block", check=True)
     expected = (
         pytest.raises(RecomputationError, match="tensors that it saves differ")
         if refused
         else nullcontext()
     )
     with expected:
-        gradients_of(
-            block,
-            lambda x: checkpoint(repeats.forward(forward), x, use_reentrant=False),
-        )
+        recompute(block, forward)
 
 
 class Remembers(nn.Module):

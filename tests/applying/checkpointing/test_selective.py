@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401 - whatever a block or an op takes
-
 import copy
 import warnings
 from collections import Counter
@@ -8,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -31,6 +28,7 @@ from tests.applying.checkpointing.test_checkpoint import (
 )
 from tests.applying.ranks.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, MAKERS, batch_for, make
+from tests.counted_ops import CountedOps
 from tests.models import Chain, mean, without_loss
 
 aten = torch.ops.aten
@@ -42,25 +40,6 @@ ALL_PRODUCTS = tuple(
 )
 
 
-class Ops(TorchDispatchMode):
-    """Counts calls of ops."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        del types
-        self.counts[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def products(self) -> int:
-        return sum(self.counts[f"aten.{op}.default"] for op in ("mm", "addmm", "bmm"))
-
-
 def selective(name: str, *saved_ops: str) -> Segment:
     return Segment((name,), mode="selective", saved_ops=saved_ops)
 
@@ -70,13 +49,13 @@ def every_block(name: str, saved_ops: tuple[str, ...]) -> list[Segment]:
 
 
 def backward(
-    model: nn.Module, batch: Any, *, autocast: bool = False, cache: bool = True
-) -> tuple[Gradients, Ops]:
+    model: nn.Module, batch: object, *, autocast: bool = False, cache: bool = True
+) -> tuple[Gradients, CountedOps]:
     """Gradients, and the ops of the backward pass."""
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16, autocast, cache_enabled=cache):
         loss = compute_loss(model, batch, None, on_missing_loss=without_loss)
-    with Ops() as ops:
+    with CountedOps() as ops:
         loss.backward()
     return {name: item.grad for name, item in model.named_parameters()}, ops
 
@@ -205,7 +184,9 @@ def test_a_policy_that_saves_some_draws_alone_gives_wrong_gradients() -> None:
     # The fault that the next test shows to be prevented.
     calls: Counter[Any] = Counter()
 
-    def second_draw(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    def second_draw(
+        _: object, op: object, *__: object, **___: object
+    ) -> CheckpointPolicy:
         calls[op] += 1
         if op is aten.rand_like.default and calls[op] % 3 == 2:  # in every pass
             return CheckpointPolicy.MUST_SAVE
@@ -263,7 +244,7 @@ def test_in_place_draws_after_a_saved_one_are_refused() -> None:
 
 
 def test_attention_without_dropout_counts_as_no_draw() -> None:
-    attention = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
+    attention = aten._scaled_dot_product_flash_attention.default
     q = torch.ones(1)
     assert not draws_random_numbers(attention, (q, q, q), {})
     assert not draws_random_numbers(attention, (q, q, q, 0.0), {})
@@ -275,7 +256,7 @@ def test_attention_without_dropout_counts_as_no_draw() -> None:
 
 def test_a_write_to_a_saved_tensor_is_found() -> None:
     x, other = torch.ones(4), torch.ones(4)
-    saved = {x.untyped_storage()._cdata: "aten.mm.default:0"}  # noqa: SLF001
+    saved = {x.untyped_storage()._cdata: "aten.mm.default:0"}
     found = [
         mutated_saved_call(aten.relu_.default, (x[:2],), {}, saved),
         mutated_saved_call(aten.relu_.default, (other,), {}, saved),

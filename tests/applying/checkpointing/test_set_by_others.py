@@ -4,8 +4,6 @@ The plain loop's gradients are those of the forward. So a recomputation has to f
 the forward found, also in steps that are not compared by values.
 """
 
-# ruff: noqa: ANN401 - a tower has blocks of any kind
-
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -92,7 +92,7 @@ def real(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Paged optimizers are not supported on CPU")
         optimizer = make_optimizer(name, trained, device_type="cpu")
-        before = torch._dynamo.eval_frame._stance  # noqa: SLF001 - no other way back
+        before = torch._dynamo.eval_frame._stance
         torch.compiler.set_stance("force_eager")
         try:
             optimizer.step()
@@ -109,7 +109,7 @@ def kept_by_tensor(
     kept = []
     for parameter in trained:
         storages = {
-            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()  # noqa: SLF001
+            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
             for tensor in tensors_in(optimizer.state.get(parameter, {}))
         }
         kept.append(sum(size for key, size in storages.items() if key not in seen))
@@ -117,7 +117,7 @@ def kept_by_tensor(
     return kept
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:  # noqa: ANN401 - any nesting
+def tensors_in(value: object) -> Iterator[torch.Tensor]:
     """Yield plain tensors, those that tensor subclasses are made of too."""
     if isinstance(value, dict):
         for item in value.values():

@@ -17,7 +17,7 @@ from budgetfit.planning.judge import judge
 from tests.traced import ADA, ROOMY, session
 
 
-def bytes_of(trace: Any, category: str) -> int:  # noqa: ANN401 - a StepTrace
+def bytes_of(trace: Any, category: str) -> int:
     return int(trace.fixed_bytes[trace.category == CATEGORIES.index(category)].sum())
 
 
@@ -84,7 +84,7 @@ class _Copied:
 class _Library:
     """torchao's class as far as its CPU half goes: it asserts that there is CUDA."""
 
-    def __init__(self, parameters: list[Any], kind: Any, **options: Any) -> None:  # noqa: ANN401
+    def __init__(self, parameters: list[Any], kind: Any, **options: Any) -> None:
         self.param_d2h_map: dict[Any, Any] = {}
         self.optim_dict: dict[Any, Any] = {}
         self.queue: dict[Any, Any] = {}
@@ -102,7 +102,7 @@ class _Library:
             group for each in self.optim_dict.values() for group in each.param_groups
         ]
 
-    def _copy(self, parameter: Any) -> None:  # noqa: ANN401
+    def _copy(self, parameter: Any) -> None:
         self.param_d2h_map[parameter].grad.copy_(parameter.grad)
         self.queue[parameter] = _Copied()
 

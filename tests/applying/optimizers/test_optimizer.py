@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401 - optimizers' arguments
-
 import contextlib
 import functools
 import sys
@@ -62,14 +60,14 @@ def test_names_build_what_transformers_trainer_builds(name: str) -> None:
     arguments: Any = SimpleNamespace(**{**defaults, "optim": name})
     kind, options = Trainer.get_optimizer_cls_and_kwargs(arguments)
     expected = kind([{"params": parameters(), "weight_decay": 0.0}], **options)
-    made = make_optimizer(name, parameters(), device_type="cpu")
+    made: Any = make_optimizer(name, parameters(), device_type="cpu")
     if name.startswith("schedule_free"):
         expected.train()
     assert type(made) is type(expected)
     for setting in ("is_paged", "block_size", "bf16_stochastic_round"):
         assert getattr(made, setting, None) == getattr(expected, setting, None)
     if name in bitsandbytes.SPECS:
-        assert vars(made.args) == vars(expected.args)  # type: ignore[attr-defined]
+        assert vars(made.args) == vars(expected.args)
     ours, theirs = made.param_groups[0], expected.param_groups[0]
     assert {key: ours[key] for key in ours if key != "params"} == {
         key: theirs[key] for key in theirs if key != "params"
@@ -124,7 +122,7 @@ def test_said_choices_are_those_that_torch_would_make(
     monkeypatch.setattr(
         torch_optimizer, "_get_foreach_kernels_supported_devices", lambda: ["cpu"]
     )
-    choice = torch_optimizer._default_to_fused_or_foreach(  # noqa: SLF001
+    choice = torch_optimizer._default_to_fused_or_foreach(
         parameters(), differentiable=False, use_fused=False
     )
     made = make_optimizer(kind, parameters(), device_type="cuda")

@@ -88,7 +88,7 @@ def test_a_callable_of_the_library_is_traced_by_its_own_settings() -> None:
         lambda them: optim.Adam8bit(them, block_size=64),
         optim.AdamW4bit,
         optim.AdamFp8,
-        lambda them: optim._AdamW(them, amsgrad=True),  # noqa: SLF001 - its name there
+        lambda them: optim._AdamW(them, amsgrad=True),
     ):
         ours = predicted(make, torch.bfloat16)
         assert ours.by_tensor == real(make, torch.bfloat16).by_tensor

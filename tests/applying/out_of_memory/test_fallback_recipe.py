@@ -1,8 +1,12 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from budgetfit.applying.out_of_memory.fallback_recipe import find_fallback_recipe
+from budgetfit.applying.out_of_memory.fallback_recipe import (
+    FallbackRecipe,
+    find_fallback_recipe,
+)
 from budgetfit.core.plan import Alternative, Plan
 from budgetfit.core.recipe import Segment
 from tests.reporting.sample_plans import (
@@ -24,18 +28,25 @@ def plan_with(*alternatives: Alternative) -> Plan:
     return sample_plan(alternatives=alternatives)
 
 
-def judged(reserved_bytes: int = 12 * GIB, **changes: object) -> Alternative:
+def judged(reserved_bytes: int = 12 * GIB, **changes: Any) -> Alternative:
     estimate = sample_estimate(
         FULL, allocated_bytes=10 * GIB, reserved_bytes=reserved_bytes
     )
-    values = {"label": "full", "estimate": estimate, "fits": True, **changes}
-    return Alternative(**values)  # type: ignore[arg-type]
+    made = Alternative(label="full", estimate=estimate, fits=True)
+    return replace(made, **changes)
+
+
+def fallback(plan: Plan, usable_gib: int | None, growth: float = 1.0) -> FallbackRecipe:
+    usable_bytes = None if usable_gib is None else usable_gib * GIB
+    found = find_fallback_recipe(
+        plan.recipe, plan, usable_bytes=usable_bytes, growth=growth
+    )
+    assert found is not None
+    return found
 
 
 def test_an_alternative_that_was_replayed_comes_first() -> None:
-    plan = plan_with(judged())
-    found = find_fallback_recipe(plan.recipe, plan, usable_bytes=13 * GIB)
-    assert found is not None
+    found = fallback(plan_with(judged()), 13)
     assert found.recipe == FULL
     assert found.judged
     assert str(found) == (
@@ -48,10 +59,7 @@ def test_the_fastest_of_several_is_taken() -> None:
     slow = judged()
     recipe = replace(FULL, segments=singles(range(20)))
     fast = judged(estimate=sample_estimate(recipe, reserved_bytes=9 * GIB, step_ms=1.0))
-    plan = plan_with(slow, fast)
-    found = find_fallback_recipe(plan.recipe, plan, usable_bytes=13 * GIB)
-    assert found is not None
-    assert found.recipe == recipe
+    assert fallback(plan_with(slow, fast), 13).recipe == recipe
 
 
 @pytest.mark.parametrize(
@@ -76,8 +84,7 @@ def test_what_does_not_fit_or_trains_other_numbers_is_passed_over(
 def test_else_the_micro_batch_is_split_by_an_exact_divisor() -> None:
     # 3 of 6 samples: (15 + 5 x 3/6) / 20 of 22 GiB = 19.25; 2: 18.33.
     plan = plan_with()
-    found = find_fallback_recipe(plan.recipe, plan, usable_bytes=19 * GIB)
-    assert found is not None
+    found = fallback(plan, 19)
     assert found.recipe == replace(
         plan.recipe, batch_size=2, gradient_accumulation_steps=33
     )
@@ -87,37 +94,20 @@ def test_else_the_micro_batch_is_split_by_an_exact_divisor() -> None:
 
 def test_a_batch_that_grew_takes_more_in_every_recipe() -> None:
     # Twice as long: 2 samples take (15 + 5 x 2 x 2/6) / 20 of 22 GiB = 20.17 GiB.
-    plan = plan_with()
-    found = find_fallback_recipe(plan.recipe, plan, usable_bytes=20 * GIB, growth=2.0)
-    assert found is not None
-    assert found.recipe.batch_size == 1
-    plan = plan_with(judged())
-    found = find_fallback_recipe(plan.recipe, plan, usable_bytes=13 * GIB, growth=1.1)
-    assert found is not None
-    assert not found.judged
+    assert fallback(plan_with(), 20, growth=2.0).recipe.batch_size == 1
+    assert not fallback(plan_with(judged()), 13, growth=1.1).judged
 
 
 def test_without_a_measured_limit_it_must_take_less_than_what_failed() -> None:
     plan = plan_with(judged(22 * GIB))
-    found = find_fallback_recipe(plan.recipe, plan, usable_bytes=None)
-    assert found is not None
-    assert found.recipe.batch_size == 3
-    found = find_fallback_recipe(
-        plan.recipe, plan_with(judged(21 * GIB)), usable_bytes=None
-    )
-    assert found is not None
-    assert found.recipe == FULL
+    assert fallback(plan, None).recipe.batch_size == 3
+    assert fallback(plan_with(judged(21 * GIB)), None).recipe == FULL
 
 
 def test_one_that_needs_more_than_what_failed_is_passed_over() -> None:
     more, less = judged(int(22.8 * GIB)), judged(int(21.5 * GIB))
-    plan = plan_with(more)
-    found = find_fallback_recipe(plan.recipe, plan, usable_bytes=23 * GIB)
-    assert found is not None
-    assert found.recipe.batch_size == 3
-    plan = plan_with(more, less)
-    found = find_fallback_recipe(plan.recipe, plan, usable_bytes=23 * GIB)
-    assert found is not None
+    assert fallback(plan_with(more), 23).recipe.batch_size == 3
+    found = fallback(plan_with(more, less), 23)
     assert found.reserved_bytes == less.estimate.reserved_bytes
 
 
@@ -140,7 +130,7 @@ def test_the_treatment_of_blocks_is_said_by_kind() -> None:
     assert str(found).endswith(", every block kept")
 
 
-def test_U2_the_effective_batch_size_is_never_changed() -> None:  # noqa: N802
+def test_the_effective_batch_size_is_never_changed() -> None:
     recipe = sample_recipe(batch_size=6, gradient_accumulation_steps=5)
     while (found := find_fallback_recipe(recipe, None, usable_bytes=None)) is not None:
         assert found.recipe.effective_batch_size == 30

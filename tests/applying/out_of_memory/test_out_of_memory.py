@@ -1,5 +1,6 @@
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -54,15 +55,15 @@ def cuda_text(
     )
 
 
-def failed(**changes: object) -> FailedStep:
-    values = {
+def failed(**changes: Any) -> FailedStep:
+    values: dict[str, Any] = {
         "phase": "backward",
         "micro_batch": 1,
         "recipe": sample_recipe(),
         "module": "model.layers.3.mlp",
         **changes,
     }
-    return FailedStep(**values)  # type: ignore[arg-type]
+    return FailedStep(**values)
 
 
 def report(
@@ -76,13 +77,13 @@ def test_it_is_caught_as_torchs_error_and_as_ours() -> None:
     error = report()
     assert isinstance(error, torch.OutOfMemoryError)
     assert isinstance(error, BudgetfitError)
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
     assert again.recipe == error.recipe
     assert again.card == error.card
 
 
-def test_U4_the_report_says_what_was_predicted_and_measured_and_what_to_do() -> None:  # noqa: N802
+def test_the_report_says_what_was_predicted_and_measured_and_what_to_do() -> None:
     error = report(plan=sample_plan(), micro_batch=3)
     assert f"{error}\n" == REPORT
     assert error.recipe == sample_plan().alternatives[0].estimate.recipe
@@ -97,7 +98,7 @@ def test_one_rank_of_several_does_not_go_on_alone() -> None:
     assert lines[-1].endswith("plan(..., batch_size=6)")
 
 
-def test_U5_a_batch_longer_than_planned_is_the_first_reason() -> None:  # noqa: N802
+def test_a_batch_longer_than_planned_is_the_first_reason() -> None:
     error = report(plan=sample_plan(), larger=(LONG,), growth=2.0)
     assert error.reasons[0] == (
         "the batch is larger than planned: input_ids [6, 4096], planned [6, 2048]"
@@ -107,7 +108,7 @@ def test_U5_a_batch_longer_than_planned_is_the_first_reason() -> None:  # noqa: 
     assert "about 15.00 GiB reserved" in str(error)
 
 
-def test_U6_fragmentation_is_told_from_too_little_memory(  # noqa: N802
+def test_fragmentation_is_told_from_too_little_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
@@ -125,7 +126,7 @@ def test_U6_fragmentation_is_told_from_too_little_memory(  # noqa: N802
     assert not any("fragmentation" in each for each in report(full).reasons)
 
 
-def test_U18_memory_outside_this_process_is_a_reason_of_its_own() -> None:  # noqa: N802
+def test_memory_outside_this_process_is_a_reason_of_its_own() -> None:
     # 24 GiB - 0.5 free - 20 reserved - 0.5 of context, as planned.
     (reason,) = report(plan=sample_plan()).reasons
     assert reason.startswith("other processes hold about 3.00 GiB of the card")

@@ -1,7 +1,5 @@
 """Bytes of all tensors alive, counted op by op: what the tests compare memory with."""
 
-# ruff: noqa: ANN401, SLF001 - as torch declares it
-
 import weakref
 from typing import Any
 

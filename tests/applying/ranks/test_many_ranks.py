@@ -368,8 +368,7 @@ def test_one_process_is_told_how_to_start_as_many_as_planned(
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(
-        InputError,
-        match=r"for 32 GPUs.* --nnodes 4 .* HOST:29400 --nproc-per-node 8 ",
+        InputError, match=r"for 32 GPUs.* --nnodes 4 .* HOST:29400 --nproc-per-node 8 "
     ):
         start({"engine": "fsdp2", "gpus": 32, "gpus_per_node": 8})
     run = start(None)
@@ -421,12 +420,12 @@ def _compiled_alike() -> dict[tuple[str, str], Any]:
     dynamo: Any = importlib.import_module("torch._dynamo")
     warnings.simplefilter("ignore")  # dynamo's own
 
-    def noting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:  # noqa: ANN401
+    def noting(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         calls.append("compiled")
         assert dynamo.config.optimize_ddp is (engine == "fsdp2")
         return dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    def compiled(block: torch.nn.Module) -> Any:  # noqa: ANN401
+    def compiled(block: torch.nn.Module) -> Any:
         return torch.compile(block.forward, backend=noting, dynamic=False)
 
     found = {}

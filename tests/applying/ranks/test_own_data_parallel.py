@@ -13,15 +13,12 @@ from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe
 from tests.gloo_ranks import on_ranks
 from tests.integrations.tiny_training import ACCUMULATION, LENGTH, plan_for, tiny_model
+from tests.models import squares
 
 SIZES = ((3, 2), (1, 3))  # samples of each rank's micro-batches
 TOKENS = ((10.0, 30.0), (10.0, 10.0))
 ITEMS = (40, 20)  # a rank's own, in all micro-batches of an update
 EQUAL = 1e-6
-
-
-def square(outputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return outputs.square().mean()
 
 
 def share(
@@ -51,7 +48,7 @@ def _train(weighed: str) -> tuple[list[float], list[float]]:
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
     recipe = Recipe(batch_size=3, gradient_accumulation_steps=2, optimizer="sgd")
-    loss = share if weighed == "items" else square
+    loss = share if weighed == "items" else squares
     run = Run(model(), recipe, loss=loss, learning_rate=0.1)
     plain = run.model
     run.model = DistributedDataParallel(plain)
@@ -81,7 +78,7 @@ def _expected(weighed: str) -> list[float]:
                     continue
                 tokens = TOKENS[rank][at] if weighed == "tokens" else len(data)
                 total, whole = (
-                    total + tokens * square(plain(data), data),
+                    total + tokens * squares(plain(data), data),
                     whole + tokens,
                 )
         mean = total / (whole or sum(ITEMS))
@@ -102,7 +99,7 @@ def test_ranks_of_an_own_wrapper_take_the_mean_over_all_samples(weighed: str) ->
         if weighed == "items":
             own = model()(data).square().sum() / sum(ITEMS)
         else:
-            own = square(model()(data), data)
+            own = squares(model()(data), data)
         # A rank's own, as of a loop with such a wrapper.
         assert losses[0] == pytest.approx(own.item(), abs=EQUAL)
 

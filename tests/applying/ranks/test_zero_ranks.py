@@ -114,11 +114,11 @@ class Attention(torch.nn.Module):
         torch.manual_seed(0)
         self.embedding = torch.nn.Embedding(64, 16)
         blocks = torch.nn.ModuleList(Block(16, 2, batch_first=True) for _ in range(4))
-        self.transformer = torch.nn.ModuleDict({"h": blocks})
+        self.transformer: Any = torch.nn.ModuleDict({"h": blocks})
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         x: torch.Tensor = self.embedding(input_ids)
-        for block in self.transformer["h"]:  # type: ignore[attr-defined]
+        for block in self.transformer["h"]:
             x = block(x)
         return (x - labels[..., None]).abs().mean()
 

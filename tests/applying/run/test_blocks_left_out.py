@@ -17,11 +17,11 @@ from torch import nn
 import budgetfit
 from budgetfit.applying.run.run import Run
 from budgetfit.core.recipe import Recipe, Segment
-from tests.models import mean, seed
+from tests.models import mean, seed, squares
 
 DRAWS: dict[str, Callable[[], float]] = {
     "torch": lambda: torch.rand([]).item(),
-    "python": lambda: random.uniform(0, 1),  # noqa: S311 - a chance
+    "python": lambda: random.uniform(0, 1),
     "numpy": lambda: np.random.rand(),  # noqa: NPY002, PLW0108 - found when called
 }
 BATCH = torch.linspace(-1, 1, 64).view(4, 16)
@@ -83,16 +83,12 @@ class StochasticDepth(LayerDrop):
         return result
 
 
-def square(outputs: torch.Tensor, batch: object) -> torch.Tensor:  # noqa: ARG001
-    return outputs.square().mean()
-
-
 def planned(model: nn.Module, checkpointing: str) -> budgetfit.Plan:
     return budgetfit.plan(
         model,
         gpu="t4",
         batch=BATCH,
-        loss=square,
+        loss=squares,
         batch_size=4,
         checkpointing=checkpointing,
         precision="fp32",
@@ -105,7 +101,7 @@ def trained(
     """Return the weights after a step in which chance has its way."""
     model = copy.deepcopy(model)
     recipe = Recipe(batch_size=4, segments=segments, optimizer="sgd")
-    with Run(model, recipe, loss=square, learning_rate=1.0) as run:
+    with Run(model, recipe, loss=squares, learning_rate=1.0) as run:
         seed(number)
         run.step(BATCH)
     return model.state_dict()

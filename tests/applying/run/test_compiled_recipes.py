@@ -1,4 +1,3 @@
-# ruff: noqa: SLF001, ANN401 - torch._dynamo and its graphs
 """A recipe with compiled blocks trains as the plain model does, and is undone."""
 
 import warnings
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 import budgetfit
+from budgetfit.applying import torch_compile
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.run.step_monitor import StepMonitor
 from budgetfit.applying.torch_compile import compile_blocks, compiled_modules
@@ -133,8 +133,13 @@ def train_blocks_of_sizes(blocks: int) -> None:
     model = nn.Sequential(*(Sized(4 + n) for n in range(blocks)))
     recipe = Recipe(batch_size=4, compile="blocks")
     names = tuple(str(n) for n in range(blocks))
-    loss = lambda outputs, _: outputs.sum()  # noqa: E731
-    with Run(model, recipe, loss=loss, blocks=names, compile_forward=compiled) as run:
+    with Run(
+        model,
+        recipe,
+        loss=lambda outputs, _: outputs.sum(),
+        blocks=names,
+        compile_forward=compiled,
+    ) as run:
         run.step(torch.ones(4, 4))
 
 
@@ -259,8 +264,6 @@ def test_verify_on_a_cpu_says_that_it_ran_without(plan: budgetfit.Plan) -> None:
 def test_prepare_and_a_script_compile_the_blocks(
     plan: budgetfit.Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from budgetfit.applying import torch_compile  # noqa: PLC0415
-
     model = make("stack")
     seen: list[nn.Module] = []
     monkeypatch.setattr(

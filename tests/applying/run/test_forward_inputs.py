@@ -88,7 +88,7 @@ def test_hooks_that_a_forward_registers_act_once(
 
 
 class Masked(Block):
-    def forward(self, x: Tensor, masks: Any = None) -> Tensor:  # noqa: ANN401
+    def forward(self, x: Tensor, masks: Any = None) -> Tensor:
         mask = masks[0] if isinstance(masks, list) else masks
         return x + self.outer(torch.tanh(self.inner(x)) * mask.detach().clone())
 

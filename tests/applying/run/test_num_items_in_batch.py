@@ -123,9 +123,7 @@ def test_without_either_samples_count_and_the_large_batch_is_missed() -> None:
 
 def test_a_loss_function_that_takes_the_number_gets_it() -> None:
     def loss(
-        outputs: torch.Tensor,
-        batch: Any,  # noqa: ANN401
-        num_items_in_batch: int | None = None,
+        outputs: torch.Tensor, batch: Any, num_items_in_batch: int | None = None
     ) -> torch.Tensor:
         total = nn.functional.mse_loss(outputs, batch["y"], reduction="sum")
         return total / (num_items_in_batch or batch["y"].numel())
@@ -153,7 +151,7 @@ def test_a_model_that_would_not_divide_by_it_is_refused(name: str) -> None:
 
 
 def test_a_loss_that_does_not_take_it_is_refused() -> None:
-    def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:  # noqa: ANN401
+    def loss(outputs: torch.Tensor, batch: object) -> torch.Tensor:
         del batch
         return outputs.sum()
 

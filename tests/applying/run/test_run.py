@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401, SLF001 - the tests look inside
-
 import copy
 import inspect
 import io
@@ -21,7 +19,7 @@ from budgetfit.utils.function_name import qualified_name
 from tests.applying.optimizers.optimizer_states import READ_VALUES
 from tests.applying.ranks.live_bytes import LiveBytes
 from tests.applying.small_models import CHAIN, MAKERS, Stack, batch_for, make
-from tests.models import still
+from tests.models import sgd, still
 
 # A GradScaler asks for values, which fake tensors do not have.
 NO_ITEM = [name for name in PRECISIONS if not PRECISIONS[name].grad_scaler]
@@ -31,10 +29,6 @@ COMBINATIONS = [
     *(("gpt2", name) for name in PRECISIONS if name != "bf16-mixed"),
 ]
 PAIRS = (Segment(("layers.0", "layers.1")), Segment(("layers.3",)))
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def recipe(batch_size: int = 4, steps: int = 1, **options: Any) -> Recipe:
@@ -149,7 +143,7 @@ def test_outputs_and_graph_do_not_outlive_the_forward_and_backward() -> None:
     alive: dict[str, weakref.ref[Any]] = {}
     at_phase: dict[str, bool] = {}
 
-    def loss(outputs: torch.Tensor, batch: Any) -> torch.Tensor:
+    def loss(outputs: torch.Tensor, batch: object) -> torch.Tensor:
         del batch
         alive["outputs"] = weakref.ref(outputs)
         return outputs.sum()  # saves nothing of its input
@@ -278,7 +272,7 @@ def test_an_error_after_unscaling_leaves_the_scaler_usable(
     run = Run(make("stack"), Recipe(batch_size=4, precision="fp16-mixed"))
     batch = batch_for("stack")
 
-    def out_of_memory(*_: Any, **__: Any) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
         run.optimizer.state[run.trained[0]]["step"] = torch.zeros(())
         raise torch.OutOfMemoryError
 

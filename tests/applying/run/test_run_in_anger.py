@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401, N802 - hooks take anything; tests of user needs carry their number
 """What a run meets in a real training: schedulers, failures, batches of any size."""
 
 import gc
@@ -13,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.optimizer import ParamsT
 from transformers import get_scheduler
 
 from budgetfit import Plan
@@ -42,7 +42,7 @@ FULL = (
 )
 
 
-def raise_full(*_: Any) -> None:
+def raise_full(*_: object) -> None:
     raise torch.OutOfMemoryError(FULL)
 
 
@@ -155,7 +155,7 @@ def stack_plan() -> Plan:
     return sample_plan(model=sample_model(batch=batch))
 
 
-def test_U5_a_longer_batch_than_planned_is_warned_of_before_it_runs() -> None:
+def test_a_longer_batch_than_planned_is_warned_of_before_it_runs() -> None:
     run = start(recipe(4), plan=stack_plan())
     run.step(batches(1, 4)[0])
     ran = []
@@ -194,7 +194,7 @@ def test_a_longest_batch_that_runs_first_leaves_nothing_in_the_loss(name: str) -
     assert losses(first=True) == losses(first=False)
 
 
-def test_U8_parameters_without_a_gradient_are_named_after_the_first_step() -> None:
+def test_parameters_without_a_gradient_are_named_after_the_first_step() -> None:
     model = make("stack")
     model.unused = nn.Linear(2, 2)
     run = Run(model, recipe(), plan=stack_plan())
@@ -205,7 +205,7 @@ def test_U8_parameters_without_a_gradient_are_named_after_the_first_step() -> No
     assert "if other batches train them" in str(said[0].message)
 
 
-def second_half(parameters: Any) -> torch.optim.Optimizer:
+def second_half(parameters: ParamsT) -> torch.optim.Optimizer:
     return torch.optim.SGD([*parameters][2:], lr=0.1)
 
 
@@ -263,11 +263,11 @@ def test_losses_after_running_out_of_memory_are_those_of_a_run_where_nothing_hap
     assert_same(run, plain)
 
 
-def test_U14_out_of_memory_in_the_first_update_leaves_no_half_state() -> None:
+def test_out_of_memory_in_the_first_update_leaves_no_half_state() -> None:
     plain, run = start(), start()
     expected = losses(plain, batches(3))
 
-    def half(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def half(optimizer: torch.optim.Optimizer, *_: object) -> None:
         first = optimizer.param_groups[0]["params"][0]
         optimizer.state[first]["step"] = torch.zeros(())
         raise_full()

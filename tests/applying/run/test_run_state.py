@@ -1,5 +1,3 @@
-# ruff: noqa: ANN401, N802 - states hold anything; tests of user needs carry their number
-
 import io
 import random
 from typing import Any
@@ -78,7 +76,7 @@ def test_a_group_that_was_resumed_does_not_share_gradients_with_the_state() -> N
     assert torch.equal(state["gradients"][0], before)
 
 
-def test_U15_the_scalers_state_is_saved_and_restored() -> None:
+def test_the_scalers_state_is_saved_and_restored() -> None:
     settings = recipe(precision="fp16-mixed")
     run = start(settings)
     run.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
@@ -241,7 +239,7 @@ def test_torch_python_and_numpy_draw_again_what_they_drew() -> None:
     def draw() -> tuple[float, ...]:
         # A normal number first: generators keep the second one of each pair.
         normal = np.random.normal()  # noqa: NPY002 - the global generator
-        return torch.rand(()).item(), random.random(), random.gauss(0, 1), normal  # noqa: S311
+        return torch.rand(()).item(), random.random(), random.gauss(0, 1), normal
 
     first = draw()
     assert draw() != first

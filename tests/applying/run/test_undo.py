@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from torch import nn
 
@@ -27,8 +29,8 @@ def test_attributes_that_were_not_there_are_gone_again() -> None:
 
 
 def test_hidden_attributes_come_back_and_missing_ones_do_not_matter() -> None:
-    module = nn.Linear(1, 1)
-    module.forward = len  # type: ignore[assignment]
+    module: Any = nn.Linear(1, 1)
+    module.forward = len
     undo = Undo()
     undo.hide_attribute(module, "forward")
     undo.hide_attribute(module, "nothing")

@@ -117,7 +117,9 @@ def test_a_chain_by_hand() -> None:
     for block in blocks:
         assert block.gradient_bytes == MIB
         assert block.output_bytes == 4 * MIB
-        assert block.option("recompute").saved_bytes == 4 * MIB  # type: ignore[union-attr]
+        recomputed = block.option("recompute")
+        assert recomputed is not None
+        assert recomputed.saved_bytes == 4 * MIB
     # tanh, and x where it is no batch that lives anyway.
     assert [block.keep.saved_bytes // MIB for block in blocks] == [4 + 4] * 3
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import ParamsT
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from budgetfit.core.loop import Loop
@@ -21,13 +22,9 @@ from budgetfit.traces.tracer import Tracer
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
 from tests import models
-from tests.models import LLAMA, Mebi, images, text
+from tests.models import LLAMA, Mebi, images, momentum, text
 
 ADA = find_gpu("rtx-4090")
-
-
-def momentum(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def gemma() -> nn.Module:
@@ -135,7 +132,7 @@ CASES: list[tuple[str, Any, str, str, int]] = [
 ]
 
 
-def both(model: nn.Module, batch: Any, recipe_of: Any) -> tuple[Any, Any, TraceSession]:  # noqa: ANN401
+def both(model: nn.Module, batch: Any, recipe_of: Any) -> tuple[Any, Any, TraceSession]:
     """Return the trace from a shortened model, the whole one, and the first's session.
 
     Both are at batch 2 alone: that is quicker and leaves as much to differ.
@@ -158,7 +155,7 @@ def both(model: nn.Module, batch: Any, recipe_of: Any) -> tuple[Any, Any, TraceS
     )
 
 
-def assert_same(one: Any, other: Any) -> None:  # noqa: ANN401
+def assert_same(one: Any, other: Any) -> None:
     assert type(one) is type(other)
     for field in fields(one):
         left, right = getattr(one, field.name), getattr(other, field.name)
@@ -205,12 +202,12 @@ class _Scaled(torch.autograd.Function):
     """Keeps a tensor in an attribute, as the function for int8 weights does."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         ctx.scale = x * 2
         return x * ctx.scale
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ANN401
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient * ctx.scale
 
 
@@ -222,8 +219,7 @@ class Keeping(Mebi.Block):
 @pytest.mark.parametrize("segments", [keep, checkpoint_every_block, eight, pairs])
 @pytest.mark.parametrize("starts_with_module", [True, False])
 def test_what_dies_with_the_whole_graph_is_freed_block_after_block(
-    segments: Callable[[tuple[str, ...]], tuple[Segment, ...]],
-    starts_with_module: bool,
+    segments: Callable[[tuple[str, ...]], tuple[Segment, ...]], starts_with_module: bool
 ) -> None:
     model = Mebi(12)
     blocks = [Keeping() for _ in range(16)]
@@ -318,14 +314,14 @@ def test_norms_of_all_gradients_are_as_many_as_the_whole_models(
 class PairsOfNorms(torch.optim.SGD):
     """Makes a number for each pair of parameters."""
 
-    def step(self, closure: Any = None) -> Any:  # noqa: ANN401
+    def step(self, closure: object = None) -> Any:
         (group,) = self.param_groups
         norms = torch.stack([each.grad.norm() for each in group["params"]])
         norms.outer(norms)
         return super().step(closure)
 
 
-def pairs_of_norms(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401
+def pairs_of_norms(parameters: ParamsT) -> torch.optim.Optimizer:
     return PairsOfNorms(parameters, lr=0.1)
 
 

@@ -233,8 +233,7 @@ def test_ddp_is_traced_only_where_one_gpu_holds_the_optimizer_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "offloaded"),
-    [("sgd", {"fp32"}), ("adamw_torch_8bit", set())],
+    ("optimizer", "offloaded"), [("sgd", {"fp32"}), ("adamw_torch_8bit", set())]
 )
 def test_what_cannot_train_on_the_cpu_stays_on_the_gpu(
     optimizer: str, offloaded: set[str]

@@ -51,6 +51,12 @@ def test_a_model_of_such_blocks_alone_is_planned_without_recomputing() -> None:
     assert plan.model.blocks == plan.recipe.segments == ()
 
 
+def written_to(model: nn.Module, *blocks: int) -> set[str]:
+    """Return the names of the blocks whose inputs are overwritten."""
+    names = [f"blocks.{number}" for number in blocks]
+    return blocks_mutating_inputs(model, torch.zeros(2, 8), names, lambda m, x: m(x))
+
+
 @pytest.mark.parametrize(
     ("kinds", "found"),
     [
@@ -62,10 +68,7 @@ def test_a_model_of_such_blocks_alone_is_planned_without_recomputing() -> None:
 def test_inputs_written_to_are_found(
     kinds: tuple[type[nn.Module], ...], found: set[str]
 ) -> None:
-    model = Tower(*kinds)
-    blocks = [f"blocks.{number}" for number in range(len(kinds))]
-    batch = torch.zeros(2, 8)
-    assert blocks_mutating_inputs(model, batch, blocks, lambda m, x: m(x)) == found
+    assert written_to(Tower(*kinds), *range(len(kinds))) == found
 
 
 def test_an_input_that_is_overwritten_after_its_block_ran_is_found_as_well() -> None:
@@ -76,13 +79,7 @@ def test_an_input_that_is_overwritten_after_its_block_ran_is_found_as_well() -> 
             x += 1
             return self.blocks[1](out) + x
 
-    found = blocks_mutating_inputs(
-        Later(Plain, Plain),
-        torch.zeros(2, 8),
-        ["blocks.0", "blocks.1"],
-        lambda m, x: m(x),
-    )
-    assert found == {"blocks.0"}
+    assert written_to(Later(Plain, Plain), 0, 1) == {"blocks.0"}
 
 
 def test_a_forward_that_fails_tells_what_was_seen_until_then() -> None:
@@ -91,10 +88,7 @@ def test_a_forward_that_fails_tells_what_was_seen_until_then() -> None:
             super().forward(x)
             raise ValueError
 
-    found = blocks_mutating_inputs(
-        Fails(Adds, Plain), torch.zeros(2, 8), ["blocks.0"], lambda m, x: m(x)
-    )
-    assert found == {"blocks.0"}
+    assert written_to(Fails(Adds, Plain), 0) == {"blocks.0"}
 
 
 def test_blocks_that_do_not_run_or_run_twice_are_kept_and_said() -> None:

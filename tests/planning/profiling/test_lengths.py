@@ -72,13 +72,13 @@ def test_a_batch_is_as_long_as_its_longest_sample() -> None:
 
 
 @pytest.mark.parametrize("wrong", [[0], [1.5], ["512"], {512: 0}, {512: 0.5}, [True]])
-def test_what_is_no_length_is_refused(wrong: Any) -> None:  # noqa: ANN401
+def test_what_is_no_length_is_refused(wrong: Any) -> None:
     with pytest.raises(InputError, match=r"\{512: 900, 2048: 100\}"):
         summarize_lengths(wrong)
 
 
 @pytest.mark.parametrize("wrong", [512, 3.5, "64-512", Path("a.txt"), np.array(64)])
-def test_what_is_no_list_is_refused(wrong: Any) -> None:  # noqa: ANN401
+def test_what_is_no_list_is_refused(wrong: Any) -> None:
     with pytest.raises(InputError, match=r"lengths must be a list of lengths such as"):
         summarize_lengths(wrong)
 

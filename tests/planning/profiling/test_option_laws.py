@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.core.step_trace import CATEGORIES
@@ -94,8 +95,6 @@ def test_weights_gradients_and_states_never_exceed_the_peak(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_recipe_round_trips(chain: BlockChain, mode: str) -> None:
-    from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
-
     recipe = chain.settings.recipe(BATCH, treated(chain, mode, LAYERS))
     kind = TypeAdapter(Recipe)
     assert kind.validate_json(kind.dump_json(recipe)) == recipe

@@ -91,7 +91,7 @@ def deep(request: pytest.FixtureRequest) -> BlockChain:
 
 def mixes(chain: BlockChain, batch_size: int, count: int) -> list[tuple[Segment, ...]]:
     """Return random plans of every option."""
-    draw = random.Random(0)  # noqa: S311 - no secret
+    draw = random.Random(0)
     blocks = [
         block for block in chain.profile_at(batch_size).blocks if len(block.options) > 1
     ]

@@ -1,5 +1,7 @@
 """Pruning masks are buffers, and the masked weights activations of every step."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -62,12 +64,12 @@ def test_a_copy_keeps_ties_and_takes_replacements() -> None:
     first = nn.Linear(4, 4)
     second = nn.Linear(4, 4)
     second.weight = first.weight
-    copied = copy_to_meta(nn.Sequential(first, second, nn.ReLU()))
-    assert copied[0].weight is copied[1].weight  # type: ignore[index]
-    other = copy_to_meta(
+    copied: Any = copy_to_meta(nn.Sequential(first, second, nn.ReLU()))
+    assert copied[0].weight is copied[1].weight
+    other: Any = copy_to_meta(
         nn.Sequential(first, nn.ReLU()),
         replace=lambda module: nn.Tanh() if isinstance(module, nn.ReLU) else None,
     )
-    assert isinstance(other[1], nn.Tanh)  # type: ignore[index]
+    assert isinstance(other[1], nn.Tanh)
     whole = copy_to_meta(nn.ReLU(), replace=lambda _: nn.Tanh())
     assert isinstance(whole, nn.Tanh)

@@ -1,7 +1,5 @@
 """A replay with a CPU's semantics is a real step on a CPU, to the byte (law D6)."""
 
-# ruff: noqa: ANN401 - batches and losses of any kind
-
 import gc
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -308,8 +308,7 @@ def test_where_each_size_is_traced_none_is_that_cannot_fit() -> None:
         session(), checkpoint_every_block(chain().traces.workload.blocks)
     )
     bound, other = (
-        batches._largest_by_live_bytes(affine=affine)  # noqa: SLF001
-        for affine in (True, False)
+        batches._largest_by_live_bytes(affine=affine) for affine in (True, False)
     )
     assert bound == other
     replayed: list[int] = []
@@ -323,7 +322,7 @@ def test_where_each_size_is_traced_none_is_that_cannot_fit() -> None:
         mock.patch.object(TraceSession, "is_affine", return_value=False),
     ):
         sizes = 1, 2, bound - 2, bound + 1, bound - 1
-        fits = [batches._fits(size) for size in sizes]  # noqa: SLF001
+        fits = [batches._fits(size) for size in sizes]
     assert fits == [False, True, True, False, False]
     assert replayed == [1, 2, bound - 2, bound - 1]
 
@@ -405,8 +404,7 @@ def test_expandable_segments_are_suggested_where_gaps_are_all_that_is_too_much(
 
 
 @pytest.mark.parametrize(
-    ("refused", "known_ns", "others"),
-    [(32, 80, True), (32, 73, False), (4, 80, False)],
+    ("refused", "known_ns", "others"), [(32, 80, True), (32, 73, False), (4, 80, False)]
 )
 def test_beside_a_refused_size_another_is_tried_where_it_is_faster(
     refused: int, known_ns: int, *, others: bool
@@ -422,7 +420,7 @@ def test_beside_a_refused_size_another_is_tried_where_it_is_faster(
     }
     proposals = _Proposals(session())
     tried = BatchChoice(best=sizes[32], considered=tuple(sizes.values()))
-    proposals._roughly[0] = tried  # noqa: SLF001
+    proposals._roughly[0] = tried
     best = replace(
         plan(FREE),
         recipe=replace(plan(FREE).recipe, batch_size=4),
@@ -431,4 +429,4 @@ def test_beside_a_refused_size_another_is_tried_where_it_is_faster(
         time_factor=1.0,
     )
     assert proposals.may_be_faster_beside(0, sizes[refused], best) == others
-    assert proposals._refused == ({refused} if others else set())  # noqa: SLF001
+    assert proposals._refused == ({refused} if others else set())

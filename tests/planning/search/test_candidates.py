@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from budgetfit.core.precision import requested_precisions
@@ -44,11 +46,11 @@ def test_names_of_others_get_the_nearest_precision_as_the_example(
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "8"])
-def test_a_size_that_is_no_whole_number_is_refused(size: object) -> None:
+def test_a_size_that_is_no_whole_number_is_refused(size: Any) -> None:
     with pytest.raises(InputError, match="batch_size must be a whole number"):
-        check_batch(size, None)  # type: ignore[arg-type]
+        check_batch(size, None)
     with pytest.raises(InputError, match="effective_batch_size must be a whole number"):
-        check_batch(None, size)  # type: ignore[arg-type]
+        check_batch(None, size)
 
 
 def test_a_micro_batch_must_divide_the_effective_one() -> None:

@@ -1,5 +1,7 @@
 """What a chunked loss takes: predicted, and measured in a real step on a CPU."""
 
+from typing import Any
+
 import pytest
 from transformers import LlamaConfig
 
@@ -36,14 +38,9 @@ def test_the_peak_falls_by_seven_eighths_of_what_the_vocabulary_takes() -> None:
     # Bytes a logit. Forward: bf16 and fp32 logits, log-softmax, 2 + 4 + 4. Backward:
     # the log-softmax, its gradient and its input's, 4 + 4 + 4. What is added up part by
     # part, the gradient of the head's weight, is small here.
-    config = LlamaConfig(
-        vocab_size=WORDS,
-        hidden_size=WIDTH,
-        intermediate_size=WIDTH,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-    )
+    sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": WIDTH}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=WORDS, **sizes, **layers)
     whole, parts = (
         budgetfit.estimate(
             config,

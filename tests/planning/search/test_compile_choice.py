@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401 - stand-ins of plans
 """With and without compiled blocks: the row of a plan, and ``compile="auto"``."""
 
 from __future__ import annotations
@@ -287,7 +286,7 @@ def test_recomputing_is_tried_where_more_samples_are_faster(
     every_block = checkpoint_every_block(session().workload.blocks)
     for objective, expected in (("throughput", tried), ("batch_size", True)):
         asked = session().asking(objective=objective)
-        assert compiled_model._may_be_better(asked, every_block, best) is expected  # noqa: SLF001 - the search compiles
+        assert compiled_model._may_be_better(asked, every_block, best) is expected
 
 
 @pytest.mark.parametrize(
@@ -317,7 +316,7 @@ def test_two_models_of_few_blocks_tell_what_all_take(policy: str) -> None:
 
 def test_the_divisors_of_a_huge_batch_are_found_at_once() -> None:
     huge = session().changed(effective_batch_size=10**18)
-    sizes = compiled_model._batch_sizes(huge)  # noqa: SLF001 - they are not judged here
+    sizes = compiled_model._batch_sizes(huge)
     assert sizes[-1] == LARGEST_TRACED_SIZE
 
 

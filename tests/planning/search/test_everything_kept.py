@@ -30,13 +30,13 @@ CHAIN = chain_of(*equal_blocks(6, KEEP, RECOMPUTE), block("head", KEEP), static=
 def test_missing_bytes_take_time_until_no_block_has_any(
     missing: int, longer_ns: int
 ) -> None:
-    found = everything_kept._with_freed_bytes(CHAIN, missing, 2.0)  # noqa: SLF001
+    found = everything_kept._with_freed_bytes(CHAIN, missing, 2.0)
     assert chain_peak_bytes(found, ()) <= UNLIMITED_BYTES
     assert chain_time_ns(found, ()) == chain_time_ns(CHAIN, ()) + longer_ns
 
 
 def test_more_bytes_than_blocks_hold_cannot_be_freed() -> None:
-    found = everything_kept._with_freed_bytes(CHAIN, 127, 2.0)  # noqa: SLF001 - 126 are
+    found = everything_kept._with_freed_bytes(CHAIN, 127, 2.0)  # 126 are
     assert chain_peak_bytes(found, ()) > UNLIMITED_BYTES
 
 

@@ -95,19 +95,19 @@ def estimate(
     )
 
 
-def candidate(peak: int, ns_per_sample: int = 1) -> BatchCandidate:
+def candidate(peak: int, ns_per_sample: Any = 1) -> BatchCandidate:
     solution = Solution(segments=(), proven_optimal=True, explanation="")
     return BatchCandidate(
         batch_size=1,
         gradient_accumulation_steps=1,
         solution=solution,
         peak_bytes=peak,
-        ns_per_sample=ns_per_sample,  # type: ignore[arg-type]
+        ns_per_sample=ns_per_sample,
     )
 
 
-def limits(now: int, **fields: int) -> Any:  # noqa: ANN401 - a private class
-    return search._Limits(  # noqa: SLF001
+def limits(now: int, **fields: int) -> Any:
+    return search._Limits(
         **{"limit_bytes": USABLE, "now": now, "refused": USABLE + 1, **fields}
     )
 
@@ -139,7 +139,7 @@ def test_where_a_large_batch_reserves_too_much_a_small_ones_room_is_left(
             return SimpleNamespace(best=large if fits else None)
 
     proposals: Any = Proposals()
-    made = search._Limits.of(fake, proposals)  # noqa: SLF001
+    made = search._Limits.of(fake, proposals)
     assert made.now == USABLE - left * MIB
 
 
@@ -205,7 +205,7 @@ def over_limit(
 ) -> list[Recipe]:
     tight = session(usable=chain_peak_bytes(CHAIN, ()) - 1, ops=ops)
     recipe = tight.settings.recipe(8, found)
-    made = search._over_limit_candidates(tight, recipe, most)  # noqa: SLF001
+    made = search._over_limit_candidates(tight, recipe, most)
     return [each for each, _ in made]
 
 
@@ -228,7 +228,7 @@ def test_near_misses_are_left_out_where_something_else_is_faster() -> None:
     slowest = tight.settings.recipe(8, single(0, 1, 2, 3, 4, 5))
 
     def made(below_ns: float | None) -> list[Recipe]:
-        candidates = search._over_limit_candidates(tight, slowest, None, below_ns)  # noqa: SLF001
+        candidates = search._over_limit_candidates(tight, slowest, None, below_ns)
         return [recipe for recipe, _ in candidates]
 
     tried = made(None)
@@ -245,7 +245,7 @@ def test_near_misses_are_left_out_that_the_pools_of_all_streams_rule_out() -> No
     slowest = tight.settings.recipe(8, single(0, 1, 2, 3, 4, 5))
 
     def made() -> list[Recipe]:
-        candidates = search._over_limit_candidates(tight, slowest, None)  # noqa: SLF001
+        candidates = search._over_limit_candidates(tight, slowest, None)
         return [recipe for recipe, _ in candidates]
 
     tried = made()
@@ -391,7 +391,9 @@ def test_a_plain_loss_that_cannot_win_is_not_searched(
         step_ms = plain_ms if one is plain else 100.0
         return SearchResult(session=one, estimate=estimate(MIB, step_ms=step_ms))
 
-    def can_gain(one: PlanningSession, known: Estimate, gain: float, *_: Any) -> bool:
+    def can_gain(
+        one: PlanningSession, known: Estimate, gain: float, *_: object
+    ) -> bool:
         least_ms = bound_ms if one is plain else 100.0
         return least_ms < known.step_ms * (1 - gain)
 
@@ -452,12 +454,12 @@ def test_a_refusal_searches_few_numbers_of_chunks(
 @pytest.mark.parametrize(("ns_per_sample", "gains"), [(98.9, 1), (99.1, 0)])
 def test_nothing_is_searched_where_the_solver_finds_nothing_faster(
     monkeypatch: pytest.MonkeyPatch,
-    objective: Any,  # noqa: ANN401 - a literal
+    objective: Any,
     always: int,
     ns_per_sample: float,
     gains: int,
 ) -> None:
-    fastest = candidate(USABLE, ns_per_sample)  # type: ignore[arg-type]
+    fastest = candidate(USABLE, ns_per_sample)
     monkeypatch.setattr(
         search,
         "best_batch",
@@ -490,7 +492,7 @@ def test_chunks_are_tried_where_the_loss_is_five_per_cent_of_what_weights_leave(
     monkeypatch.setattr(
         loss_chunking, "with_more_loss_chunks", lambda *_: [asked, chunked]
     )
-    worth_trying = loss_chunking._worth_trying  # noqa: SLF001
+    worth_trying = loss_chunking._worth_trying
     assert len(list(worth_trying(asked, 1))) == tried
 
 
@@ -507,7 +509,7 @@ def test_more_chunks_are_tried_while_what_they_divide_is_five_per_cent(
 
     asked = [chunked(n) for n in (1, 8, 64, 256)]
     monkeypatch.setattr(loss_chunking, "with_more_loss_chunks", lambda *_: asked)
-    worth_trying = loss_chunking._worth_trying  # noqa: SLF001
+    worth_trying = loss_chunking._worth_trying
     tried = [each.settings.loss_chunks for each in worth_trying(asked[0], 1)]
     assert tried[-1] == most
 
@@ -551,10 +553,10 @@ def test_accumulation_is_promised_after_four_micro_batches_were_replayed(
     assert "any gradient_accumulation_steps fits (2 MiB reserved from 2 on)" in note
 
 
-def rated(peak: int, reserved: int, fits: dict[Recipe, int]) -> Any:  # noqa: ANN401 - a private class
+def rated(peak: int, reserved: int, fits: dict[Recipe, int]) -> Any:
     recipe = Recipe(batch_size=len(fits) + 1)
     fits[recipe] = reserved
-    return lowest_peak._Rated(peak, 0, session(), recipe)  # noqa: SLF001
+    return lowest_peak._Rated(peak, 0, session(), recipe)
 
 
 def test_a_recipe_far_above_by_the_formula_is_never_judged(
@@ -571,7 +573,7 @@ def test_a_recipe_far_above_by_the_formula_is_never_judged(
     first = rated(USABLE, 2 * USABLE, reserved)
     near = rated(2 * USABLE * 119 // 100, 2 * USABLE, reserved)
     far = rated(2 * USABLE * 121 // 100, USABLE, reserved)
-    assert lowest_peak._least_judged([first, near, far]) is not None  # noqa: SLF001
+    assert lowest_peak._least_judged([first, near, far]) is not None
     assert judged == [first.recipe, near.recipe]
     assert near.is_above(2 * USABLE * 119 // 120 - MIB)
     assert not near.is_above(2 * USABLE)
@@ -589,7 +591,7 @@ def test_a_change_of_training_has_to_gain_one_per_cent(
     monkeypatch.setattr(training_changes, "_solved", lambda *_: [changed])
     monkeypatch.setattr(PlanningSession, "judge", lambda *_: changed)
     change = training_changes.TrainingChange("", {}, session, "")
-    assert (training_changes._best(change, plan) is changed) == shown  # noqa: SLF001
+    assert (training_changes._best(change, plan) is changed) == shown
 
 
 def test_another_card_trains_the_same() -> None:
@@ -625,8 +627,8 @@ def test_no_change_of_training_is_tried_where_the_weights_alone_are_too_large(
     for weights, tried in ((USABLE // 2, True), (USABLE // 2 + 1, engine == "fsdp2")):
         # In half precision.
         model = nn.Linear(weights, 1, bias=False, device="meta", dtype=torch.float32)
-        large = session()
-        large.workload.model = model  # type: ignore[misc]
+        large: Any = session()
+        large.workload.model = model
         several = engine and Parallelism(engine=engine, gpus=2)
         settings = replace(large.settings, parallelism=several)
         large.block_chain.settings = settings
@@ -639,8 +641,8 @@ def test_no_choice_of_what_is_recomputed_is_tried_where_none_can_be_enough(
     *, monkeypatch: pytest.MonkeyPatch, floor: int, tried: bool
 ) -> None:
     least = estimate(USABLE + MIB)
-    timeline = SimpleNamespace(floor_bytes=floor)
-    least = replace(least, timeline=timeline)  # type: ignore[arg-type]
+    timeline: Any = SimpleNamespace(floor_bytes=floor)
+    least = replace(least, timeline=timeline)
     rows = [({name: None}, session) for name in ("checkpointing", "host_ram")]
     monkeypatch.setattr(refusal, "_changes", lambda _: rows)
     assert bool(list(refusal.changes_of_session(session(), least))) == tried
@@ -659,8 +661,8 @@ def test_where_a_base_cannot_be_loaded_only_what_changes_that_is_tried(
     monkeypatch.setattr(refusal, "changes_of_session", lambda *_: map(change, own))
     monkeypatch.setattr(PlanningSession, "base_loads", loads)
     least = estimate(2 * USABLE, at_peak={"batch": 1})
-    refused = refusal.Refusal(session(), least, 0)
-    refused.session.workload.notes = ()  # type: ignore[misc]
+    refused: Any = refusal.Refusal(session(), least, 0)
+    refused.session.workload.notes = ()
     more = [*kept, "max_length"]
     refusal.does_not_fit_error(refused, lambda _: map(change, more))
     assert asked == ([*own, *more] if loads else kept)

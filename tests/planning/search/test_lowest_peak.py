@@ -337,7 +337,7 @@ def test_what_is_above_by_a_formula_that_was_checked_is_not_judged(
 ) -> None:
     asked = session(workload, budget(1000))
     chain = asked.block_chain.profile_at(1)
-    rated = lowest_peak._lowest_by_formula(asked)  # noqa: SLF001
+    rated = lowest_peak._lowest_by_formula(asked)
     live = min(chain_peak_bytes(chain, row.recipe.segments) for row in rated)
     by_formula = lowest_peak.chain_peak_bytes
     few, several = lowest_peak.MAX_JUDGED_PROVEN, lowest_peak.MAX_JUDGED
@@ -355,7 +355,7 @@ def test_what_is_above_by_a_formula_that_was_checked_is_not_judged(
         near = replace(asked.budget, total_bytes=round(live / above))
         tight = session(workload, near)
         tried.clear()
-        usual = list(lowest_peak._full_checkpointing(tight))  # noqa: SLF001
+        usual = list(lowest_peak._full_checkpointing(tight))
         tried.clear()
         assert not fitting_or_lowest(tight).fits
         assert len(tried) - len(usual) == judged or len(tried) > judged > 0
@@ -503,7 +503,7 @@ def test_one_block_treated_differently_is_tried_while_traces_are_short(
     # A tensor that is alive somewhere else may save the allocator a segment.
     def shapes() -> Counter[tuple[int, ...]]:
         """Count plans by the lengths of their segments, of inputs on the host by -1."""
-        tried = lowest_peak._segments_to_try(session(workload, budget(1)))  # noqa: SLF001
+        tried = lowest_peak._segments_to_try(session(workload, budget(1)))
         return Counter(
             tuple(sorted(-1 if row.input_on_host else len(row.blocks) for row in plan))
             for plan in tried
@@ -525,7 +525,7 @@ def test_every_choice_of_options_is_tried_for_a_few_blocks(
     model = Mebi(3)
     small = Workload(model=model, batch=torch.zeros(2, 512, 512), gpu=find_gpu("t4"))
     small_session = session(small.with_found_blocks(), budget(1))
-    segments_to_try = lowest_peak._segments_to_try  # noqa: SLF001
+    segments_to_try = lowest_peak._segments_to_try
     tried = {frozenset(each) for each in segments_to_try(small_session)}
     blocks = small_session.block_chain.profile_at(1).blocks
     expected = math.prod(len(block.options) for block in blocks)

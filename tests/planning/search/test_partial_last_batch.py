@@ -31,6 +31,7 @@ from budgetfit.planning.search.last_batch import (
 from budgetfit.planning.search.varying_lengths import JudgedLengths
 from budgetfit.planning.session import PlanningSession, Request
 from tests.memory.made_traces import MIB, TraceMaker
+from tests.models import gpt2_config
 from tests.traced import ROOMY
 
 pytestmark = pytest.mark.usefixtures("kept_traces")
@@ -105,16 +106,7 @@ def test_a_batch_of_one_has_no_smaller_one() -> None:
 
 
 def _config() -> transformers.GPT2Config:
-    return transformers.GPT2Config(
-        n_layer=3,
-        n_embd=128,
-        n_head=2,
-        vocab_size=4096,
-        use_cache=False,
-        bos_token_id=1,
-        eos_token_id=1,
-        architectures=["GPT2LMHeadModel"],
-    )
+    return gpt2_config(n_embd=128, n_positions=1024, vocab_size=4096, use_cache=False)
 
 
 SETTINGS: dict[str, Any] = {

@@ -29,7 +29,7 @@ def _rates(
     steps: int,
     **recipe: Any,
 ) -> RateOverLengths:
-    def time_of(length: Any, *_: object) -> Any:  # noqa: ANN401 - stands for a trace
+    def time_of(length: object, *_: object) -> Any:
         return SimpleNamespace(times_ns=length)
 
     def network(*_: object) -> SimpleNamespace | None:

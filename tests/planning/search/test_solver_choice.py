@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 from budgetfit.memory.chain.peak import chain_time_ns
 from budgetfit.planning.search.solver_choice import fastest_plan, fastest_plan_bounds
@@ -34,7 +35,7 @@ def test_bounds_spare_solving_and_change_no_choice() -> None:
         problem = random_problem(rnd, 4, most_others=1)
         base = problem.chain
 
-        def profile_at(size: int, base=base):  # noqa: ANN001, ANN202 - a closure
+        def profile_at(size: int, base: Any = base) -> Any:
             blocks = tuple(
                 replace(
                     block,

@@ -58,7 +58,7 @@ def _bytes(trace: StepTrace) -> np.ndarray:
 def test_sizes_are_read_from_lists_counts_and_text() -> None:
     text = summarize_image_sizes("480,480x640,500-570:32")
     assert [size for size, _ in text.counts] == [
-        *((480, 480), (500, 500), (532, 532), (480, 640), (564, 564), (570, 570)),
+        *((480, 480), (500, 500), (532, 532), (480, 640), (564, 564), (570, 570))
     ]
     assert summarize_image_sizes([32, (32, 64), "32"]).counts == (
         ((32, 32), 2),
@@ -75,9 +75,9 @@ def test_sizes_are_read_from_lists_counts_and_text() -> None:
         *("480-999999999:1", "9" * 5000, "480-" + "9" * 5000, "480x" + "9" * 5000),
     ],
 )
-def test_what_are_no_sizes_is_refused_with_an_example(wrong: object) -> None:
+def test_what_are_no_sizes_is_refused_with_an_example(wrong: Any) -> None:
     with pytest.raises(budgetfit.InputError, match="image"):
-        summarize_image_sizes(wrong)  # type: ignore[arg-type]
+        summarize_image_sizes(wrong)
 
 
 def test_no_advice_to_pad_goes_beyond_the_largest() -> None:
@@ -138,7 +138,7 @@ def test_a_plan_holds_over_its_sizes() -> None:
     assert (over.measure, over.fits, over.updates) == ("longest first", True, 600)
     assert over.reserved_bytes == plan.estimate.reserved_bytes
     assert "images of 64x64 to 256x256 pixels" in " ".join(str(plan).split())
-    assert plan.provenance["asked"]["image_size"] == "256x256"  # type: ignore[index]
+    assert plan.provenance["asked"]["image_size"] == "256x256"
     loaded = budgetfit.Plan.from_json(alone(plan).to_json())
     assert loaded.varying_lengths == over
 

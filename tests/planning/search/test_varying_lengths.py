@@ -29,14 +29,11 @@ from budgetfit.planning.search import varying_lengths
 from budgetfit.planning.search.loss_chunking import search_with_loss_chunks
 from budgetfit.planning.search.smaller_budget import with_less_memory
 from budgetfit.planning.search.traced_sessions import traced_sessions
-from budgetfit.planning.search.varying_lengths import (
-    LengthsJudge,
-    estimate_all_lengths,
-)
+from budgetfit.planning.search.varying_lengths import LengthsJudge, estimate_all_lengths
 from budgetfit.traces.length_traces import LengthsNotTracedError, LengthTraces
 from budgetfit.traces.session import TraceSession
 from budgetfit.workload.workload import Workload
-from tests.models import alone, counting_hook
+from tests.models import alone, counting_hook, gpt2_config
 
 pytestmark = pytest.mark.usefixtures("kept_traces")
 GPU = find_gpu("rtx-4090")
@@ -45,17 +42,8 @@ LENGTHS = summarize_lengths(dict.fromkeys(range(40, 201), 1))
 RECIPE = Recipe(batch_size=BATCH, precision="bf16-mixed")
 
 
-def _config() -> transformers.PretrainedConfig:
-    return transformers.GPT2Config(
-        n_layer=3,
-        n_embd=128,
-        n_head=2,
-        vocab_size=8192,
-        use_cache=False,
-        bos_token_id=1,
-        eos_token_id=1,
-        architectures=["GPT2LMHeadModel"],
-    )
+def _config() -> transformers.GPT2Config:
+    return gpt2_config(n_embd=128, n_positions=1024, vocab_size=8192, use_cache=False)
 
 
 @cache
@@ -273,7 +261,7 @@ def test_another_batch_is_chosen_where_it_is_faster_over_the_lengths(
     monkeypatch.setattr(
         LengthsJudge,
         "samples_per_s",
-        lambda judge, *_: rates[judge._estimate.recipe.batch_size],  # noqa: SLF001
+        lambda judge, *_: rates[judge._estimate.recipe.batch_size],
     )
 
     def planned(**settings: Any) -> tuple[int, float]:

@@ -5,6 +5,7 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_a_random_generator_is_copied_in_its_state() -> None:
 @pytest.mark.parametrize("value", [numbers(), io.StringIO("text")], ids=["it", "file"])
 def test_what_can_be_read_once_is_refused_by_name(value: object) -> None:
     if isinstance(value, io.StringIO):
-        value = open(__file__, encoding="utf-8")  # noqa: PTH123, SIM115 - StringIO can
+        value = Path(__file__).open(encoding="utf-8")  # noqa: SIM115 - StringIO can
     text = r"its '1\.held' is a (generator|TextIOWrapper), and reading from it"
     try:
         with pytest.raises(TraceError, match=text):
@@ -121,7 +122,7 @@ def test_a_copied_weight_keeps_its_hooks_where_blocks_are_left_out() -> None:
     runs = (BlockRun("", tuple((name,) for name in names)),)
     with fake_mode() as mode:
         twin = fake_copy(model, mode, shortening(model, names, runs, KEPT_PERIODS))
-    hooks = [layer.weight._backward_hooks for layer in twin]  # noqa: SLF001
+    hooks = [layer.weight._backward_hooks for layer in twin]
     assert list(map(len, hooks)) == [1] * KEPT_PERIODS
 
 

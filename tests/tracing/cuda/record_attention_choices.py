@@ -25,7 +25,7 @@ LETTERS = {0: "m", 1: "f", 2: "e", 3: "c"}  # at::SDPBackend: math, flash, effic
 
 def choice(call: Call) -> str:
     """Return the letter of the kernel that a call would run."""
-    backend = torch._fused_sdp_choice(  # noqa: SLF001 - it has no public name
+    backend = torch._fused_sdp_choice(
         *call.tensors("cuda"), call.dropout, call.causal, enable_gqa=call.gqa
     )
     return LETTERS[backend]

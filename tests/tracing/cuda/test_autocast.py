@@ -1,12 +1,11 @@
 """CUDA's autocast on CPU tensors. Sources: torch's own dispatcher and its header."""
 
-# ruff: noqa: ANN401, SLF001 - as torch declares it
-
 import gc
 import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -382,27 +381,19 @@ def test_what_is_no_fp32_leaf_that_needs_a_gradient_is_cast_each_time() -> None:
     assert of(floats(4, 4, dtype=torch.float16).requires_grad_()) == 2  # not fp32
 
 
-def test_a_cast_of_a_forward_without_gradients_has_one_for_the_next() -> None:
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_a_cast_after_a_forward_without_gradients_has_one(
+    without_gradients: Callable[[], AbstractContextManager[None]],
+) -> None:
     # As PyTorch's: self-conditioning runs a model twice, first under no_grad.
     def twice(layer: nn.Linear, x: torch.Tensor) -> None:
         with lower():
-            with torch.no_grad():
+            with without_gradients():
                 layer(x)
             layer(x).sum().backward()
         assert layer.weight.grad is not None
 
     assert casts_of(twice).shapes.count((4, 4)) == 2  # the weight's, the gradient's
-
-
-def test_casts_in_inference_mode_are_not_kept() -> None:
-    def inferring(layer: nn.Linear, x: torch.Tensor) -> None:
-        with lower():
-            with torch.inference_mode():
-                layer(x)
-            layer(x).sum().backward()
-        assert layer.weight.grad is not None
-
-    casts_of(inferring)
 
 
 def test_casts_live_until_the_outermost_region_ends_and_no_longer() -> None:

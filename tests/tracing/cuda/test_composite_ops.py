@@ -1,8 +1,7 @@
 """CUDA's branches of torch's own C++, on fake CPU tensors and on no others."""
 
-# ruff: noqa: SLF001 - saved tensors and the dispatcher have no public names
-
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from budgetfit.tracing.cuda.dispatch import thread_kernels
@@ -22,6 +20,7 @@ from budgetfit.tracing.cuda.op_semantics import CudaOpSemantics
 from budgetfit.tracing.cuda.target import CudaTarget
 from budgetfit.tracing.fake.model_copy import fake_mode
 from budgetfit.tracing.recording.storage_log import StorageLog
+from tests.counted_ops import CountedOps
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 PATCHED = ("dropout", "softmax.int", "log_softmax.int", "scaled_dot_product_attention")
@@ -66,16 +65,6 @@ def test_dropout_that_drops_all_is_not_fused() -> None:
     assert node(functional.dropout(leaf(), 1.0)) == "MulBackward0"
 
 
-class Ops(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, _types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 SOFTMAXES: dict[str, Callable[..., torch.Tensor]] = {
     "_softmax": functional.softmax,
     "_log_softmax": functional.log_softmax,
@@ -95,11 +84,11 @@ SOFTMAXES: dict[str, Callable[..., torch.Tensor]] = {
 def test_softmax_of_fp16_into_fp32_alone_makes_no_copy_of_its_input(
     name: str, given: torch.dtype, wanted: torch.dtype, copies: bool
 ) -> None:
-    with fake_mode(), cuda_composite_ops(ADA), Ops() as ops:
+    with fake_mode(), cuda_composite_ops(ADA), CountedOps() as ops:
         out = SOFTMAXES[name](leaf(given), dim=-1, dtype=wanted)
     assert out.dtype == wanted
-    assert f"aten.{name}.default" in ops.names
-    assert ("aten._to_copy.default" in ops.names) == copies
+    assert f"aten.{name}.default" in ops.counts
+    assert ("aten._to_copy.default" in ops.counts) == copies
 
 
 @pytest.mark.usefixtures("on_cuda")
@@ -139,21 +128,9 @@ def test_nothing_is_left_behind_not_even_by_an_error() -> None:
 
 def softmax_is_fused() -> bool:
     """Whether a softmax of fp16 into fp32 is one op, as on CUDA."""
-    with fake_mode(), Ops() as ops:
+    with fake_mode(), CountedOps() as ops:
         functional.softmax(leaf(torch.float16), -1, dtype=torch.float32)
-    return "aten._to_copy.default" not in ops.names
-
-
-class Names(TorchDispatchMode):
-    """Notes which ops run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
+    return "aten._to_copy.default" not in ops.counts
 
 
 @pytest.mark.usefixtures("on_cuda")
@@ -174,33 +151,33 @@ def test_under_selective_checkpointing_a_mask_is_added_out_of_place(
     def contexts() -> tuple[object, object]:
         return create_selective_checkpoint_contexts([torch.ops.aten.bmm.default])
 
-    with Names() as seen:
+    with CountedOps() as seen:
         if selective:
             checkpoint(attend, query, use_reentrant=False, context_fn=contexts)
         else:
             attend(query)
-    assert added in seen.names
-    assert len({"aten.add_.Tensor", "aten.add.Tensor"} & set(seen.names)) == 1
+    assert added in seen.counts
+    assert len({"aten.add_.Tensor", "aten.add.Tensor"} & set(seen.counts)) == 1
 
 
-def grouped(x: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
-    with Ops() as ops:
+def grouped(x: torch.Tensor) -> tuple[torch.Tensor, Counter[str]]:
+    with CountedOps() as ops:
         out = functional.group_norm(x.to(memory_format=torch.channels_last), 2)
-    return out, ops.names
+    return out, ops.counts
 
 
 @pytest.mark.usefixtures("on_cuda")
 def test_group_norm_copies_a_channels_last_input() -> None:
-    out, names = grouped(torch.ones(2, 8, 4, 4, requires_grad=True))
-    assert names.count("aten.clone.default") == 1
+    out, counts = grouped(torch.ones(2, 8, 4, 4, requires_grad=True))
+    assert counts["aten.clone.default"] == 1
     assert out.is_contiguous()
     assert out.grad_fn._saved_input.is_contiguous()
 
 
 def test_a_cpus_group_norm_takes_channels_last_as_it_is() -> None:
     with fake_mode():
-        out, names = grouped(torch.ones(2, 8, 4, 4, requires_grad=True))
-    assert "aten.clone.default" not in names
+        out, counts = grouped(torch.ones(2, 8, 4, 4, requires_grad=True))
+    assert "aten.clone.default" not in counts
     assert not out.is_contiguous()
 
 
@@ -229,18 +206,18 @@ def test_the_weight_gets_its_gradient_of_a_gradient_from_a_turned_copy() -> None
     x, weight = torch.ones(4, 3, 9, 9, requires_grad=True), torch.ones(5, 3, 3, 3)
     out = functional.conv2d(x, weight.requires_grad_())
     (grad,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-    with Ops() as ops:
+    with CountedOps() as ops:
         grad.sum().backward()
-    assert ops.names.count("aten.clone.default") == 1
+    assert ops.counts["aten.clone.default"] == 1
 
 
 @pytest.mark.usefixtures("on_cuda")
 def test_one_hot_writes_ones_into_zeros_and_compares_nothing() -> None:
-    with Ops() as ops:
+    with CountedOps() as ops:
         out = functional.one_hot(torch.zeros(4, 8, dtype=torch.long), 5)
     assert out.shape == (4, 8, 5)
-    assert "aten.scatter_.value" in ops.names
-    assert "aten.eq.Tensor" not in ops.names
+    assert "aten.scatter_.value" in ops.counts
+    assert "aten.eq.Tensor" not in ops.counts
 
 
 @pytest.mark.usefixtures("on_cuda")

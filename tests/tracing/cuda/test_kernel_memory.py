@@ -1,4 +1,3 @@
-# ruff: noqa: SLF001 - half of aten's ops begin with an underscore
 """The registry of kernel memory: which ops have rules, and what rules may not do."""
 
 from typing import Any

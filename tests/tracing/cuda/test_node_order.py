@@ -117,7 +117,7 @@ def graph() -> tuple[Tensor, Tensor]:
 
 def number(tensor: Tensor) -> int:
     assert tensor.grad_fn is not None
-    return tensor.grad_fn._sequence_nr()  # noqa: SLF001 - no public name
+    return tensor.grad_fn._sequence_nr()
 
 
 def test_all_nodes_of_a_backward_pass_come_before_or_after_all_others() -> None:

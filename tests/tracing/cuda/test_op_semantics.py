@@ -1,7 +1,5 @@
 """What CUDA does differently inside single ops."""
 
-# ruff: noqa: ANN401, SLF001 - contexts and functions of autograd
-
 from collections.abc import Callable
 from typing import Any
 
@@ -123,11 +121,11 @@ class Scattered(torch.autograd.Function):
     """Writes its gradient into zeros, out of place."""
 
     @staticmethod
-    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(_: object, x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
     @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(_: object, gradient: torch.Tensor) -> torch.Tensor:
         rows = torch.zeros(gradient.shape[1], dtype=torch.long)
         return torch.zeros_like(gradient).index_add(1, rows, gradient)
 
@@ -310,9 +308,9 @@ class Subclass(torch.optim.Adam):
 
 @pytest.mark.parametrize("capturable", [True, False])
 def test_an_optimizer_of_ones_own_runs_as_torchs_on_cuda(capturable: bool) -> None:
-    def births(kind: type[torch.optim.Optimizer]) -> list[int]:
+    def births(kind: type[torch.optim.Adam]) -> list[int]:
         def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-            return kind(parameters, capturable=capturable)  # type: ignore[call-arg]
+            return kind(parameters, capturable=capturable)
 
         raw = trace_step(
             nn.Linear(512, 512),
@@ -442,7 +440,7 @@ def test_a_number_is_added_to_a_tensor_from_either_side() -> None:
             self.inner = nn.Linear(8, 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = torch.add(0.5, self.inner(x), alpha=2)  # type: ignore[call-overload]
+            x = torch.add(0.5, self.inner(x), alpha=2)
             return torch.add(x, 0.5).mean()
 
     batch = torch.zeros(2, 8)

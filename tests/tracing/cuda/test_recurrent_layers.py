@@ -29,7 +29,7 @@ LAYOUTS = [
 def test_a_plain_layer_computes_what_torch_does(
     layout: dict[str, int], packed: bool
 ) -> None:
-    layer = nn.RNN(6, 4, **layout)  # type: ignore[arg-type]
+    layer = nn.RNN(6, 4, **layout)
     x: Any = torch.randn(3, 5, 6)
     batch = x.shape[0 if layer.batch_first else 1]
     if packed:

@@ -1,7 +1,5 @@
 """Which attention kernel CUDA runs: by rule, and as its own build answered."""
 
-# ruff: noqa: ANN401 - fixtures that are functions
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,7 +202,7 @@ def test_a_head_size_that_flash_pads_comes_out_as_it_went_in(attend: Any) -> Non
     out = attend(Call("bfloat16", 20), target(ADA))
     assert out.shape[-1] == 20
     assert type(out.grad_fn).__name__ == "SliceBackward0"
-    assert out._base.shape[-1] == 24  # noqa: SLF001 - what lies under the slice
+    assert out._base.shape[-1] == 24
 
 
 @pytest.mark.parametrize(("keys", "rows"), [(24, 24), (20, 24)])
@@ -230,7 +228,7 @@ def test_rows_of_a_mask_are_padded_to_eight_values(
 def test_rows_of_a_bias_are_padded_where_a_stride_is_not_aligned(
     bias: torch.Tensor, row: int
 ) -> None:
-    padded = sdpa_backend._aligned_mask(bias)  # noqa: SLF001 - what runs in attention
+    padded = sdpa_backend._aligned_mask(bias)
     assert padded.shape == bias.shape
     assert padded.untyped_storage().nbytes() == 16 * row * 4
 

@@ -1,7 +1,5 @@
 """Memory-efficient attention since torch 2.14. The numbers are the null driver's."""
 
-# ruff: noqa: SLF001 - aten ops
-
 import torch
 
 from budgetfit.core.step_trace import KernelScratch

@@ -18,9 +18,9 @@ TARGET = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 SIDE, CHANNELS = 64, 16
 PIXELS = SIDE * SIDE * CHANNELS  # 32,768 of these are 2**31
 LONG = 2**31
-ADAPTIVE_AVG_POOL2D = aten._adaptive_avg_pool2d.default  # noqa: SLF001 - aten's name
-FLASH = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001
-EFFICIENT = aten._scaled_dot_product_efficient_attention.default  # noqa: SLF001
+ADAPTIVE_AVG_POOL2D = aten._adaptive_avg_pool2d.default
+FLASH = aten._scaled_dot_product_flash_attention.default
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
 
 
 def _tensor(*shape: int, last: bool = False, dtype: torch.dtype = torch.half) -> Tensor:
@@ -52,10 +52,7 @@ REFUSED: dict[str, tuple[int, Callable[[int], tuple[torch._ops.OpOverload, tuple
     ),
     "reflection_pad1d_backward": (
         LONG - 1,
-        lambda n: (
-            aten.reflection_pad1d_backward.default,
-            (_row(n), _row(n), [0, 0]),
-        ),
+        lambda n: (aten.reflection_pad1d_backward.default, (_row(n), _row(n), [0, 0])),
     ),
     "reflection_pad2d": (
         LONG // PIXELS,
@@ -74,10 +71,7 @@ REFUSED: dict[str, tuple[int, Callable[[int], tuple[torch._ops.OpOverload, tuple
     ),
     "upsample_nearest1d_backward": (
         LONG,
-        lambda n: (
-            aten.upsample_nearest1d_backward.default,
-            (_row(n), [n], [1, 1, n]),
-        ),
+        lambda n: (aten.upsample_nearest1d_backward.default, (_row(n), [n], [1, 1, n])),
     ),
     "upsample_nearest2d_backward": (
         LONG // PIXELS,
@@ -123,17 +117,11 @@ REFUSED: dict[str, tuple[int, Callable[[int], tuple[torch._ops.OpOverload, tuple
     ),
     "_scaled_dot_product_flash_attention": (
         65_536,
-        lambda n: (
-            FLASH,
-            (_tensor(n, 2, 16, 64),) * 3,
-        ),
+        lambda n: (FLASH, (_tensor(n, 2, 16, 64),) * 3),
     ),
     "_scaled_dot_product_efficient_attention": (
         65_536,
-        lambda n: (
-            EFFICIENT,
-            (*(_tensor(2, n, 16, 64),) * 3, None, True),
-        ),
+        lambda n: (EFFICIENT, (*(_tensor(2, n, 16, 64),) * 3, None, True)),
     ),
 }
 

@@ -4,7 +4,7 @@ Triton runs on Linux alone and is not installed for the tests: classes of the sa
 stand for its own. ``python -m tests.accuracy.loops '*liger*'`` compares real kernels.
 """
 
-# ruff: noqa: ANN401, ARG002 - signatures of Triton and of autograd
+# ruff: noqa: ARG002 - signatures of Triton and of autograd
 
 import queue
 import sys
@@ -31,8 +31,10 @@ LAUNCHED: queue.SimpleQueue[Any] = queue.SimpleQueue()  # a list would be put ba
 class KernelInterface:
     """``kernel[grid](...)``, as triton.runtime.jit has it."""
 
-    def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self.run(  # type: ignore[attr-defined]
+    run: Callable[..., None]
+
+    def __getitem__(self, grid: object) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self.run(
             *args, grid=grid, warmup=False, **kwargs
         )
 
@@ -43,7 +45,7 @@ class JITFunction(KernelInterface):
     def __init__(self, src: str = "tl.store(...)") -> None:
         self.src = src
 
-    def run(self, *args: Any, grid: Any, warmup: bool, **_: Any) -> None:
+    def run(self, *args: Any, grid: object, warmup: bool, **_: object) -> None:
         LAUNCHED.put(args)
 
 
@@ -53,7 +55,7 @@ class Autotuner(KernelInterface):
     def __init__(self) -> None:
         self.fn, self.cache = JITFunction(), dict[Any, Any]()
 
-    def do_bench(self, kernel_call: Callable[[], Any], quantiles: Any) -> Any:
+    def do_bench(self, kernel_call: Callable[[], Any], quantiles: object) -> Any:
         raise AssertionError("nothing can be timed here")
 
     def run(self, *args: Any, **kwargs: Any) -> None:
@@ -97,14 +99,14 @@ class Doubled(torch.autograd.Function):
     kernel: KernelInterface = KERNEL
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+    def forward(_: object, x: torch.Tensor) -> torch.Tensor:
         assert x.is_cuda
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         Doubled.kernel[(1,)](x, out, 2.0)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+    def backward(_: object, *grads: torch.Tensor) -> torch.Tensor:
         out = torch.empty(grads[0].shape, device=grads[0].device)
         with torch.cuda.device(out.device):
             KERNEL[(1,)](grads[0], out, scale=2.0)
@@ -120,7 +122,7 @@ class Net(nn.Module):
         self.doubled = doubled
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.doubled(self.first(x)))  # type: ignore[no-any-return]
+        return self.last(self.doubled(self.first(x)))
 
 
 def estimate(
@@ -156,7 +158,7 @@ def test_kernels_are_sized_for_the_gpu_of_the_plan() -> None:
         assert torch.cuda.is_available()
         assert torch.cuda.get_device_capability() == (8, 9)
         rows = torch.zeros(count, 1 << 16, device=x.device)
-        return Doubled.apply(x) + rows.sum()  # type: ignore[no-any-return]
+        return Doubled.apply(x) + rows.sum()
 
     large, small = (estimate(a_row_for_each, gpu) for gpu in ("rtx-4090", "l4"))
     assert large.allocated_bytes - small.allocated_bytes == (128 - 58) * (4 << 16)
@@ -167,7 +169,7 @@ def test_torch_itself_asks_whether_a_device_is_its_context() -> None:
 
     def asking(x: torch.Tensor) -> torch.Tensor:
         assert index_of(torch.device("cuda", 1)) == 1
-        return Doubled.apply(x)  # type: ignore[no-any-return]
+        return Doubled.apply(x)
 
     estimate(asking)
 
@@ -175,9 +177,8 @@ def test_torch_itself_asks_whether_a_device_is_its_context() -> None:
 def test_other_code_and_other_threads_see_the_device_of_the_trace() -> None:
     seen: queue.SimpleQueue[Any] = queue.SimpleQueue()  # a list would be put back
     names: dict[str, Any] = {"torch": torch, "seen": seen}
-    exec(  # noqa: S102 - a module without kernels
-        "def look(x):\n    seen.put((x.device.type, torch.cuda.is_available()))",
-        names,
+    exec(
+        "def look(x):\n    seen.put((x.device.type, torch.cuda.is_available()))", names
     )
 
     def looking(x: torch.Tensor) -> torch.Tensor:
@@ -186,7 +187,7 @@ def test_other_code_and_other_threads_see_the_device_of_the_trace() -> None:
         here.start()
         here.join()
         KERNEL[(1,)](torch.zeros(0).untyped_storage())  # no fake: it is launched
-        return Doubled.apply(x)  # type: ignore[no-any-return]
+        return Doubled.apply(x)
 
     available = torch.cuda.is_available()
     estimate(looking)
@@ -239,7 +240,7 @@ def test_everything_is_put_back() -> None:
             for name, value in vars(place).items():
                 if value is not before[home].get(name):
                     changed.put(f"{home}.{name}")
-        return Doubled.apply(x)  # type: ignore[no-any-return]
+        return Doubled.apply(x)
 
     estimate(looking)
     assert {name: dict(vars(place)) for name, place in places.items()} == before

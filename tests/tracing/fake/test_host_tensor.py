@@ -1,5 +1,7 @@
 """Tensors that ``Module.to`` leaves in host memory, and that a forward moves."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,7 +61,7 @@ class KeptInADictionary(Network):
 
 
 class MovedWithTheModel(Kept):
-    def _apply(self, fn, recurse=True):  # noqa: ANN001, ANN202 - torch's
+    def _apply(self, fn: Any, recurse: Any = True) -> Any:
         super()._apply(fn, recurse)
         self.table = fn(self.table)
         return self

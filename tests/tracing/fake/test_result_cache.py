@@ -1,7 +1,5 @@
 """What was made of fakes before is made again, and is what torch makes."""
 
-# ruff: noqa: ANN401, SLF001 - ops take anything, and their names begin like that
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,7 +72,7 @@ CALLS: dict[str, Callable[[], Call]] = {
 }
 
 
-def relations(call: Call, out: Any) -> list[Any]:
+def relations(call: Call, out: object) -> list[Any]:
     """Say all of outputs that a trace can notice, storages by what has them first."""
     func, args, kwargs = call
     outputs = out if isinstance(out, (tuple, list)) else [out]
@@ -195,7 +193,7 @@ def test_no_more_is_remembered_than_memory_is_worth(
 def test_another_torch_that_makes_fakes_in_another_way_makes_them_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def gone(*_: Any) -> None:
+    def gone(*_: object) -> None:
         raise AttributeError("_set_throw_on_mutable_data_ptr")
 
     monkeypatch.setattr(FakeTensorFactory, "_fake", gone)
@@ -235,9 +233,9 @@ def test_a_trace_is_the_same_where_torch_makes_all_results(
 
 def test_a_compiled_model_is_traced_as_it_is() -> None:
     def trace(*, compiled: bool) -> list[int]:
-        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        model: Any = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
         if compiled:
-            model = torch.compile(model, backend="eager")  # type: ignore[assignment]
+            model = torch.compile(model, backend="eager")
         raw = trace_step(
             model,
             lambda copied, on_phase: Run(

@@ -1,7 +1,5 @@
 """Fakes that are made at once are those that torch makes."""
 
-# ruff: noqa: SLF001 - what a tensor is has no public names
-
 import pytest
 import torch
 from torch import nn

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 import budgetfit
 from budgetfit.tracing.isolation.cuda_device_names import CudaDevicesOnCpu
+from tests.models import squares
 
 
 def moved(x: torch.Tensor, device: str) -> torch.Tensor:
@@ -51,24 +52,21 @@ class WithGradient(torch.autograd.Function):
     """Twice its input; the gradient is made on a device that has a name."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, device: str) -> torch.Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: torch.Tensor, device: str) -> torch.Tensor:
         ctx.device = device
         return x * 2
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:  # noqa: ANN401
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         return grads[0] * torch.full((64,), 2.0, device=ctx.device), None
 
 
 def derived(x: torch.Tensor, device: str) -> torch.Tensor:
-    return WithGradient.apply(x, device)  # type: ignore[no-any-return]
+    made: torch.Tensor = WithGradient.apply(x, device)
+    return made
 
 
-def mean(outputs: torch.Tensor, batch: object) -> torch.Tensor:  # noqa: ARG001
-    return outputs.square().mean()
-
-
-def estimate(model: nn.Module, loss: Any = mean) -> budgetfit.Estimate:  # noqa: ANN401
+def estimate(model: nn.Module, loss: Any = squares) -> budgetfit.Estimate:
     return budgetfit.estimate(model, gpu="t4", batch=torch.zeros(2, 64), loss=loss)
 
 
@@ -80,7 +78,7 @@ def test_a_forward_that_names_cuda_takes_what_the_same_one_does(
 
 
 def test_a_loss_may_name_cuda() -> None:
-    def loss(device: str) -> Any:  # noqa: ANN401
+    def loss(device: str) -> Any:
         def criterion(outputs: torch.Tensor, _: object) -> torch.Tensor:
             target = torch.zeros(64, device=device)
             return functional.mse_loss(outputs.to(device), target.expand_as(outputs))

@@ -41,7 +41,7 @@ class Lazy(nn.Module):
         return self.linear(x)
 
 
-def trace(model: nn.Module) -> Any:  # noqa: ANN401
+def trace(model: nn.Module) -> Any:
     batch = torch.ones(2, 7)
     workload = Workload(model=model, batch=batch, gpu=find_gpu("rtx-4090"))
     return TraceSession(workload).exact(Recipe(batch_size=2))

@@ -1,7 +1,5 @@
 """A model that was planned for is as it was, and so is the process (law D8)."""
 
-# ruff: noqa: SLF001 - what a process remembers has no public names
-
 import gc
 import operator
 import random
@@ -181,7 +179,7 @@ def test_random_numbers_that_a_model_draws_are_given_back() -> None:
             self.linear = nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            scale = random.random() + np.random.rand()  # noqa: NPY002, S311
+            scale = random.random() + np.random.rand()  # noqa: NPY002
             return self.linear(x) * scale + torch.rand(4)
 
     model = Draws()

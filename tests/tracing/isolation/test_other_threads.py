@@ -1,14 +1,11 @@
-# ruff: noqa: NPY002, S311 - the global generators are what is tested
+# ruff: noqa: NPY002 - the global generators are what is tested
 """Another thread computes and draws what it would without a plan."""
 
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +16,7 @@ from torch.nn import functional
 import budgetfit
 from budgetfit.tracing.isolation.private_generators import private_generators
 from budgetfit.utils.rng_state import HostRngState
+from tests.processes import python
 
 
 class Net(nn.Module):
@@ -166,11 +164,7 @@ assert torch.equal(compiled(x), net(x))
 
 
 def test_ops_compute_the_same_while_kernels_stay_registered() -> None:
-    root = Path(__file__).parents[3]
-    command = [sys.executable, "-W", "ignore", "-c", COMPUTED]
-    result = subprocess.run(  # noqa: S603 - our own text
-        command, cwd=root, capture_output=True, text=True, check=False
-    )
+    result = python("-W", "ignore", "-c", COMPUTED)
     assert result.returncode == 0, result.stderr
 
 

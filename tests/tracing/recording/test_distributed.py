@@ -55,8 +55,8 @@ def zero(stage: Literal[1, 2, 3]) -> Parallelism:
     )
 
 
-def trace(parallelism: Parallelism, **settings: object) -> StepTrace:
-    recipe = Recipe(batch_size=2, parallelism=parallelism, **settings)  # type: ignore[arg-type]
+def trace(parallelism: Parallelism, **settings: Any) -> StepTrace:
+    recipe = Recipe(batch_size=2, parallelism=parallelism, **settings)
     return session("mebi").exact(recipe)
 
 
@@ -271,10 +271,7 @@ def test_fsdp2_uses_side_streams_and_ddp_does_not() -> None:
 def test_gradients_that_are_not_reduced_stay_whole() -> None:
     """Of two micro-batches the first leaves 3 MiB, and reduced ones 3/8."""
     waiting, reduced = (
-        trace(
-            replace(FSDP2, sync_each_batch=each),
-            gradient_accumulation_steps=2,
-        )
+        trace(replace(FSDP2, sync_each_batch=each), gradient_accumulation_steps=2)
         for each in (False, True)
     )
     both = [live(each, "backward") for each in (waiting, reduced)]
@@ -323,10 +320,10 @@ def test_ddp_reduces_the_buckets_that_its_own_reducer_makes() -> None:
     group = distributed.group.WORLD  # gloo's threads end after the reducer
     try:
         real: Any = DistributedDataParallel(Layers(), bucket_cap_mb=1)
-        real._set_ddp_runtime_logging_sample_rate(1)  # noqa: SLF001 - no public name
+        real._set_ddp_runtime_logging_sample_rate(1)
         for _ in range(3):
             real(batch).backward()
-        logged = real._get_ddp_logging_data()  # noqa: SLF001 - nor here
+        logged = real._get_ddp_logging_data()
         del real
     finally:
         distributed.destroy_process_group()

@@ -1,14 +1,15 @@
 """As many steps are traced as an optimizer takes to do all that it does."""
 
-# ruff: noqa: ANN401 - parameters of an optimizer
-
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 import budgetfit
+from budgetfit.utils.function_name import qualified_name
+from tests.models import momentum, sgd
 
 
 def a_model() -> nn.Sequential:
@@ -18,13 +19,13 @@ def a_model() -> nn.Sequential:
 class Lookahead(torch.optim.SGD):
     """Averages the weights in every fifth step."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: ParamsT) -> None:
         super().__init__(parameters, lr=0.1)
         self.steps = 0
         self.slow: list[torch.Tensor] = []
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
+    def step(self, closure: object = None) -> Any:
         super().step(closure)
         self.steps += 1
         if self.steps % 5:
@@ -38,7 +39,7 @@ class Lookahead(torch.optim.SGD):
 class Unfreezing(torch.optim.SGD):
     """Trains the last layer, and all of them from the third step on."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: ParamsT) -> None:
         *self.waiting, weight, bias = parameters
         self.steps = 0
         super().__init__([weight, bias], lr=0.1, momentum=0.9)
@@ -52,9 +53,8 @@ class Unfreezing(torch.optim.SGD):
 
 def update_bytes(optimizer: Any, **loop: Any) -> int:
     """Return the most that is allocated in an update."""
-    recipe = budgetfit.Recipe(
-        batch_size=2, precision="fp32", optimizer=f"{__name__}.{optimizer.__name__}"
-    )
+    name = qualified_name(optimizer)
+    recipe = budgetfit.Recipe(batch_size=2, precision="fp32", optimizer=name)
     batch, loss = torch.randn(2, 512), lambda outputs, _: outputs.sum()
     found = budgetfit.estimate(
         a_model(),
@@ -69,22 +69,14 @@ def update_bytes(optimizer: Any, **loop: Any) -> int:
     return max(each.allocated_bytes for each in points if each.phase == "optimizer")
 
 
-def plain(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def with_momentum(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
 @pytest.mark.parametrize("loop", [{}, {"loop": "plain"}])
 def test_a_copy_made_in_the_fifth_step(loop: dict[str, Any]) -> None:
     weights = sum(each.nbytes for each in a_model().parameters())
-    assert update_bytes(Lookahead, **loop) == update_bytes(plain, **loop) + weights
+    assert update_bytes(Lookahead, **loop) == update_bytes(sgd, **loop) + weights
 
 
 def test_parameters_added_in_the_third_step() -> None:
-    at_once = update_bytes(with_momentum, loop="plain")
+    at_once = update_bytes(momentum, loop="plain")
     assert update_bytes(Unfreezing, loop="plain") == at_once
 
 

@@ -131,8 +131,4 @@ def test_a_storage_of_several_gradients_is_freed_once() -> None:
     append_micro_batch(raw, GradientLog(log, [row, row._replace()]))
     places = [(op.name, op.event) for op in log.ops[2:]]
     last = len(log.events)
-    assert places == [
-        ("made", last - 1),
-        *[("added", last - 1)] * 2,
-        ("behind", last),
-    ]
+    assert places == [("made", last - 1), *[("added", last - 1)] * 2, ("behind", last)]

@@ -1,13 +1,12 @@
 """The second step, made from the first, is the second step."""
 
-# ruff: noqa: ANN401 - parameters of an optimizer, rows of anything
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import ParamsT
 
 from budgetfit.core.recipe import Recipe
 from budgetfit.gpus.table import find_gpu
@@ -17,17 +16,14 @@ from budgetfit.tracing.recording.raw_trace import RawTrace
 from budgetfit.tracing.recording.steady_state import append_steady_step
 from budgetfit.utils.function_name import qualified_name
 from budgetfit.workload.workload import Workload
+from tests.models import momentum
 from tests.traced import raw_trace, storage_events
 
 ADA = CudaTarget(compute_capability=(8, 9), torch_version=(2, 13))
 Optimizer = torch.optim.Optimizer
 
 
-def momentum(parameters: Any) -> Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def amsgrad(parameters: Any) -> Optimizer:
+def amsgrad(parameters: ParamsT) -> Optimizer:
     return torch.optim.Adam(parameters, amsgrad=True, foreach=True)
 
 

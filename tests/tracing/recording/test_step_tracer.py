@@ -25,7 +25,7 @@ SGD = Recipe(batch_size=4, optimizer="sgd")
 
 def trace(
     model: nn.Module,
-    batch: Any,  # noqa: ANN401 - any pytree of tensors
+    batch: object,
     recipe: Recipe = SGD,
     *,
     target: CudaTarget | None = ADA,
@@ -90,7 +90,7 @@ def test_weights_come_in_the_order_in_which_a_model_is_moved() -> None:
         moved.append(tensor.nbytes // MIB)
         return tensor
 
-    model._apply(note)  # noqa: SLF001 - what ``Module.to`` is made of
+    model._apply(note)
     raw = trace(model, torch.zeros(2, 512))
     setup = raw.log.events[: raw.phases[0].end]
     assert [raw.log.sizes[event - 1] // MIB for event in setup] == moved == [1, 2, 3]
@@ -347,7 +347,7 @@ def test_a_users_own_checkpointing_is_off_unless_it_is_to_be_kept() -> None:
         if own:
             for block in model.transformer.h:
                 block.gradient_checkpointing = True
-                block._gradient_checkpointing_func = _checkpoint  # noqa: SLF001
+                block._gradient_checkpointing_func = _checkpoint
         raw = trace(model, example.batch, keep_own_checkpointing=keep)
         return len(raw.log.events)
 
@@ -355,7 +355,7 @@ def test_a_users_own_checkpointing_is_off_unless_it_is_to_be_kept() -> None:
     assert events(own=True, keep=True) > events(own=True, keep=False)
 
 
-def _checkpoint(function: Any, *args: Any) -> Any:  # noqa: ANN401 - as torch declares it
+def _checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
 
@@ -439,15 +439,15 @@ def test_a_model_in_evaluation_mode_is_traced_as_it_trains() -> None:
 
 
 def test_a_model_that_cannot_be_copied_is_named_with_what_to_do() -> None:
-    model = nn.Linear(4, 4)
-    model.lines = (line for line in "ab")  # type: ignore[assignment]
+    model: Any = nn.Linear(4, 4)
+    model.lines = (line for line in "ab")
     with pytest.raises(TraceError, match=r"'lines' is a generator.*a path, or a"):
         trace(model, torch.zeros(2, 4))
 
 
 def test_a_model_with_a_lock_is_traced() -> None:
-    model = nn.Linear(4, 4)
-    model.lock = threading.Lock()  # type: ignore[assignment]
+    model: Any = nn.Linear(4, 4)
+    model.lock = threading.Lock()
     assert trace(model, torch.zeros(2, 4)).log.sizes
 
 

@@ -1,7 +1,5 @@
 """Births and deaths of storages, on real and on fake tensors alike."""
 
-# ruff: noqa: ANN401 - as torch declares it
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -179,7 +177,7 @@ def test_gradients_are_taken_and_not_cloned() -> None:
         births = [log.sizes[event - 1] for event in log.events if event > 0]
     # d loss / d loss is a scalar, which is expanded; then the gradient itself.
     assert sorted(births) == [4, KIB]
-    assert log.index_of(layer.weight.grad) >= 0  # type: ignore[arg-type]
+    assert log.index_of(layer.weight.grad) >= 0
 
 
 def test_real_and_fake_tensors_leave_the_same_log() -> None:
@@ -253,7 +251,7 @@ def test_scratch_surrounds_an_ops_outputs_and_goes_with_the_op() -> None:
 class Joining(Kernel):
     """A device that slices its input, multiplies and joins before the output is."""
 
-    def memory(self, func: Any, *_: Any) -> OpMemory:
+    def memory(self, func: object, *_: object) -> OpMemory:
         if func is not torch.ops.aten.mm.default:
             return OpMemory()
         slice_, part = (KernelScratch(name, (), 0) for name in ("slice", "part"))

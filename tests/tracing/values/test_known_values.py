@@ -1,6 +1,6 @@
 """Values of small whole-number tensors, beside their fakes."""
 
-# ruff: noqa: ARG005, SLF001 - some questions ignore what they are given
+# ruff: noqa: ARG005 - some questions ignore what they are given
 
 import unittest.mock
 from collections.abc import Callable, Iterator
@@ -405,8 +405,7 @@ def test_a_full_mask_can_be_written_to() -> None:
 
 
 def test_known_values_are_looked_through_as_often_for_long_lists_that_are_written(
-    stand_in: Callable[[torch.Tensor], torch.Tensor],
-    monkeypatch: pytest.MonkeyPatch,
+    stand_in: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with _disable_current_modes():
         many = torch.ones(MAX_FLOATS + 1, dtype=torch.long)
@@ -453,7 +452,7 @@ def test_ctc_has_a_table_as_wide_as_the_longest_target(targets: torch.Tensor) ->
     seen: list[tuple[int, ...]] = []
     targets = targets.long()
 
-    def run(func: Any, args: Any, kwargs: Any) -> Any:  # noqa: ANN401
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
         out = values.run(func, args, kwargs)
         if func is torch.ops.aten._ctc_loss.Tensor:
             seen.extend(tuple(x.shape) for x in out)
@@ -577,7 +576,7 @@ STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _peak_bytes(log: StorageLog, step: Any, x: Any, weight: Any) -> int:  # noqa: ANN401
+def _peak_bytes(log: StorageLog, step: Any, x: Any, weight: Any) -> int:
     log.reset_peak()
     step(x, weight).backward()
     return log.peak_bytes

@@ -77,7 +77,7 @@ def test_other_questions_keep_their_yes() -> None:
 
 def test_an_error_behind_a_question_is_told() -> None:
     def wrong(_: Tensor, y: Tensor) -> Tensor:
-        return y.nonsense() if (y < 0).any() else y  # type: ignore[operator]
+        return y.nonsense() if (y < 0).any() else y
 
     with pytest.raises(TraceError, match="no attribute 'nonsense'"):
         trace(wrong)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - as users do
+from torch.nn import functional as F
 
 WIDTH, HEADS, CONTEXT = 16, 2, 12
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - as users do
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from tests.zoo.networks.user_outputs import WIDTH, Block, Trunk
@@ -12,12 +12,12 @@ from tests.zoo.networks.user_outputs import WIDTH, Block, Trunk
 
 class Square(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ANN401
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return 2 * x * grad
 
@@ -30,11 +30,11 @@ class StraightThrough(torch.autograd.Function):
         return x.round(), x.round().to(torch.int64)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401, ARG004
+    def setup_context(ctx: Any, _: object, output: Any) -> None:
         ctx.mark_non_differentiable(output[1])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:  # noqa: ANN401, ARG004
+    def backward(_: object, grad: Tensor, __: Tensor) -> Tensor:
         return grad
 
 
@@ -179,7 +179,7 @@ class WithHooks(Trunk):
         self.blocks[2].register_full_backward_hook(lambda _, into, __: (into[0] * 2,))
         self.blocks[2].register_full_backward_pre_hook(lambda _, out: (out[0] * 0.5,))
 
-    def note(self, _: nn.Module, __: Any, output: Tensor) -> None:  # noqa: ANN401
+    def note(self, _: nn.Module, __: object, output: Tensor) -> None:
         self.seen = [output.shape]
 
 
@@ -202,7 +202,7 @@ class Reversible(nn.Module):
 
     class Step(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, f: nn.Module, g: nn.Module) -> Tensor:  # noqa: ANN401
+        def forward(ctx: Any, x: Tensor, f: nn.Module, g: nn.Module) -> Tensor:
             ctx.parts = f, g
             one, two = x.chunk(2, -1)
             one = one + f(two)
@@ -212,7 +212,7 @@ class Reversible(nn.Module):
             return out
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
             f, g = ctx.parts
             one, two = (part.detach() for part in ctx.saved_tensors[0].chunk(2, -1))
             grad1, grad2 = grad.chunk(2, -1)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - as users do
+from torch.nn import functional as F
 
 WIDTH = 8
 
@@ -205,7 +205,7 @@ class BatchDictionary(Trunk):
 class NestedBatch(Trunk):
     """Tuples in lists in dictionaries."""
 
-    def forward(self, views: list[dict[str, Tensor]], meta: tuple[Tensor, int]) -> Any:  # noqa: ANN401
+    def forward(self, views: list[dict[str, Tensor]], meta: tuple[Tensor, int]) -> Any:
         x = torch.stack([view["image"] for view in views]).mean(0)
         return super().forward(x) * meta[0][:, None] * meta[1]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - as users do
+from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
 from tests.zoo.networks.user_outputs import WIDTH, Block, Trunk
@@ -85,7 +85,7 @@ class TiedLanguageModel(nn.Module):
         self.head = nn.Linear(WIDTH, 40, bias=False)
         self.head.weight = self.tokens.weight
 
-    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Any:  # noqa: ANN401
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Any:
         places = torch.arange(idx.shape[1], device=idx.device)
         x = self.tokens(idx) + self.positions(places)
         for block in self.blocks:

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - as users do
+from torch.nn import functional as F
 
 from tests.zoo.networks.convolutional import CLASSES, DropPath
 
