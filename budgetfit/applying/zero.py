@@ -99,7 +99,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
         return groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> object:  # type: ignore[override]
         """The states of this rank's part."""
         return self._engine.optimizer.state
 

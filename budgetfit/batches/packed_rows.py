@@ -91,7 +91,7 @@ def is_tensor(part: object) -> bool:
     return hasattr(part, "shape") and hasattr(part, "dim")
 
 
-def packed_tensors(part: Mapping[Any, Any], samples: int) -> dict[str, PackedRows]:
+def packed_tensors(part: Mapping[Any, object], samples: int) -> dict[str, PackedRows]:
     """Return how rows belong to samples, by the names of a mapping's packed tensors."""
     found: dict[str, PackedRows] = {}
     name, rows = sample_index(part)
@@ -202,7 +202,7 @@ def _nodes_of_one_graph(part: Mapping[Any, Any]) -> int | None:
     return rows if largest < rows else None
 
 
-def _offset_names(part: Mapping[Any, Any]) -> list[str]:
+def _offset_names(part: Mapping[Any, object]) -> list[str]:
     """Return the names of integer vectors that hold the first row of each sample."""
     found = []
     for name, tensor in part.items():
@@ -321,11 +321,11 @@ def _count_rows(index: list[Any], samples: int) -> list[int] | None:
     return [counted[sample] for sample in range(samples)]
 
 
-def _index_names(part: Mapping[Any, Any]) -> list[str]:
+def _index_names(part: Mapping[Any, object]) -> list[str]:
     return [name for name in SAMPLE_INDEX_NAMES if is_tensor(part.get(name))]
 
 
-def _with_rows(part: Mapping[Any, Any], rows: int) -> list[str]:
+def _with_rows(part: Mapping[Any, object], rows: int) -> list[str]:
     return [name for name, child in part.items() if _size(child) == rows]
 
 

@@ -98,7 +98,9 @@ class AnswerCache(CacheFolder):
         self.write(key, lambda file, key: _write(file, key, command, answer))
 
 
-def ask(command: str, asked: Mapping[str, Any], compute: Callable[[], Any]) -> Any:  # noqa: ANN401 - by command
+def ask(
+    command: str, asked: Mapping[str, object], compute: Callable[[], Any]
+) -> object:
     """Return what ``compute`` returns, from disk where nothing changed.
 
     ``command``: ``plan``, ``estimate``, ``compare`` or ``layers``; ``asked``: the
@@ -125,7 +127,7 @@ def ask(command: str, asked: Mapping[str, Any], compute: Callable[[], Any]) -> A
     return _with_alternatives(value, lambda: compute().alternatives, keep)
 
 
-def _computed(compute: Callable[[], Any], keep: Callable[[_Answer], None]) -> Any:  # noqa: ANN401
+def _computed(compute: Callable[[], Any], keep: Callable[[_Answer], None]) -> object:
     try:
         found = compute()
     except DoesNotFitError as error:
@@ -157,7 +159,7 @@ def _with_alternatives(
     return replace(plan, alternatives=(), lazy_alternatives=lazy)
 
 
-def _plain(found: Any) -> Any:  # noqa: ANN401
+def _plain(found: object) -> Any:  # noqa: ANN401
     """Return an answer without what cannot be written."""
     if not isinstance(found, Plan):
         return found
@@ -183,7 +185,7 @@ def _refusal(error: DoesNotFitError) -> _Refusal:
     return _Refusal(suggestions=suggestions, **given)
 
 
-def _reads_card(asked: Mapping[str, Any]) -> bool:
+def _reads_card(asked: Mapping[str, object]) -> bool:
     """Whether the answer depends on the card of this machine, and what it has free."""
     # Called after the computation, which has imported torch.
     torch: Any = sys.modules.get("torch")
@@ -240,7 +242,7 @@ def _write(file: IO[bytes], key: str, command: str, answer: _Answer) -> None:
     file.write(gzip.compress(text.encode(), compresslevel=_FAST))
 
 
-def _printed(value: Any) -> str:  # noqa: ANN401
+def _printed(value: object) -> str:
     """Return all fields of an answer as text."""
     if isinstance(value, (list, tuple)):
         return str([_printed(each) for each in value])

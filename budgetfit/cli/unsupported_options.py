@@ -91,7 +91,7 @@ class Group(TyperGroup):
         info_name: str | None,
         args: list[str],
         parent: Any = None,  # noqa: ANN401
-        **extra: Any,
+        **extra: object,
     ) -> Any:  # noqa: ANN401
         """Parse what stands before a command."""
         as_json = parent is None and "--json" in args  # of groups inside: once
@@ -100,7 +100,7 @@ class Group(TyperGroup):
         ctx.meta.setdefault(__name__, as_json)  # shared with contexts inside
         return ctx
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+    def invoke(self, ctx: Any) -> object:  # noqa: ANN401
         """Parse and run the command."""
         as_json = ctx.parent is None and ctx.meta[__name__]
         with _usage_error_document(as_json=as_json):

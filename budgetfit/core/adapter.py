@@ -156,7 +156,7 @@ def _no_such_setting(name: str, storage: str) -> InputError:
     )
 
 
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:  # noqa: ANN401
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> Any:  # noqa: ANN401
     if value not in known:
         raise InputError(
             f"{value!r} is not a {name}. Use one of: {', '.join(known)}; for example "
@@ -175,7 +175,7 @@ def _share(name: str, value: Any) -> float:  # noqa: ANN401
     return float(value)
 
 
-def _targets(value: Any) -> str | tuple[str, ...]:  # noqa: ANN401
+def _targets(value: object) -> str | tuple[str, ...]:
     if isinstance(value, str) and value.isidentifier():
         return (value,)  # a plain name; a regex would have to match the whole path
     if isinstance(value, str) and value:

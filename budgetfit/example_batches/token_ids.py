@@ -161,7 +161,7 @@ def _vocabulary_sizes(model: nn.Module) -> Iterator[int]:
         yield embedding.num_embeddings
 
 
-def _input_embedding(model: Any) -> Any:
+def _input_embedding(model: Any) -> object:
     try:
         return model.get_input_embeddings()
     except (AttributeError, NotImplementedError, TypeError):

@@ -9,7 +9,7 @@ from budgetfit.gpus.table import Gpu, find_gpu
 
 
 def hourly_prices(
-    given: Iterable[tuple[str, Any]], gpus: Sequence[Gpu]
+    given: Iterable[tuple[str, object]], gpus: Sequence[Gpu]
 ) -> dict[str, float]:
     """Return the price per hour of each GPU that has one, by its canonical name.
 

@@ -35,7 +35,7 @@ class CountedGpu(NamedTuple):
         return self.per_node * self.nodes
 
 
-def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
+def parse_gpus(value: object) -> tuple[int, int]:
     """Return the GPUs of each node and the nodes of ``8``, ``"8"`` or ``"8x4"``.
 
     Raises:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -97,13 +96,13 @@ def check_steps(steps: object) -> None:
 
 def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     make_run: MakeRun,
-    batch: Any,
+    batch: object,
     *,
     steps: int = MIN_STEPS,
     micro_steps: int = 1,
     device: torch.device | str,
     live_bytes: MakeLiveBytes | None = None,
-    shorter: Sequence[Any] = (),
+    shorter: Sequence[object] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> RealSteps:
     """Train for a few real optimizer steps and measure each phase.
@@ -226,12 +225,12 @@ class _Record:
 
 def _train(  # noqa: PLR0913 - the arguments of run_real_steps
     make_run: MakeRun,
-    batch: Any,
+    batch: object,
     record: _Record,
     steps: int,
     micro_steps: int,
     *,
-    shorter: Sequence[Any],
+    shorter: Sequence[object],
 ) -> str | None:
     """Run the steps; return the text of an out-of-memory error, which ends them."""
     run: TrainingRun | None = None

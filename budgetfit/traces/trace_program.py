@@ -351,7 +351,7 @@ class _Evaluation:
         self._outputs: Any = None
         self._left = EVALUATED_BATCHES
 
-    def step(self, batch: Any) -> None:  # noqa: ANN401 - any nesting of tensors
+    def step(self, batch: object) -> None:
         """Evaluate one batch while the outputs of the previous one are still alive."""
         run = self._run
         policy = find_precision(run.recipe.precision)

@@ -96,10 +96,10 @@ class HeldState(NamedTuple):
         for part, content in zip(self.parts, self.contents, strict=True):
             yield from part.items(content)
 
-    def with_items(self, others: Mapping[int, Any]) -> Self:
+    def with_items(self, others: Mapping[int, object]) -> Self:
         """Return it with other items in lists, dicts and attributes, by their ids."""
 
-        def replaced(content: Any) -> Any:  # noqa: ANN401
+        def replaced(content: object) -> object:
             if isinstance(content, dict):
                 return {key: others.get(id(v), v) for key, v in content.items()}
             if isinstance(content, list):
@@ -110,7 +110,7 @@ class HeldState(NamedTuple):
 
 
 def mutable_state(
-    roots: Iterable[tuple[str, Any]],
+    roots: Iterable[tuple[str, object]],
     *,
     classes: Iterable[type] = (),
     limit: int = LARGEST,
@@ -162,7 +162,7 @@ def hold_class(kind: type) -> HeldState:
     return HeldState(kind.__name__, kind, _CLASS.parts, (_read_class(kind),), 0)
 
 
-def leaves(value: Any, *, limit: int | None = None) -> Iterator[Any]:  # noqa: ANN401
+def leaves(value: object, *, limit: int | None = None) -> Iterator[Any]:
     """Yield the objects that ``value`` leads to and that are not looked into.
 
     ``limit``: end after so many that are.
@@ -281,7 +281,7 @@ def _same_arrays(before: Any, now: Any) -> bool:  # noqa: ANN401
     return bool(before.shape == now.shape and before.tobytes() == now.tobytes())
 
 
-def _array_items(content: Any) -> Iterable[Any]:  # noqa: ANN401
+def _array_items(content: Any) -> Iterable[object]:  # noqa: ANN401
     return content.flat if content.dtype.hasobject else ()
 
 
@@ -298,7 +298,7 @@ def _write_cell(target: types.CellType, content: list[Any]) -> None:
         target.cell_contents = value
 
 
-def _nothing(_: object) -> Iterable[Any]:
+def _nothing(_: object) -> Iterable[object]:
     return ()
 
 
@@ -328,7 +328,7 @@ _GENERATOR: Final = _Part(
 )
 
 
-def _held_by_function(function: types.FunctionType) -> Iterable[Any]:
+def _held_by_function(function: types.FunctionType) -> Iterable[object]:
     """Return what a user's function keeps: closure, defaults and attributes."""
     if is_library(function.__module__ or ""):
         return ()

@@ -70,7 +70,7 @@ def is_generator_kind(kind: type) -> bool:
     )
 
 
-def generator_state(generator: Any) -> Any:  # noqa: ANN401
+def generator_state(generator: Any) -> object:  # noqa: ANN401
     """Return a generator's state, for ``set_generator_state``."""
     if isinstance(generator, random.Random):
         return generator.getstate()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ def with_loss_compared(  # noqa: PLR0913 - as ``check_gradients``, and where to 
     model: nn.Module,
     make: Callable[[Recipe], MakeRun],
     plain: Recipe,
-    batch: Any,  # noqa: ANN401
+    batch: object,
     *,
     dtype: torch.dtype,
     loss: object,

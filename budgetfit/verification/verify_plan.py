@@ -5,7 +5,6 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -270,7 +269,7 @@ def _compare(
 @contextlib.contextmanager
 def _live_bytes(
     modules: Sequence[nn.Module],
-    batch: Any,  # noqa: ANN401
+    batch: object,
 ) -> Iterator[StorageLog]:
     """Count the live bytes of all storages, including models and batch."""
     log = StorageLog()

@@ -192,7 +192,7 @@ class ChunkedLoss:
         num_items_in_batch: torch.Tensor | int | None = None,
         ignore_index: int = -100,
         shift_labels: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> torch.Tensor:
         """Compute ``transformers.loss.loss_utils.ForCausalLMLoss``, in chunks."""
         if not isinstance(logits, DeferredLogits):
@@ -296,12 +296,12 @@ class ChunkedLoss:
 class _DeferredHeadForward:
     """Replacement of the head's ``forward`` that can defer its logits."""
 
-    def __init__(self, chunked: ChunkedLoss, plain: Callable[..., Any]) -> None:
+    def __init__(self, chunked: ChunkedLoss, plain: Callable[..., object]) -> None:
         functools.update_wrapper(self, plain)
         self.__wrapped__ = plain
         self._chunked = chunked
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: object) -> object:
         """Return the logits, or ``DeferredLogits``."""
         alone = len(args) == 1 and not kwargs
         deferred = self._chunked.deferred(args[0]) if alone else None

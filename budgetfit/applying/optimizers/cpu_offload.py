@@ -71,7 +71,7 @@ class _ResyncsGradients:
     queue: dict[torch.Tensor, torch.cuda.Event]
     param_groups: list[dict[str, Any]]
 
-    def __init__(self, parameters: list[Any], *args: Any, **kwargs: Any) -> None:
+    def __init__(self, parameters: list[Any], *args: object, **kwargs: object) -> None:
         before = {each: _hook_ids(each) for each in parameters}
         super().__init__(parameters, *args, **kwargs)  # type: ignore[call-arg]
         self.trained = list(parameters)
@@ -96,7 +96,7 @@ class _ResyncsGradients:
         }
         return {**(self.d_opt.state if self.d_opt is not None else {}), **host}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Copy gradients that changed since backward again, then step."""
         for parameter, copied in self.queue.items():
             gradient, host = parameter.grad, self.param_d2h_map[parameter].grad

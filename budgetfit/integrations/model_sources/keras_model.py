@@ -259,8 +259,8 @@ def _redirect(
     device: str,
     cast: str | None,
     /,  # layers may have arguments of these names
-    *args: Any,
-    **kwargs: Any,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Replace ``layer.forward``, which Keras calls after preparing a call."""
     masks = [getattr(value, "_keras_mask", None) for value in args]

@@ -310,9 +310,9 @@ class _NumbersOnCpu(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call ``torch.tensor(number)`` without the default device."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from budgetfit.core.allocator.settings import VARIABLE
 from budgetfit.core.loop import RUN
@@ -203,7 +203,7 @@ def _import_names(module: str, names: Iterable[str]) -> str:
     return call_source(f"from {module} import ", ordered, 0)
 
 
-def keyword_lines(arguments: Mapping[str, Any]) -> str:
+def keyword_lines(arguments: Mapping[str, object]) -> str:
     """Format the arguments of a call in a function, ``name=value,`` in each line."""
     return "".join(
         f"        {name}={to_source(value)},\n" for name, value in arguments.items()

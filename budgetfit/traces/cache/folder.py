@@ -72,7 +72,7 @@ class CacheFolder:
         self.trouble = ""
         self._limit_bytes = limit_bytes
 
-    def read(self, key: str | None, read: Callable[[Path, str], Any]) -> Any:  # noqa: ANN401
+    def read(self, key: str | None, read: Callable[[Path, str], object]) -> Any:  # noqa: ANN401
         """Return what ``read`` makes of the file of ``key``; None if there is none.
 
         ``read`` takes the path and the key, and may raise anything.

@@ -32,7 +32,7 @@ class Weights(NamedTuple):
     weight_hr: Tensor | None
 
 
-Cell = "Callable[[Tensor, State, Weights], State]"
+Cell = Callable[[Tensor, State, Weights], State]
 
 
 def _lstm_cell(x: Tensor, state: State, weights: Weights) -> State:
@@ -56,7 +56,7 @@ def _gru_cell(x: Tensor, state: State, weights: Weights) -> State:
     )
 
 
-def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Any:
+def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
     def cell(x: Tensor, state: State, weights: Weights) -> State:
         linear = torch.nn.functional.linear
         summed = linear(state[0], weights.weight_hh, weights.bias_hh)
@@ -70,7 +70,7 @@ def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _one_direction(
-    cell: Any, steps: Sequence[Tensor], state: State, weights: Weights
+    cell: Cell, steps: Sequence[Tensor], state: State, weights: Weights
 ) -> tuple[list[Tensor], State]:
     outputs = []
     for x in steps:
@@ -80,7 +80,7 @@ def _one_direction(
 
 
 def _one_layer(
-    cell: Any, x: Tensor, states: Sequence[State], weights: Sequence[Weights]
+    cell: Cell, x: Tensor, states: Sequence[State], weights: Sequence[Weights]
 ) -> tuple[Tensor, list[State]]:
     """Return the outputs of one layer and its last states, by direction."""
     steps = x.unbind(0)
@@ -102,7 +102,7 @@ def _joined(states: Sequence[State]) -> State:
 
 
 def _packed_forwards(
-    cell: Any, rows: Tensor, counts: Sequence[int], state: State, weights: Weights
+    cell: Cell, rows: Tensor, counts: Sequence[int], state: State, weights: Weights
 ) -> tuple[Tensor, State]:
     """Run the steps of a packed sequence, each of fewer samples than the one before."""
     outputs, ended = [], []
@@ -120,7 +120,7 @@ def _packed_forwards(
 
 
 def _packed_backwards(
-    cell: Any, rows: Tensor, counts: Sequence[int], initial: State, weights: Weights
+    cell: Cell, rows: Tensor, counts: Sequence[int], initial: State, weights: Weights
 ) -> tuple[Tensor, State]:
     """Run the steps from the last one on, each of more samples."""
     outputs = []
@@ -137,7 +137,7 @@ def _packed_backwards(
 
 
 def _packed_layer(
-    cell: Any,
+    cell: Cell,
     rows: Tensor,
     states: Sequence[State],
     weights: Sequence[Weights],
@@ -152,7 +152,7 @@ def _packed_layer(
 
 
 def _layers(  # noqa: PLR0913 - what torch passes
-    cell: Any,
+    cell: Cell,
     x: Tensor,
     states: Sequence[State],
     weights: Sequence[Weights],
@@ -223,7 +223,7 @@ def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
     return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
 
 
-def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+def layer_of(cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return ``gru.input``, ``rnn_tanh.input`` or ``rnn_relu.input`` for a cell."""
 
     def layer(  # noqa: PLR0913, PLR0917 - aten's signature
@@ -255,10 +255,10 @@ def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     return layer
 
 
-def over_packed(layer: Callable[..., Any]) -> Callable[..., Any]:
+def over_packed(layer: Callable[..., object]) -> Callable[..., object]:
     """Return ``lstm.data``, ``gru.data`` ... for ``lstm.input``, ``gru.input`` ..."""
 
-    def packed(rows: Tensor, batch_sizes: Tensor, *settings: Any) -> Any:
+    def packed(rows: Tensor, batch_sizes: Tensor, *settings: object) -> object:
         return layer(rows, *settings, counts=_numbers(batch_sizes))
 
     return packed
