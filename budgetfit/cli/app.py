@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -84,6 +84,9 @@ from budgetfit.utils.garbage_collection import (
     collect_less_often,
     collect_nothing_at_exit,
 )
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Plan
 
 # Targets of `export --to`, and the modules whose `export_text` writes them.
 EXPORTS: Final = {
@@ -420,7 +423,7 @@ def _answer(command: str, asked: dict[str, Any], compute: Callable[[], Any]) -> 
     return ask(command, asked, compute)
 
 
-def _load(path: Path) -> Any:  # noqa: ANN401 - a Plan; its module is not imported yet
+def _load(path: Path) -> "Plan":
     from budgetfit.core.plan import Plan  # noqa: PLC0415 - keeps --help fast
 
     return Plan.load(path)

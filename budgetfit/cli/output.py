@@ -15,7 +15,7 @@ import traceback as tracebacks
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import typer
 
@@ -141,7 +141,7 @@ def show_progress() -> Iterator[Progress | None]:
             yield lambda text: status.update(Text(text))
 
 
-def api() -> Any:  # noqa: ANN401 - a lazily imported module
+def api() -> ModuleType:
     """Import ``budgetfit.api.plan``."""
     return import_or_exit("budgetfit.api.plan")
 
@@ -170,12 +170,12 @@ def _end_now(*_: object) -> None:
     os._exit(INTERRUPTED)
 
 
-def text_writer() -> Any:  # noqa: ANN401
+def text_writer() -> ModuleType:
     """Import the text reports."""
     return importlib.import_module("budgetfit.reporting.render")
 
 
-def json_writer() -> Any:  # noqa: ANN401
+def json_writer() -> ModuleType:
     """Import the JSON reports."""
     return importlib.import_module("budgetfit.reporting.json")
 
@@ -249,7 +249,7 @@ def write_snapshot(path: Path | None, dump: Callable[[Path], None]) -> str:
     return ""
 
 
-def report_writer() -> Any:  # noqa: ANN401
+def report_writer() -> ModuleType:
     """Import the report with figures."""
     return importlib.import_module("budgetfit.reporting.html.report")
 

@@ -13,7 +13,7 @@ import json
 import sys
 import zlib
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from budgetfit.cli.answer_key import answer_key, file_version, imported_files
 from budgetfit.core.plan import (
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic import TypeAdapter
+
+_T = TypeVar("_T")
 
 FORMAT: Final = "budgetfit answer 1"
 _KINDS: Final[Mapping[str, Any]] = {
@@ -88,10 +90,7 @@ class AnswerCache(CacheFolder):
 
     def load(self, key: str | None, command: str) -> _Answer | None:
         """Return the answer stored under ``key``; None if there is none."""
-        found: _Answer | None = self.read(
-            key, lambda path, key: _read(path, key, command)
-        )
-        return found
+        return self.read(key, lambda path, key: _read(path, key, command))
 
     def store(self, key: str | None, command: str, answer: _Answer) -> None:
         """Store ``answer`` under ``key``, if possible."""
@@ -159,7 +158,7 @@ def _with_alternatives(
     return replace(plan, alternatives=(), lazy_alternatives=lazy)
 
 
-def _plain(found: object) -> Any:  # noqa: ANN401
+def _plain(found: _T) -> _T:
     """Return an answer without what cannot be written."""
     if not isinstance(found, Plan):
         return found

@@ -165,14 +165,14 @@ def _one_of(name: str, value: object, known: tuple[str, ...]) -> Any:  # noqa: A
     return value
 
 
-def _share(name: str, value: Any) -> float:  # noqa: ANN401
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value < 1:
+def _share(name: str, value: object) -> float:
+    number = None if isinstance(value, bool) else value
+    if not isinstance(number, (int, float)) or not 0 <= number < 1:
         raise InputError(
             f"{name} must be a share from 0 to less than 1, for example 0.05; "
             f"got {value!r}."
         )
-    return float(value)
+    return float(number)
 
 
 def _targets(value: object) -> str | tuple[str, ...]:

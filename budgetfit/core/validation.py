@@ -145,5 +145,5 @@ def format_image_size(value: ImageSize) -> str:
 
 
 def _is_side(value: object) -> bool:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole and 1 <= value <= MAX_PIXELS  # type: ignore[operator]
+    side = None if isinstance(value, bool) else value
+    return isinstance(side, int) and 1 <= side <= MAX_PIXELS

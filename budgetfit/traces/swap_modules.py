@@ -12,7 +12,7 @@ import functools
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +21,8 @@ from budgetfit.utils.user_code import is_library, referenced_globals
 
 if TYPE_CHECKING:
     Swap = Callable[[nn.Module], nn.Module]
+
+_T = TypeVar("_T")
 
 _IMMUTABLE = (tuple, functools.partial, types.MethodType)
 
@@ -35,7 +37,7 @@ def trainable_tensors_in(value: object) -> tuple[torch.Tensor, ...]:
     return _ObjectGraph(value).trainable
 
 
-def replace_modules(value: object, swap: Swap) -> Any:  # noqa: ANN401
+def replace_modules(value: _T, swap: Swap) -> _T:
     """Return a copy of a value with its modules replaced; the value if all stay."""
     reached = _ObjectGraph(value)
     pairs = [(module, swap(module)) for module in reached.modules]
@@ -103,7 +105,7 @@ class _Copies:
         for each in fillable:
             self._fill(self._new[id(each)], each)
 
-    def of(self, value: object) -> Any:  # noqa: ANN401
+    def of(self, value: _T) -> _T:
         """Return the replacement of a value, or itself."""
         if id(value) in self._immutable and id(value) not in self._new:
             self._new[id(value)] = self._rebuilt(value)

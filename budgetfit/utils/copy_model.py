@@ -7,7 +7,9 @@ import functools
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+_T = TypeVar("_T")
 
 _CONTAINERS: Final = frozenset({OrderedDict, dict, list, set})
 _PLAIN: Final = frozenset({type(None), bool, int, float, str})
@@ -19,7 +21,7 @@ _COPY_METHODS: Final = (
 _DEEPEST: Final = 50_000  # recursion limit; deepcopy takes about four frames per link
 
 
-def deepcopy_model(model: object, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - an nn.Module
+def deepcopy_model(model: _T, memo: dict[int, Any]) -> _T:
     """Deep-copy a model, including the ``__slots__`` of its modules."""
     # The recursion limit is raised meanwhile, for long linked lists.
     modules = list(_copied_modules(model, memo))
@@ -110,7 +112,7 @@ def _copy_slots(modules: Iterable[object], copies: Mapping[int, object]) -> None
 
 
 @functools.cache
-def _slots_of(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a class
+def _slots_of(kind: type) -> tuple[str, ...]:
     return tuple(
         name
         for parent in kind.__mro__
@@ -118,5 +120,5 @@ def _slots_of(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a class
     )
 
 
-def _as_names(slots: Any) -> tuple[str, ...]:  # noqa: ANN401 - text, or several
+def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)

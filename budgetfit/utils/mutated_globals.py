@@ -89,7 +89,7 @@ def _mutated_by(code: Iterable[object]) -> Mutated:
     return Mutated(tuple(found.values()), functions, frozenset(all_names))
 
 
-def _function_or_class(value: object) -> Any:  # noqa: ANN401
+def _function_or_class(value: object) -> types.FunctionType | type | None:
     if isinstance(value, (staticmethod, classmethod, types.MethodType)):
         value = value.__func__
     if isinstance(value, property):

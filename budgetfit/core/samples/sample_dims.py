@@ -98,7 +98,7 @@ class SampleDims:
     def agreed_batch_size(
         self,
         named: Mapping[str, tuple[int, ...]],
-        votes: Any,  # noqa: ANN401 - a counter
+        votes: Mapping[int, int],
     ) -> int:
         """Return the batch size on which the named parts agree.
 
@@ -111,7 +111,7 @@ class SampleDims:
         common = set.intersection(*map(set, named.values()))
         left = [size for size in next(iter(named.values())) if size in common]
         if left:
-            return max(left, key=lambda size: int(votes[size]))
+            return max(left, key=lambda size: votes[size])
         sizes = ", ".join(
             f"{path} {' or '.join(map(str, allowed))}"
             for path, allowed in list(named.items())[:_MOST_NAMED]

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, Final, Literal, TypeAlias
 
@@ -175,7 +175,7 @@ class ValueHash:
         self._write("object")
         add(self, value)
 
-    def _add_container(self, value: Any) -> None:  # noqa: ANN401
+    def _add_container(self, value: Collection[Any]) -> None:
         kind = type(value)
         self._write("container", f"{kind.__module__}.{kind.__qualname__}".encode())
         self._write("length", str(len(value)).encode())
@@ -189,7 +189,7 @@ class ValueHash:
         else:
             self.add(*value)
 
-    def _add_set(self, value: Any) -> None:  # noqa: ANN401
+    def _add_set(self, value: Collection[object]) -> None:
         """Hash a set in sorted order: its own differs between processes."""
         digests = []
         for content in value:
