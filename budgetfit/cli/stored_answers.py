@@ -245,7 +245,9 @@ def _printed(value: object) -> str:
     """Return all fields of an answer as text."""
     if isinstance(value, (list, tuple)):
         return str([_printed(each) for each in value])
-    return repr(asdict(value) if is_dataclass(value) else value)  # type: ignore[arg-type]
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    return repr(value)
 
 
 def _adapter(command: str, *, refused: bool) -> TypeAdapter[Any]:

@@ -79,7 +79,6 @@ def find_counted_gpu(text: str) -> CountedGpu:
             'Name each card, for example "rtx-4090" or "h100-80gbx8" '
             f"(--gpus rtx-4090,h100-80gbx8); got {given!r:.60}."
         )
-    problem: InputError | None = None
     # The name of a card may end like a number of them: gtx1080.
     for name, gpus in _readings(text.strip()):
         try:
@@ -93,7 +92,6 @@ def find_counted_gpu(text: str) -> CountedGpu:
                     f"or {name}x8x4 for four machines with eight each."
                 )
             return CountedGpu(gpu, *parse_gpus(gpus))
-    assert problem is not None  # noqa: S101 - there is a reading
     raise problem
 
 

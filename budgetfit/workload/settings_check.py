@@ -70,7 +70,7 @@ def _idle_modules(model: nn.Module) -> Iterator[nn.Module]:
             continue
         for name, child in module.named_children():
             if type(child).__name__ == "ModuleDict" and name not in _WRAPPED:
-                for adapter, layers in child.items():  # type: ignore[operator]
+                for adapter, layers in child.named_children():
                     if adapter not in active:
                         yield from layers.modules()
 

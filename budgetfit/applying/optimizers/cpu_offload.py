@@ -58,7 +58,10 @@ def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:
     return made
 
 
-class _ResyncsGradients:
+_Library: Any = object  # torchao's class, which comes after this one
+
+
+class _ResyncsGradients(_Library):  # type: ignore[misc]
     """Mixin for torchao's class: copies clipped or scaled gradients to the host again.
 
     The library copies gradients in the backward pass and ignores later changes. It also
@@ -73,7 +76,7 @@ class _ResyncsGradients:
 
     def __init__(self, parameters: list[Any], *args: object, **kwargs: object) -> None:
         before = {each: _hook_ids(each) for each in parameters}
-        super().__init__(parameters, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(parameters, *args, **kwargs)
         self.trained = list(parameters)
         self._copied: dict[torch.Tensor, int] = {}
         for parameter in self.param_d2h_map:
@@ -83,8 +86,8 @@ class _ResyncsGradients:
         }
 
     def _note_copy(self, parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None  # noqa: S101 - just accumulated
-        self._copied[parameter] = parameter.grad._version
+        if parameter.grad is not None:
+            self._copied[parameter] = parameter.grad._version
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -100,17 +103,17 @@ class _ResyncsGradients:
         """Copy gradients that changed since backward again, then step."""
         for parameter, copied in self.queue.items():
             gradient, host = parameter.grad, self.param_d2h_map[parameter].grad
-            assert gradient is not None  # noqa: S101 - kept until zero_grad
-            assert host is not None  # noqa: S101 - made with the optimizer
+            if gradient is None or host is None:
+                continue
             if gradient._version != self._copied[parameter]:
                 copied.synchronize()
                 with torch.no_grad():
                     host.copy_(gradient)
-        return super().step(closure)  # type: ignore[misc]
+        return super().step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients, and the queue that an interrupted step left."""
-        super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
+        super().zero_grad(set_to_none=set_to_none)
         self.queue.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,7 +121,7 @@ class _ResyncsGradients:
         groups = [
             {"params": list(range(len(group["params"])))} for group in self.param_groups
         ]
-        return {**super().state_dict(), "param_groups": groups}  # type: ignore[misc]
+        return {**super().state_dict(), "param_groups": groups}
 
     def remove_hooks(self) -> None:
         """Remove the hooks on parameters."""
@@ -168,5 +171,5 @@ class FakeCpuOffloadOptimizer(torch.optim.Optimizer):
 
 
 def _copy_gradient(parameter: torch.Tensor) -> None:
-    assert parameter.grad is not None  # noqa: S101 - just accumulated
-    to_host(parameter.grad)
+    if parameter.grad is not None:
+        to_host(parameter.grad)

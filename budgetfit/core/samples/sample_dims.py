@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 from budgetfit.core.validation import python_number
 from budgetfit.errors import InputError
@@ -50,7 +50,7 @@ class SampleDims:
             return cls(default)
         given = python_number(given)
         if _is_dimension(given):
-            return cls(given, {"": given})  # type: ignore[arg-type, dict-item]
+            return cls(given, {"": given})
         named: Any = given
         if isinstance(given, Mapping):
             named = {name: python_number(dim) for name, dim in given.items()}
@@ -139,7 +139,7 @@ class SampleDims:
         return path
 
 
-def _is_dimension(given: object) -> bool:
+def _is_dimension(given: object) -> TypeGuard[int]:
     return isinstance(given, int) and not isinstance(given, bool) and given >= 0
 
 

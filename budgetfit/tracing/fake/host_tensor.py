@@ -70,8 +70,8 @@ def as_host_tensor(fake: torch.Tensor) -> torch.Tensor:
 def count_as_on_gpu(model: nn.Module) -> None:
     """Make those of a model's modules plain: code that is compiled reads them."""
     for module in model.modules():
-        for tensor in list(host_tensors(module)):
-            tensor.__class__ = FakeTensor  # type: ignore[assignment]
+        for tensor in list[FakeTensor](host_tensors(module)):
+            tensor.__class__ = FakeTensor
 
 
 def moves_attributes(module: nn.Module) -> bool:

@@ -222,9 +222,8 @@ class KnownValues:
         if known and func not in HOST_OUTPUTS:
             why = self._values.reasons(args, tuple(kwargs.values()))
             self._note(why, func)
-            if func is aten.nonzero.default and args[0].numel() > MAX_INTEGERS:
-                mask = self.value(args[0])
-                assert mask is not None  # noqa: S101 - it is known
+            large = func is aten.nonzero.default and args[0].numel() > MAX_INTEGERS
+            if large and (mask := self.value(args[0])) is not None:
                 with _disable_current_modes():
                     places = unlisted_places(count_nonzero(mask), mask.dim())
                 return self._fakes_of(places, why)

@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._ops import OpOverload
 from torch.amp import autocast_mode
 from torch.utils._pytree import tree_map
 
@@ -272,8 +273,8 @@ def _eligible(value: object) -> bool:
     )
 
 
-def _fp32_output(op: Callable[..., object]) -> Callable[..., object]:
-    names = [argument.name for argument in op._schema.arguments]  # type: ignore[attr-defined]
+def _fp32_output(op: OpOverload) -> Callable[..., object]:
+    names = [argument.name for argument in op._schema.arguments]
 
     def kernel(*args: object, **kwargs: object) -> object:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
@@ -289,10 +290,8 @@ def _fp32_output(op: Callable[..., object]) -> Callable[..., object]:
     return kernel
 
 
-def _fp32_overload(
-    op: Callable[..., object], wide: Callable[..., object]
-) -> Callable[..., object]:
-    names = [argument.name for argument in wide._schema.arguments]  # type: ignore[attr-defined]
+def _fp32_overload(op: OpOverload, wide: OpOverload) -> Callable[..., object]:
+    names = [argument.name for argument in wide._schema.arguments]
 
     def kernel(
         x: torch.Tensor, p: object = 2, *rest: object, **kwargs: object
