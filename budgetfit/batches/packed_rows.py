@@ -280,7 +280,7 @@ def _edges(
     if not names or is_shared:
         return {}
     counts: list[int] | None = None
-    if nodes is not None and len(_values(part[_EDGES])) == 2:  # noqa: PLR2004
+    if nodes is not None and _values(part[_EDGES]):
         torch = lazy_import("torch")
         graphs = torch.arange(len(nodes)).repeat_interleave(torch.tensor(nodes))
         edges = part[_EDGES].detach().cpu()

@@ -92,8 +92,8 @@ def report_errors(
 
 
 def _echo_limit(vram: str) -> None:
-    from budgetfit.core.units import parse_bytes  # noqa: PLC0415 - keeps --help fast
-    from budgetfit.reporting.formatting import memory_class_text, size_text  # noqa: PLC0415
+    from budgetfit.core.units import parse_bytes
+    from budgetfit.reporting.formatting import memory_class_text, size_text
 
     size_bytes = parse_bytes(vram)
     for line in (size_text(size_bytes), memory_class_text(size_bytes)):
@@ -128,8 +128,8 @@ def exit_unless_fits(*, fits: bool) -> None:
 def show_progress() -> Iterator[Progress | None]:
     """Show progress on stderr, only on a terminal."""
     # What the model's own code prints goes to stderr, too: stdout is for the result.
-    from rich.console import Console  # noqa: PLC0415 - keeps --help fast
-    from rich.text import Text  # noqa: PLC0415
+    from rich.console import Console
+    from rich.text import Text
 
     console = Console(stderr=True)
     with contextlib.redirect_stdout(sys.stderr):

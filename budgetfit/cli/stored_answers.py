@@ -190,8 +190,8 @@ def _reads_card(asked: Mapping[str, object]) -> bool:
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return False
-    from budgetfit.inputs.several_gpus import find_counted_gpu  # noqa: PLC0415
-    from budgetfit.inputs.target_gpu import current_gpu  # noqa: PLC0415
+    from budgetfit.inputs.several_gpus import find_counted_gpu
+    from budgetfit.inputs.target_gpu import current_gpu
 
     several = asked.get("gpus")  # of compare: cards
     named = several if isinstance(several, (list, tuple)) else ()
@@ -251,6 +251,6 @@ def _printed(value: object) -> str:
 
 
 def _adapter(command: str, *, refused: bool) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter  # noqa: PLC0415 - keeps --help fast
+    from pydantic import TypeAdapter
 
     return TypeAdapter(_Refusal if refused else _KINDS[command])

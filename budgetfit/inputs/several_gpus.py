@@ -4,7 +4,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, get_args
 
-from budgetfit.core.parallelism import MOST_GPUS, Parallelism, ZeroStage, check_engine
+from budgetfit.core.parallelism import (
+    MOST_GPUS,
+    ZERO_3,
+    Parallelism,
+    ZeroStage,
+    check_engine,
+)
 from budgetfit.core.validation import MAX_BATCH_SIZE, check_positive_int, is_whole
 from budgetfit.errors import InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
@@ -185,7 +191,7 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
         )
         for overlap in (None, True)
         for stage in stages
-        if not (overlap and stage == 3)  # noqa: PLR2004 - its default
+        if not (overlap and stage == ZERO_3)  # its default
     ]
     return tuple(found)
 

@@ -223,7 +223,7 @@ class _Steps:
         pairs = list(turns.items())[: len(turns) // 2]
         found, left = [each for each, _ in pairs], [each for _, each in pairs]
         first = [row for row in rows if row.step == 0]
-        dry = [row for row in first if row.micro_step < 2 and row.phase in PASSES]  # noqa: PLR2004
+        dry = [row for row in first if row.micro_step <= 1 and row.phase in PASSES]
         kept, dropped = _left_by(events, dry, first, found)
         # What is left is freed; what stays is not allocated again.
         dry.append(dry[-1]._replace(start=len(events), end=len(events) + len(dropped)))

@@ -60,6 +60,7 @@ DROPOUT: Final = 0.8  # and attention with dropout
 FULL_CHANNELS: Final = 64
 NARROWEST: Final = 0.35  # least share of the rate that narrow convolutions keep
 GROUP_CHANNELS: Final = 32
+WINOGRAD_WEIGHTS: Final = 9  # 3 x 3
 # Longer rows of softmax do not fit into a thread block's shared memory, and are read
 # again in each pass (PyTorch's SoftMax.cu).
 SHARED_MEMORY: Final = 48 * 1024
@@ -444,7 +445,7 @@ def _first(call: Kwargs, *names: str) -> Tensor:
 def _matmul(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
     one = _first(call, "mat1", "batch1", "self")
     other = _first(call, "mat2", "batch2")
-    batch = one.shape[0] if one.dim() == 3 else 1  # noqa: PLR2004 - of matrices
+    batch = math.prod(one.shape[:-2])  # of matrices
     rows, inner, columns = one.shape[-2], one.shape[-1], other.shape[-1]
     moved_bytes = sum(map(stored_bytes, (*tensors_in(call), *outputs)))
     kind, efficiency = "matmul", 1.0
@@ -529,7 +530,7 @@ def _convolution(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
         kind = "grouped_convolution"
         efficiency = min(1.0, max(per_group, 8) / GROUP_CHANNELS)
     else:
-        square = math.prod(weight.shape[2:]) == 9  # noqa: PLR2004 - 3 x 3: Winograd
+        square = math.prod(weight.shape[2:]) == WINOGRAD_WEIGHTS
         kind = ("convolution_3x3" if square else "convolution") + ending
         narrow = min(weight.shape[:2])
         efficiency = max(NARROWEST, min(1.0, narrow / FULL_CHANNELS))

@@ -254,7 +254,7 @@ def _warn_untrained(model: nn.Module, skipped: Iterable[str]) -> None:
         and not name.startswith(prefixes)
     ]
     if names:
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")  # noqa: PLR2004
+        shown = ", ".join(names[:3]) + (", ..." if names[3:] else "")
         count = sum(parameter.requires_grad for parameter in model.parameters())
         warnings.warn(
             f"{len(names)} of {count} trainable parameters got no gradient in the "

@@ -336,9 +336,10 @@ def _train_as_loaded(model: nn.Module) -> str:
         parameter.requires_grad = True
     if not frozen:
         return ""
-    more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""  # noqa: PLR2004
+    names = list(frozen)
+    more = f" and {len(names[3:])} more" if names[3:] else ""
     return (
-        f"{', '.join([*frozen][:3])}{more}: frozen by the model's code, trainable once "
+        f"{', '.join(names[:3])}{more}: frozen by the model's code, trainable once "
         "from_pretrained has loaded it, and planned so; to keep it frozen, plan the "
         "loaded model"
     )

@@ -148,9 +148,9 @@ def refuse_compile(plan: Plan, program: str) -> None:
 def planned_length(plan: Plan) -> int | None:
     """Return the planned sequence length; None where samples are not text."""
     for name in LENGTH_NAMES:
-        shape, _ = plan.model.batch.get(name, ((), ""))
-        if len(shape) == 2:  # noqa: PLR2004 - samples and tokens
-            return shape[1]
+        match plan.model.batch.get(name):
+            case (_, tokens), _:
+                return tokens
     return None
 
 

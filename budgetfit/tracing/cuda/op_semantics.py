@@ -308,7 +308,7 @@ def _with_strides_of_operands(func: OpOverload, args: Args, out: Any) -> object:
     # Torch's meta kernels cast operands first, which makes expanded ones contiguous:
     # the gradient of a sum, with activations in channels-last format and 16 bits.
     operands = [each for each in args if isinstance(each, torch.Tensor)]
-    if len(operands) < 2:  # noqa: PLR2004 - of one, they are right
+    if len(operands) <= 1:  # of one, they are right
         return out
     if not all(map(_is_strided, (out, *operands))):
         return out

@@ -35,7 +35,7 @@ def weight_values(tensor: torch.Tensor) -> torch.Tensor:
     shape, dtype = tensor.shape, tensor.dtype
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype)
-    if tensor.dim() < 2:  # noqa: PLR2004 - norms and biases
+    if tensor.dim() <= 1:  # norms and biases
         return torch.ones(shape, dtype=dtype)
     fan_in = max(tensor.numel() // max(tensor.shape[0], 1), 1)
     generator = torch.Generator().manual_seed(_SEED)
