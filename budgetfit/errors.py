@@ -198,17 +198,7 @@ class DoesNotFitError(BudgetfitError):
             ranked.append(((decides, seen[name], -each.samples_per_s), each))
             seen[name] += 1
         found = [each for _, each in sorted(ranked, key=operator.itemgetter(0))]
-        return DoesNotFitError(
-            needed_bytes=self.needed_bytes,
-            usable_bytes=self.usable_bytes,
-            largest=self.largest,
-            suggestions=tuple(found),
-            floor_bytes=self.floor_bytes,
-            batch_bytes=self.batch_bytes,
-            notes=self.notes,
-            host_bytes=self.host_bytes,
-            host_ram_bytes=self.host_ram_bytes,
-        )
+        return DoesNotFitError(**{**vars(self), "suggestions": tuple(found)})
 
     def text(self, *, as_options: bool = False) -> str:
         """Return the message; ``as_options``: suggestions are command-line options."""

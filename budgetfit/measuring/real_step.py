@@ -123,7 +123,8 @@ def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     before = resident_bytes()
     with _meter(device, live_bytes) as meter:
         record = _Record(meter, device, say)
-        error = _train(make_run, batch, record, steps, micro_steps, shorter=shorter)
+        batches = [*[batch] * steps, *shorter]
+        error = _train(make_run, record, batches, steps, micro_steps)
         after = resident_bytes()
         return RealSteps(
             device=device.type,
@@ -223,20 +224,21 @@ class _Record:
         )
 
 
-def _train(  # noqa: PLR0913 - the arguments of run_real_steps
+def _train(
     make_run: MakeRun,
-    batch: object,
     record: _Record,
+    batches: Sequence[object],
     steps: int,
     micro_steps: int,
-    *,
-    shorter: Sequence[object],
 ) -> str | None:
-    """Run the steps; return the text of an out-of-memory error, which ends them."""
+    """Run the steps; return the text of an out-of-memory error, which ends them.
+
+    Batches after the first ``steps`` are shorter ones.
+    """
     run: TrainingRun | None = None
     try:
         record.run = run = make_run(record.on_phase)
-        for number, chosen in enumerate([*[batch] * steps, *shorter]):
+        for number, chosen in enumerate(batches):
             record.is_shorter = number >= steps
             started = time.perf_counter()
             for _ in range(micro_steps):

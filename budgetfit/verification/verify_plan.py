@@ -84,7 +84,7 @@ def verify_plan(
             notes += ranks.notes
             return build_verification(measured, plan, timeline, gradients, notes)
         with contextlib.nullcontext() if on_cuda else _without_onednn_lstm(setup):
-            measured, gradients = _run(plan, setup, device, steps, say, notes)
+            measured, gradients = _run(plan, setup, steps, say, notes)
     if gradients is None:
         notes.append(_NOT_COMPARED)
     if on_cuda:
@@ -135,17 +135,16 @@ def _eager(plan: Plan, setup: TrainingSetup, notes: list[str]) -> Iterator[Plan]
     undo()
 
 
-def _run(  # noqa: PLR0913, PLR0917 - one value each, all needed
+def _run(
     plan: Plan,
     setup: TrainingSetup,
-    device: torch.device,
     steps: int,
     say: Callable[[str], None],
     notes: list[str],
 ) -> tuple[RealSteps, GradientCheck | None]:
     """Measure real steps, then compare gradients; the model is restored."""
     # Measured first: memory that other runs leave behind would be in the peaks.
-    recipe = plan.recipe
+    recipe, device = plan.recipe, setup.device
     on_cuda = device.type == "cuda"
     batch = setup.resized_batch(recipe.batch_size)
     free_memory(device)

@@ -27,7 +27,6 @@ from budgetfit.applying.loss.call_model import is_transformers_model, uses_loss_
 from budgetfit.applying.loss.deferred_logits import (
     CannotChunkLossError,
     DeferredLogits,
-    PointwiseOp,
     refuse_chunking,
 )
 from budgetfit.applying.loss.gradient_sum import weights_of_parts
@@ -218,9 +217,28 @@ class ChunkedLoss:
             count = (targets != ignore_index).sum()
         elif isinstance(count, torch.Tensor):
             count = count.to(hidden.device)
-        part_loss = functools.partial(
-            self._part, ops=logits.ops, vocab_size=vocab_size, ignore_index=ignore_index
-        )
+        ops = logits.ops
+
+        def part_loss(
+            hidden: torch.Tensor,
+            targets: torch.Tensor,
+            weights: dict[str, torch.Tensor],
+        ) -> torch.Tensor:
+            """Return the summed loss of a chunk in fp32, by ``weights`` of the head."""
+            logits = (
+                functional_call(self._head, weights, (hidden,))
+                if weights
+                else self._head(hidden)
+            )
+            for op in ops:
+                logits = op.apply(logits)
+            return functional.cross_entropy(
+                logits.float().view(-1, vocab_size),
+                targets.reshape(-1),
+                ignore_index=ignore_index,
+                reduction="sum",
+            )
+
         return self._total(part_loss, hidden, targets) / count
 
     def _total(
@@ -266,31 +284,6 @@ class ChunkedLoss:
                 "would do so for each part"
             )
         return functools.reduce(torch.add, losses)
-
-    def _part(  # noqa: PLR0913 - one value each, all needed
-        self,
-        hidden: torch.Tensor,
-        targets: torch.Tensor,
-        weights: dict[str, torch.Tensor],
-        *,
-        ops: tuple[PointwiseOp, ...],
-        vocab_size: int,
-        ignore_index: int,
-    ) -> torch.Tensor:
-        """Return the summed loss of one chunk, in fp32, by ``weights`` of the head."""
-        logits = (
-            functional_call(self._head, weights, (hidden,))
-            if weights
-            else self._head(hidden)
-        )
-        for op in ops:
-            logits = op.apply(logits)
-        return functional.cross_entropy(
-            logits.float().view(-1, vocab_size),
-            targets.reshape(-1),
-            ignore_index=ignore_index,
-            reduction="sum",
-        )
 
 
 class _DeferredHeadForward:

@@ -57,8 +57,7 @@ class PointwiseOp:
 
         args = [filled(value) for value in self.args]
         kwargs = {name: filled(value) for name, value in self.kwargs.items()}
-        result: torch.Tensor = self.function(*args, **kwargs)
-        return result
+        return self.function(*args, **kwargs)
 
 
 _LOGITS = object()  # stands for the logits in recorded arguments

@@ -105,8 +105,7 @@ def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
     options = {**_OPTIONS[spec.kind], "weight_decay": 0.0, "optim_bits": spec.bits}
     if spec.is_paged:
         options["is_paged"] = True
-    made: torch.optim.Optimizer = kind(parameters, lr=lr, **options)
-    return made
+    return kind(parameters, lr=lr, **options)
 
 
 def to_fake(optimizer: object) -> FakeBnbOptimizer | None:

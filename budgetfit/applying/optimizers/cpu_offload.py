@@ -54,8 +54,7 @@ def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:
         )
     library_kind = import_optimizer(NAME, "torchao.optim", "CPUOffloadOptimizer")
     kind = type("Offloaded", (_ResyncsGradients, library_kind), {})
-    made: torch.optim.Optimizer = kind(parameters, torch.optim.AdamW, lr=lr, **OPTIONS)
-    return made
+    return kind(parameters, torch.optim.AdamW, lr=lr, **OPTIONS)
 
 
 _Library: Any = object  # torchao's class, which comes after this one

@@ -201,8 +201,7 @@ def _schedule_free(name: str, parameters: list[Any], lr: float) -> Optimizer:
         ) from None
     made: Any = getattr(library, kind)(parameters, lr=lr, **options)
     made.train()  # required before step(); for evaluation call eval()
-    optimizer: Optimizer = made
-    return optimizer
+    return made
 
 
 # Lower-case names of torch.optim that transformers has no name for; its "adafactor" is

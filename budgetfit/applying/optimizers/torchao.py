@@ -95,8 +95,7 @@ def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
     if are_fake(parameters):
         return FakeTorchaoOptimizer(parameters, spec)
     kind = import_optimizer(name, "torchao.optim", spec.kind)
-    made: torch.optim.Optimizer = kind(parameters, lr=lr, **_OPTIONS)
-    return made
+    return kind(parameters, lr=lr, **_OPTIONS)
 
 
 def to_fake(optimizer: object) -> FakeTorchaoOptimizer | None:

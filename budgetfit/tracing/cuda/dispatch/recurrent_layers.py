@@ -191,44 +191,12 @@ def _weights(
     return result
 
 
-def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
-    x: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool = False,
-    *,
-    counts: Sequence[int] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run ``lstm.input`` as CUDA without cuDNN; ``counts`` as in ``_layers``."""
-    del num_layers
-    hidden, cell = hx
-    out, last = _layers(
-        _lstm_cell,
-        x.transpose(0, 1) if batch_first else x,
-        list(zip(hidden.unbind(0), cell.unbind(0), strict=True)),
-        _weights(
-            params, has_biases=has_biases, projects=hidden.size(2) != cell.size(2)
-        ),
-        dropout=dropout if train else 0.0,
-        bidirectional=bidirectional,
-        counts=counts,
-    )
-    out = out.transpose(0, 1) if batch_first else out
-    hiddens, cells = zip(*last, strict=True)
-    return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
-
-
-def layer_of(cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return ``gru.input``, ``rnn_tanh.input`` or ``rnn_relu.input`` for a cell."""
+def layer_of(cell: Cell) -> Callable[..., State]:
+    """Return ``lstm.input``, ``gru.input``, ``rnn_tanh.input`` ... for a cell."""
 
     def layer(  # noqa: PLR0913, PLR0917 - aten's signature
         x: Tensor,
-        hx: Tensor,
+        hx: Tensor | Sequence[Tensor],
         params: Sequence[Tensor],
         has_biases: bool,
         num_layers: int,
@@ -238,19 +206,22 @@ def layer_of(cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
         batch_first: bool = False,
         *,
         counts: Sequence[int] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> State:
+        """Run it as CUDA without cuDNN; ``counts`` as in ``_layers``."""
         del num_layers
+        states = (hx,) if isinstance(hx, Tensor) else hx
+        projects = states[0].size(2) != states[-1].size(2)  # of an LSTM
         out, last = _layers(
             cell,
             x.transpose(0, 1) if batch_first else x,
-            [(state,) for state in hx.unbind(0)],
-            _weights(params, has_biases=has_biases, projects=False),
+            list(zip(*(each.unbind(0) for each in states), strict=True)),
+            _weights(params, has_biases=has_biases, projects=projects),
             dropout=dropout if train else 0.0,
             bidirectional=bidirectional,
             counts=counts,
         )
         out = out.transpose(0, 1) if batch_first else out
-        return out, torch.stack([state[0] for state in last], 0)
+        return out, *(torch.stack(each, 0) for each in zip(*last, strict=True))
 
     return layer
 
@@ -331,7 +302,7 @@ CUDNN_NOTE = (
 )
 # Those of nn.RNNCell are the same ops on either device.
 _LAYERS: dict[str, Callable[..., Any]] = {
-    "lstm": lstm,
+    "lstm": layer_of(_lstm_cell),
     "gru": layer_of(_gru_cell),
     "rnn_tanh": layer_of(_plain_cell(torch.tanh)),
     "rnn_relu": layer_of(_plain_cell(torch.relu)),
