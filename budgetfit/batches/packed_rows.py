@@ -52,7 +52,7 @@ class PackedRows:
     has_end: bool = False
     problem: str = ""
 
-    def take(self, tensor: Any, samples: Sequence[int]) -> Any:
+    def take(self, tensor: "Tensor", samples: Sequence[int]) -> "Tensor":
         """Return the rows of some samples; of a range and not renumbered: a view.
 
         Raises:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch.nn import Parameter
 
 from budgetfit.applying.host_copy import to_host
 from budgetfit.applying.optimizers.library_optimizer import (
@@ -36,7 +37,7 @@ NOTE: Final = (
 define_step_op("offloaded_step_(Tensor(a!) parameter) -> ()")
 
 
-def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:
+def make(parameters: list[Parameter], lr: float) -> torch.optim.Optimizer:
     """Build torchao's ``CPUOffloadOptimizer``; a fake one for fake tensors.
 
     Raises:
@@ -73,8 +74,10 @@ class _ResyncsGradients(_Library):  # type: ignore[misc]
     queue: dict[torch.Tensor, torch.cuda.Event]
     param_groups: list[dict[str, Any]]
 
-    def __init__(self, parameters: list[Any], *args: object, **kwargs: object) -> None:
-        before = {each: _hook_ids(each) for each in parameters}
+    def __init__(
+        self, parameters: list[Parameter], *args: object, **kwargs: object
+    ) -> None:
+        before: dict[Any, set[int]] = {each: _hook_ids(each) for each in parameters}
         super().__init__(parameters, *args, **kwargs)
         self.trained = list(parameters)
         self._copied: dict[torch.Tensor, int] = {}
@@ -129,14 +132,14 @@ class _ResyncsGradients(_Library):  # type: ignore[misc]
                 parameter._post_accumulate_grad_hooks.pop(key, None)
 
 
-def _hook_ids(parameter: Any) -> set[int]:
+def _hook_ids(parameter: torch.Tensor) -> set[int]:
     return set(parameter._post_accumulate_grad_hooks or {})
 
 
 class FakeCpuOffloadOptimizer(torch.optim.Optimizer):
     """Allocates the same memory as torchao's optimizer on fake tensors."""
 
-    def __init__(self, parameters: list[Any], lr: float) -> None:
+    def __init__(self, parameters: list[Parameter], lr: float) -> None:
         super().__init__(parameters, {"lr": lr, "fused": True})
         small = [each for each in parameters if each.numel() < MIN_OFFLOADED_ELEMENTS]
         self._large = [

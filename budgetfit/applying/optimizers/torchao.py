@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.nn import Parameter
 
 from budgetfit.applying.optimizers.library_optimizer import (
     FakeOptimizer,
@@ -85,7 +86,7 @@ define_step_op(
 )
 
 
-def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
+def make(name: str, parameters: list[Parameter], lr: float) -> torch.optim.Optimizer:
     """Build the optimizer as transformers' Trainer does; a fake one for fake tensors.
 
     Raises:
@@ -147,7 +148,7 @@ class FakeTorchaoOptimizer(FakeOptimizer):
     A quantized state is a dictionary of the inner tensors of the library's subclass.
     """
 
-    def __init__(self, parameters: list[Any], spec: OptimizerSpec) -> None:
+    def __init__(self, parameters: list[Parameter], spec: OptimizerSpec) -> None:
         super().__init__(parameters)
         self._spec = spec
 
