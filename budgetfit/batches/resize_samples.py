@@ -11,9 +11,7 @@ from budgetfit.core.samples.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleD
 Shape = tuple[int, ...]
 
 
-def with_length(
-    batch: object, longest: int, length: int, dims: SampleDims = FIRST_DIM
-) -> object:
+def with_length(batch: object, longest: int, length: int, dims: SampleDims) -> object:
     """Return a batch with sequences of ``length`` positions instead of ``longest``."""
     # Every dimension of ``longest``, other than that of the samples, is a sequence's.
     samples = sample_dimensions(batch, dims)

@@ -96,9 +96,7 @@ def sample_dimension(
     return dim
 
 
-def sample_dimensions(
-    batch: object, dims: SampleDims = FIRST_DIM
-) -> dict[str, int | None]:
+def sample_dimensions(batch: object, dims: SampleDims) -> dict[str, int | None]:
     """Return the sample dimension of each tensor of a batch, by path.
 
     None for tensors shared by all samples, and for entries or packed rows of samples.

@@ -116,9 +116,6 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     return tuple(
         name
         for parent in kind.__mro__
-        for name in _as_names(parent.__dict__.get("__slots__", ()))
+        for slots in [parent.__dict__.get("__slots__", ())]
+        for name in ((slots,) if isinstance(slots, str) else slots)
     )
-
-
-def _as_names(slots: str | Iterable[str]) -> tuple[str, ...]:
-    return (slots,) if isinstance(slots, str) else tuple(slots)

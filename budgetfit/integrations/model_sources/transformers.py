@@ -42,7 +42,7 @@ from budgetfit.integrations.model_sources.resolved_model import (
     ResolvedModel,
     fixed_seed,
 )
-from budgetfit.integrations.model_sources.timm import is_timm_config, timm_builder
+from budgetfit.integrations.model_sources.timm import timm_builder
 from budgetfit.integrations.model_sources.transformers_config import (
     config_from_fields,
     hub_config,
@@ -79,7 +79,7 @@ def load_model_on_meta(text: str, *, trust_remote_code: bool = False) -> Resolve
     file = config_file(text)
     name, source = _file_name(file), f"from {file.name}, no weights loaded"
     fields = read_fields(file)
-    if is_timm_config(fields):
+    if {"architecture", "pretrained_cfg"} <= fields.keys():
         return _resolved(timm_builder(fields), name, source, ())
     if is_diffusers_config(fields):
         return _of_diffusers(fields, name, source)
