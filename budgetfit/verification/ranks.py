@@ -190,12 +190,11 @@ def _compare(
         return found
     return with_loss_compared(
         found,
-        setup.model,
+        setup,
         on_copies,
         plain,
         batch,
         dtype=_computes_in(plain),
-        loss=setup.loss,
         notes=notes,
     )
 

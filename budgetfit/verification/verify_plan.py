@@ -255,12 +255,11 @@ def _compare(
         return found
     return with_loss_compared(
         found,
-        setup.model,
+        setup,
         setup.run_factory,
         plain,
         batch,
         dtype=computes_in(find_precision(plain.precision)),
-        loss=setup.loss,
         notes=notes,
     )
 
