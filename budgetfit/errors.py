@@ -17,7 +17,7 @@ MAX_SUGGESTIONS = 3  # in the message; the error may have more
 class BudgetfitError(Exception):
     """Base class of all errors of this package."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Exception's own calls subclasses without their keyword-only arguments.
         return (_rebuild, (type(self), self.args, self.__dict__))
 
@@ -266,7 +266,7 @@ class DoesNotFitError(BudgetfitError):
 
 
 def _rebuild(
-    kind: type[BudgetfitError], args: tuple[Any, ...], fields: dict[str, Any]
+    kind: type[BudgetfitError], args: tuple[object, ...], fields: dict[str, Any]
 ) -> BudgetfitError:
     """Recreate a pickled error without calling its constructor."""
     error = kind.__new__(kind, *args)

@@ -112,7 +112,7 @@ def verify(  # noqa: PLR0913 - public API
     plan: Plan,
     model: nn.Module | str | None = None,
     *,
-    batch: Any = None,  # noqa: ANN401
+    batch: object = None,
     loss: Loss | str | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     steps: int = 3,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -10,7 +9,7 @@ from budgetfit.api.estimate import estimate_recipe
 from budgetfit.core.plan import Estimate, Plan
 from budgetfit.core.precision import requested_precisions
 from budgetfit.errors import InputError
-from budgetfit.inputs.plan_source import check_plan, planned_arguments
+from budgetfit.inputs.plan_source import Loss, Optimizer, check_plan, planned_arguments
 from budgetfit.inputs.planned_again import parse_again
 from budgetfit.planning.search.varying_lengths import with_lengths
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
@@ -27,9 +26,9 @@ def check(  # noqa: PLR0913 - what a saved plan may be checked with
     vram: int | str | None = None,
     headroom: int | str | None = None,
     host_ram: int | str | None = None,
-    batch: Any = None,  # noqa: ANN401
-    loss: Any = None,  # noqa: ANN401
-    optimizer: Any = None,  # noqa: ANN401
+    batch: object = None,
+    loss: Loss | str | None = None,
+    optimizer: Optimizer | None = None,
     trust_remote_code: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Estimate:
@@ -93,8 +92,8 @@ def at_least_planned(plan: Plan, found: Estimate, workload: Workload) -> Estimat
         return found
     least = plan.estimate.reserved_bytes
     reserved = max(least, found.reserved_bytes)
-    assert found.usable_bytes is not None  # noqa: S101 - estimated within a budget
-    fits = bool(found.fits) and reserved <= found.usable_bytes
+    usable = found.usable_bytes or 0
+    fits = bool(found.fits) and reserved <= usable
     note = (
         f"only the largest batch was replayed, not other sizes ({over.span}), which "
         f"this plan's file does not say: not less than the {format_bytes(least)} that "

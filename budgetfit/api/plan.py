@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from budgetfit.api.apply_and_verify import apply, verify
 from budgetfit.api.check_plan import check
@@ -57,7 +57,7 @@ def plan(  # noqa: PLR0913 - public API
     vram: int | str | None = None,
     *,
     gpu: Gpu | str | None = None,
-    batch: Any = None,  # noqa: ANN401 - any nesting of tensors
+    batch: object = None,
     batch_dims: BatchDims = None,
     max_length: int | None = None,
     image_size: ImageSize = None,
@@ -262,7 +262,7 @@ def estimate(  # noqa: PLR0913 - public API
     loop: Loop | str | None = None,
     gpu: Gpu | str | None = None,
     vram: int | str | None = None,
-    batch: Any = None,  # noqa: ANN401
+    batch: object = None,
     batch_dims: BatchDims = None,
     max_length: int | None = None,
     image_size: ImageSize = None,

@@ -1,5 +1,7 @@
 """Attention implementation of a transformers model (eager or sdpa) and its heads."""
 
+from typing import Any
+
 from torch import nn
 
 from budgetfit.errors import InputError
@@ -26,12 +28,12 @@ def describe_attention(model: nn.Module) -> str:
     return "; ".join(found)
 
 
-def _head_counts(config: object, name: str) -> str:
+def _head_counts(config: Any, name: str) -> str:
     """Return a count of heads, or those of layers that differ; empty without any."""
     try:
         counts = [getattr(config, name, None)]
     except Exception:  # noqa: BLE001 - transformers' own, where layers differ
-        layers = config.per_layer_config  # type: ignore[attr-defined]
+        layers = config.per_layer_config
         counts = [getattr(layer, name, None) for layer in layers]
     numbers: list[object] = []
     for count in counts:  # a list for the stages of a backbone (Swin)

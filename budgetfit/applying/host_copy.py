@@ -23,8 +23,7 @@ def to_host(x: torch.Tensor) -> torch.Tensor:
     On CUDA, ``x`` must not be freed or written to before the current stream waits for
     the copy (``wait_for_copies``).
     """
-    copy: torch.Tensor = torch.ops.budgetfit.to_host.default(x)
-    return copy
+    return torch.ops.budgetfit.to_host.default(x)
 
 
 def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -33,8 +32,7 @@ def to_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     On CUDA, the result must not be read or freed before the current stream waits for
     the copy (``record_copies``).
     """
-    copy: torch.Tensor = torch.ops.budgetfit.to_device.default(host, device)
-    return copy
+    return torch.ops.budgetfit.to_device.default(host, device)
 
 
 class PendingCopies(NamedTuple):

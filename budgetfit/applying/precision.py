@@ -133,7 +133,7 @@ def warn_if_emulated(precision: Precision, device: torch.device) -> None:
         )
 
 
-def cast_batch(batch: Any, precision: Precision, device: torch.device) -> Any:
+def cast_batch(batch: object, precision: Precision, device: torch.device) -> Any:
     """Return the batch on ``device``, floats in the dtype of the weights."""
     # Pinned tensors are copied with ``non_blocking=True``.
     dtype = None if precision.weights == "as-is" else DTYPES[precision.weights]

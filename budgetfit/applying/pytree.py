@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from budgetfit.batches.sample_count import children_of, join_path
 
 
-def map_tensors(value: Any, change: Callable[[torch.Tensor], object]) -> Any:
+def map_tensors(value: object, change: Callable[[torch.Tensor], object]) -> Any:
     """Return ``value`` with every tensor replaced by ``change(tensor)`` (``tree_map``).
 
     Containers are rebuilt (a mapping becomes a ``dict``; named tuples and dataclasses

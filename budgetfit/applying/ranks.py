@@ -88,7 +88,7 @@ class GroupRanks:
         dense = ((n, x.cpu()) for n, x in tensors if x.layout == torch.strided)
         return len(set(self.gather(_digest(dense, sampled=None)))) == 1
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: object) -> list[Any]:
         """Return the values of all ranks, in order."""
         values: list[Any] = [value] * self.size
         if not self._is_fake:

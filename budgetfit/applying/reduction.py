@@ -132,5 +132,4 @@ def _groups(wrapped: nn.Module) -> list[Any]:
     if not _is_sharded(wrapped):
         return [None]
     weight: Any = next(wrapped.parameters())
-    groups: list[Any] = weight.device_mesh.get_all_groups()
-    return groups
+    return weight.device_mesh.get_all_groups()

@@ -160,10 +160,9 @@ def device_mesh(parallelism: Parallelism, device_type: str) -> DeviceMesh:
     copies, gpus = parallelism.replicate, parallelism.gpus
     shape = (copies, gpus // copies) if parallelism.shard else (gpus,)
     names = ("dp_replicate", "dp_shard")[-len(shape) :]
-    mesh: DeviceMesh = lazy_import("torch.distributed.device_mesh").init_device_mesh(
+    return lazy_import("torch.distributed.device_mesh").init_device_mesh(
         device_type, shape, mesh_dim_names=names
     )
-    return mesh
 
 
 def gradient_sync(

@@ -30,7 +30,7 @@ _ORIGINAL_FUNCTION = "_torchdynamo_orig_callable"  # set by dynamo
 COMPILE_OPTIONS: Final = {"shape_padding": False}
 
 
-def compiled_forward(block: nn.Module) -> Callable[..., Any]:
+def compiled_forward(block: nn.Module) -> Callable[..., object]:
     """Return the block's forward under ``torch.compile``, as plans predict it."""
     # ``dynamic=False``: blocks that share their code and get tensors of other sizes (an
     # encoder's and a decoder's) are compiled for each, not once for all sizes.
@@ -42,7 +42,7 @@ def compile_blocks(
     recipe: Recipe,
     blocks: Iterable[str],
     undo: Undo,
-    compile_forward: Callable[[nn.Module], Callable[..., Any]] = compiled_forward,
+    compile_forward: Callable[[nn.Module], Callable[..., object]] = compiled_forward,
 ) -> None:
     """Compile the forward of each block, if the recipe says so, before segments apply.
 
@@ -96,7 +96,7 @@ def compile_model(
     model: nn.Module,
     recipe: Recipe,
     undo: Undo,
-    compile_forward: Callable[[nn.Module], Callable[..., Any]] = compiled_forward,
+    compile_forward: Callable[[nn.Module], Callable[..., object]] = compiled_forward,
 ) -> None:
     """Compile the model's forward, if the recipe says so, once segments are applied."""
     if recipe.compile == "model":
@@ -206,7 +206,7 @@ def _is_wrapper(module: nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
-def _plain_forward(module: nn.Module) -> Callable[..., Any] | None:
+def _plain_forward(module: nn.Module) -> Callable[..., object] | None:
     """Return the original of an instance's compiled ``forward``; None if none is."""
     forward = module.__dict__.get("forward")
     return getattr(forward, _ORIGINAL_FUNCTION, None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Self
 
 from torch import nn
 
@@ -46,7 +46,7 @@ class Undo:
             self()
 
 
-def _set_or_delete(module: nn.Module, name: str, value: Any) -> None:
+def _set_or_delete(module: nn.Module, name: str, value: object) -> None:
     if value is _ABSENT:
         module.__dict__.pop(name, None)
     else:

@@ -95,11 +95,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The groups of the optimizer that DeepSpeed has sharded."""
-        groups: list[dict[str, Any]] = self._engine.optimizer.param_groups
-        return groups
+        return self._engine.optimizer.param_groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> object:  # type: ignore[override]
         """The states of this rank's part."""
         return self._engine.optimizer.state
 
@@ -111,8 +110,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             if self._engine.zero_optimization_partition_weights()
             else "single_partition_of_fp32_groups"
         )
-        found: list[torch.Tensor] = getattr(self._engine.optimizer, of_stage)
-        return found
+        return getattr(self._engine.optimizer, of_stage)
 
     def step(self, _: None = None) -> None:  # type: ignore[override]
         """Update the weights, and drop the gradients."""

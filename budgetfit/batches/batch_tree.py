@@ -209,7 +209,7 @@ def _rebuild(
     return dataclasses.replace(part, **dict(zip(names, values, strict=True)))
 
 
-def _rebuild_mapping(part: Mapping[Any, Any], values: dict[Any, Any]) -> Batch:
+def _rebuild_mapping(part: Mapping[Any, object], values: dict[Any, Any]) -> Batch:
     # A copy keeps constructor arguments: BatchEncoding's tokenizer output,
     # defaultdict's factory.
     result = copy.copy(part)

@@ -15,10 +15,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from budgetfit.errors import InputError
 from budgetfit.utils.lazy_import import lazy_import
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SAMPLE_INDEX_NAMES: Final = ("batch_idx", "batch_index", "batch")
 _EDGES: Final = "edge_index"
@@ -49,7 +52,7 @@ class PackedRows:
     has_end: bool = False
     problem: str = ""
 
-    def take(self, tensor: Any, samples: Sequence[int]) -> Any:
+    def take(self, tensor: "Tensor", samples: Sequence[int]) -> "Tensor":
         """Return the rows of some samples; of a range and not renumbered: a view.
 
         Raises:
@@ -86,12 +89,12 @@ class PackedRows:
         return rows
 
 
-def is_tensor(part: object) -> bool:
+def is_tensor(part: object) -> TypeGuard["Tensor"]:
     """Whether a part of a batch is a tensor, without importing torch."""
     return hasattr(part, "shape") and hasattr(part, "dim")
 
 
-def packed_tensors(part: Mapping[Any, Any], samples: int) -> dict[str, PackedRows]:
+def packed_tensors(part: Mapping[Any, object], samples: int) -> dict[str, PackedRows]:
     """Return how rows belong to samples, by the names of a mapping's packed tensors."""
     found: dict[str, PackedRows] = {}
     name, rows = sample_index(part)
@@ -163,10 +166,10 @@ def sample_index(part: Mapping[Any, Any]) -> tuple[str | None, int]:
     """Return name and length of the sample index tensor, which has to be sorted."""
     for name in SAMPLE_INDEX_NAMES:
         tensor = part.get(name)
-        if not _size(tensor):
+        if not is_tensor(tensor) or not _size(tensor):
             continue
-        rows, values = tensor.shape[0], _values(tensor)  # type: ignore[union-attr]
-        if math.prod(tensor.shape) == rows and values == sorted(values):  # type: ignore[union-attr]
+        rows, values = tensor.shape[0], _values(tensor)
+        if math.prod(tensor.shape) == rows and values == sorted(values):
             return name, rows
     return None, 0
 
@@ -174,15 +177,17 @@ def sample_index(part: Mapping[Any, Any]) -> tuple[str | None, int]:
 def _edge_names(part: Mapping[Any, Any]) -> list[str]:
     """Return the names of ``edge_index`` and of what has a row for each edge."""
     edges = part.get(_EDGES)
-    if not is_tensor(edges) or edges.dim() != 2 or edges.shape[0] != 2:  # type: ignore[union-attr]  # noqa: PLR2004
-        return []
-    count = edges.shape[1]  # type: ignore[union-attr]
-    others = [
-        name
-        for name, child in part.items()
-        if str(name).startswith("edge_") and name != _EDGES and _size(child) == count
-    ]
-    return [_EDGES, *others]
+    match edges.shape if is_tensor(edges) else ():
+        case (2, count):
+            others = [
+                name
+                for name, child in part.items()
+                if str(name).startswith("edge_")
+                and name != _EDGES
+                and _size(child) == count
+            ]
+            return [_EDGES, *others]
+    return []
 
 
 def _nodes_of_one_graph(part: Mapping[Any, Any]) -> int | None:
@@ -190,11 +195,11 @@ def _nodes_of_one_graph(part: Mapping[Any, Any]) -> int | None:
     # Its nodes are the rows of ``x`` ``[nodes, features]``. Of three dimensions ``x``
     # is ``[samples, nodes, features]``, and all samples share the edges.
     nodes = part.get("x")
-    if not _edge_names(part) or not is_tensor(nodes) or nodes.dim() != 2:  # type: ignore[union-attr]  # noqa: PLR2004
+    if not _edge_names(part) or not is_tensor(nodes) or nodes.dim() != 2:  # noqa: PLR2004
         return None
     if _index_names(part):
         return None
-    rows = nodes.shape[0]  # type: ignore[union-attr]
+    rows = nodes.shape[0]
     try:
         largest = int(part[_EDGES].max())
     except Exception:  # noqa: BLE001 - no edges, or no values
@@ -202,7 +207,7 @@ def _nodes_of_one_graph(part: Mapping[Any, Any]) -> int | None:
     return rows if largest < rows else None
 
 
-def _offset_names(part: Mapping[Any, Any]) -> list[str]:
+def _offset_names(part: Mapping[Any, object]) -> list[str]:
     """Return the names of integer vectors that hold the first row of each sample."""
     found = []
     for name, tensor in part.items():
@@ -275,7 +280,7 @@ def _edges(
     if not names or is_shared:
         return {}
     counts: list[int] | None = None
-    if nodes is not None and len(_values(part[_EDGES])) == 2:  # noqa: PLR2004
+    if nodes is not None and _values(part[_EDGES]):
         torch = lazy_import("torch")
         graphs = torch.arange(len(nodes)).repeat_interleave(torch.tensor(nodes))
         edges = part[_EDGES].detach().cpu()
@@ -321,11 +326,11 @@ def _count_rows(index: list[Any], samples: int) -> list[int] | None:
     return [counted[sample] for sample in range(samples)]
 
 
-def _index_names(part: Mapping[Any, Any]) -> list[str]:
+def _index_names(part: Mapping[Any, object]) -> list[str]:
     return [name for name in SAMPLE_INDEX_NAMES if is_tensor(part.get(name))]
 
 
-def _with_rows(part: Mapping[Any, Any], rows: int) -> list[str]:
+def _with_rows(part: Mapping[Any, object], rows: int) -> list[str]:
     return [name for name, child in part.items() if _size(child) == rows]
 
 

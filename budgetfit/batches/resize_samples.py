@@ -1,7 +1,6 @@
 """Batches of the same samples at another sequence length or image size."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -12,9 +11,7 @@ from budgetfit.core.samples.sample_dims import FIRST_DIM, SINGLE_TENSOR, SampleD
 Shape = tuple[int, ...]
 
 
-def with_length(
-    batch: Any, longest: int, length: int, dims: SampleDims = FIRST_DIM
-) -> Any:
+def with_length(batch: object, longest: int, length: int, dims: SampleDims) -> object:
     """Return a batch with sequences of ``length`` positions instead of ``longest``."""
     # Every dimension of ``longest``, other than that of the samples, is a sequence's.
     samples = sample_dimensions(batch, dims)
@@ -29,8 +26,8 @@ def with_length(
 
 
 def with_image_size(
-    batch: Any, largest: Shape, size: Shape, dims: SampleDims = FIRST_DIM
-) -> Any:
+    batch: object, largest: Shape, size: Shape, dims: SampleDims = FIRST_DIM
+) -> object:
     """Return a batch whose images and masks have another height and width."""
     # Two neighbouring dimensions of ``largest``, none of them that of the samples, are
     # an image's.
@@ -48,7 +45,7 @@ def with_image_size(
     return with_shapes(batch, shapes)
 
 
-def with_shapes(batch: Any, shapes: Mapping[str, Shape]) -> Any:
+def with_shapes(batch: object, shapes: Mapping[str, Shape]) -> object:
     """Return a batch whose tensors have other sizes, of evenly spaced positions.
 
     Every value is one of the given tensor's, in the given order: ids stay valid, and a

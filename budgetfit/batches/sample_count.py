@@ -40,7 +40,7 @@ class _ShapeOnly:
         return len(self.shape)
 
 
-def batch_from_shapes(described: Mapping[str, tuple[Shape, str]]) -> Any:
+def batch_from_shapes(described: Mapping[str, tuple[Shape, str]]) -> object:
     """Rebuild a nested batch from shapes by path; numbers are list indices."""
     top: dict[str, Any] = {}
     for path, (shape, dtype) in described.items():
@@ -50,7 +50,7 @@ def batch_from_shapes(described: Mapping[str, tuple[Shape, str]]) -> Any:
             place = place.setdefault(name, {})
         place[last] = _ShapeOnly(shape, dtype)
 
-    def listed(part: Any) -> Any:
+    def listed(part: object) -> Any:
         if not isinstance(part, dict):
             return part
         parts = {name: listed(each) for name, each in part.items()}
@@ -65,7 +65,7 @@ def batch_from_shapes(described: Mapping[str, tuple[Shape, str]]) -> Any:
     return tuple(found) if isinstance(found, list) and len(found) == 1 else found
 
 
-def count_samples(batch: Any, dims: SampleDims = FIRST_DIM) -> int | None:
+def count_samples(batch: object, dims: SampleDims = FIRST_DIM) -> int | None:
     """Infer the number of samples in a batch.
 
     The parts named in ``dims`` decide. Without any it is the size that most parts
@@ -96,16 +96,14 @@ def sample_dimension(
     return dim
 
 
-def sample_dimensions(
-    batch: Any, dims: SampleDims = FIRST_DIM
-) -> dict[str, int | None]:
+def sample_dimensions(batch: object, dims: SampleDims) -> dict[str, int | None]:
     """Return the sample dimension of each tensor of a batch, by path.
 
     None for tensors shared by all samples, and for entries or packed rows of samples.
     """
     samples = count_samples(batch, dims)
 
-    def found(part: Any, path: str) -> Iterator[tuple[str, int | None]]:
+    def found(part: object, path: str) -> Iterator[tuple[str, int | None]]:
         if is_tensor(part):
             yield path or SINGLE_TENSOR, sample_dimension(part, samples, dims, path)
         elif is_list_of_other_items(part, dims, path) or (
@@ -154,7 +152,7 @@ def is_list_of_other_items(part: object, dims: SampleDims, path: str) -> bool:
 
 
 def packed_rows(
-    part: Any, samples: int | None, dims: SampleDims, path: str
+    part: object, samples: int | None, dims: SampleDims, path: str
 ) -> dict[str, PackedRows]:
     """Return ``packed_tensors`` of the unnamed parts of a mapping."""
     if samples is None or not isinstance(part, Mapping):
@@ -163,7 +161,7 @@ def packed_rows(
 
 
 def _without_named(
-    part: Mapping[Any, Any], dims: SampleDims, path: str
+    part: Mapping[Any, object], dims: SampleDims, path: str
 ) -> dict[Any, Any]:
     return {
         name: child
@@ -209,7 +207,7 @@ def _possible_sizes(
 
 
 def _may_have_entry_per_sample(
-    part: list[Any] | tuple[Any, ...], dims: SampleDims, path: str
+    part: list[Any] | tuple[object, ...], dims: SampleDims, path: str
 ) -> bool:
     """Whether a list or tuple may have one entry per sample."""
     # At the top level, a tuple or list of tensors is the model's arguments. Below it, a
@@ -228,7 +226,7 @@ def _may_have_entry_per_sample(
     return bool(path) and all(map(is_tensor, part))
 
 
-def all_mappings(part: Iterable[Any]) -> bool:
+def all_mappings(part: Iterable[object]) -> bool:
     """Whether every entry is a mapping."""
     return all(isinstance(item, Mapping) for item in part)
 
@@ -242,7 +240,7 @@ def _shared_size(part: object, dim: int | None) -> int | None:
     return sizes.pop() if len(sizes) == 1 else None
 
 
-def _tensors(part: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _tensors(part: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the tensors in a part of a batch with their paths."""
     if is_tensor(part):
         yield path or SINGLE_TENSOR, part
@@ -256,7 +254,7 @@ def join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def children_of(part: Any) -> list[tuple[str, Any]] | None:
+def children_of(part: object) -> list[tuple[str, Any]] | None:
     """Return the named children of a container; None for a leaf."""
     if isinstance(part, Mapping):
         return [(str(key), value) for key, value in part.items()]

@@ -96,7 +96,7 @@ def _model(text: str) -> list[object]:
     """Return what a model's text stands for."""
     # Of a local folder the config is read, and where it names no dtype the weights'
     # headers (``model_sources/checkpoint_config.py``).
-    from budgetfit.integrations.model_sources import hub, model_name  # noqa: PLC0415
+    from budgetfit.integrations.model_sources import hub, model_name
 
     text = text.strip()
     if is_factory_text(text):
@@ -128,7 +128,7 @@ def _names_a_backbone(fields: object) -> bool:
 
 def _software(process: Process) -> list[object]:
     """Return Python, the environment, what is installed and can be imported."""
-    from budgetfit.traces.cache.package_hash import package_hash  # noqa: PLC0415
+    from budgetfit.traces.cache.package_hash import package_hash
 
     environment = sorted(
         (name, value)
@@ -156,7 +156,7 @@ def _importable(folder: str) -> Iterator[tuple[str, object]]:
 
 def _machine() -> list[object]:
     """Return what of this machine and of its user decides."""
-    from budgetfit.calibration.file import calibration_path  # noqa: PLC0415
+    from budgetfit.calibration.file import calibration_path
 
     kept = calibration_path()  # what verify measured
     devices = [

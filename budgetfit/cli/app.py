@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -84,6 +84,9 @@ from budgetfit.utils.garbage_collection import (
     collect_less_often,
     collect_nothing_at_exit,
 )
+
+if TYPE_CHECKING:
+    from budgetfit.core.plan import Plan
 
 # Targets of `export --to`, and the modules whose `export_text` writes them.
 EXPORTS: Final = {
@@ -387,7 +390,7 @@ def export(*, plan_file: Path, to: str, save: Path | None, as_json: bool) -> Non
 @command(app, example="gpus")
 def gpus(*, as_json: bool) -> None:
     """List the cards that --gpu knows."""
-    from budgetfit.gpus.table import all_gpus  # noqa: PLC0415 - keeps --help fast
+    from budgetfit.gpus.table import all_gpus
 
     if as_json:
         typer.echo(json_writer().gpus_json(all_gpus()))
@@ -415,12 +418,12 @@ command(app, OOM_FILE, example="explain oom.txt")(explain)
 
 def _answer(command: str, asked: dict[str, Any], compute: Callable[[], Any]) -> Any:  # noqa: ANN401
     """Return what ``compute`` returns, from disk where nothing changed."""
-    from budgetfit.cli.stored_answers import ask  # noqa: PLC0415 - keeps --help fast
+    from budgetfit.cli.stored_answers import ask
 
     return ask(command, asked, compute)
 
 
-def _load(path: Path) -> Any:  # noqa: ANN401 - a Plan; its module is not imported yet
-    from budgetfit.core.plan import Plan  # noqa: PLC0415 - keeps --help fast
+def _load(path: Path) -> "Plan":
+    from budgetfit.core.plan import Plan
 
     return Plan.load(path)

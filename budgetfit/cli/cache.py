@@ -21,8 +21,8 @@ OFF = (
 @command(app, example="cache info")
 def info(*, as_json: bool) -> None:
     """Tell where traces and answers are kept and what they take."""
-    from budgetfit.traces.cache.folder import LIMIT_BYTES, CacheFolder  # noqa: PLC0415 - for --help
-    from budgetfit.utils.format_bytes import format_bytes  # noqa: PLC0415
+    from budgetfit.traces.cache.folder import LIMIT_BYTES, CacheFolder
+    from budgetfit.utils.format_bytes import format_bytes
 
     cache = CacheFolder()
     files, size_bytes = cache.size()
@@ -44,8 +44,8 @@ def info(*, as_json: bool) -> None:
 @command(app, example="cache clear")
 def clear(*, as_json: bool) -> None:
     """Remove them all; nothing else is touched, and plans stay what they are."""
-    from budgetfit.traces.cache.folder import CacheFolder  # noqa: PLC0415 - for --help
-    from budgetfit.utils.format_bytes import format_bytes  # noqa: PLC0415
+    from budgetfit.traces.cache.folder import CacheFolder
+    from budgetfit.utils.format_bytes import format_bytes
 
     files, size_bytes = CacheFolder().clear()
     if as_json:

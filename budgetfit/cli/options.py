@@ -39,7 +39,7 @@ Options = dict[str, Declared]
 def _option(
     text: str,
     kind: Any = str,  # noqa: ANN401 - a type
-    default: Any = None,  # noqa: ANN401 - an option's value
+    default: object = None,
     *,
     shown: str | bool = True,
     split: Callable[[str], Any] | None = None,

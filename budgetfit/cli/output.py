@@ -15,7 +15,7 @@ import traceback as tracebacks
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import typer
 
@@ -92,8 +92,8 @@ def report_errors(
 
 
 def _echo_limit(vram: str) -> None:
-    from budgetfit.core.units import parse_bytes  # noqa: PLC0415 - keeps --help fast
-    from budgetfit.reporting.formatting import memory_class_text, size_text  # noqa: PLC0415
+    from budgetfit.core.units import parse_bytes
+    from budgetfit.reporting.formatting import memory_class_text, size_text
 
     size_bytes = parse_bytes(vram)
     for line in (size_text(size_bytes), memory_class_text(size_bytes)):
@@ -128,8 +128,8 @@ def exit_unless_fits(*, fits: bool) -> None:
 def show_progress() -> Iterator[Progress | None]:
     """Show progress on stderr, only on a terminal."""
     # What the model's own code prints goes to stderr, too: stdout is for the result.
-    from rich.console import Console  # noqa: PLC0415 - keeps --help fast
-    from rich.text import Text  # noqa: PLC0415
+    from rich.console import Console
+    from rich.text import Text
 
     console = Console(stderr=True)
     with contextlib.redirect_stdout(sys.stderr):
@@ -141,7 +141,7 @@ def show_progress() -> Iterator[Progress | None]:
             yield lambda text: status.update(Text(text))
 
 
-def api() -> Any:  # noqa: ANN401 - a lazily imported module
+def api() -> ModuleType:
     """Import ``budgetfit.api.plan``."""
     return import_or_exit("budgetfit.api.plan")
 
@@ -170,12 +170,12 @@ def _end_now(*_: object) -> None:
     os._exit(INTERRUPTED)
 
 
-def text_writer() -> Any:  # noqa: ANN401
+def text_writer() -> ModuleType:
     """Import the text reports."""
     return importlib.import_module("budgetfit.reporting.render")
 
 
-def json_writer() -> Any:  # noqa: ANN401
+def json_writer() -> ModuleType:
     """Import the JSON reports."""
     return importlib.import_module("budgetfit.reporting.json")
 
@@ -249,7 +249,7 @@ def write_snapshot(path: Path | None, dump: Callable[[Path], None]) -> str:
     return ""
 
 
-def report_writer() -> Any:  # noqa: ANN401
+def report_writer() -> ModuleType:
     """Import the report with figures."""
     return importlib.import_module("budgetfit.reporting.html.report")
 

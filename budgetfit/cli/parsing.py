@@ -89,7 +89,7 @@ def read_lengths(path: Path | None) -> dict[int, int] | None:
         words = line.replace(",", " ").split()
         if not words:
             continue
-        if len(words) > 2 or not all(map(is_whole, words)):  # noqa: PLR2004
+        if words[2:] or not all(map(is_whole, words)):
             raise InputError(
                 f"Line {number} of {str(path)!r} is {line.strip()[:40]!r}. Write one "
                 'length in each line, "512", or length and number of samples, '
@@ -113,14 +113,14 @@ def arguments_of(
         InputError: For the first invalid option.
     """
     # Imported here to keep --help fast.
-    from budgetfit.core.precision import find_precision, requested_precisions  # noqa: PLC0415
-    from budgetfit.core.units import parse_bytes  # noqa: PLC0415
-    from budgetfit.core.validation import check_batch, check_objective  # noqa: PLC0415
-    from budgetfit.gpus.hourly_prices import hourly_prices  # noqa: PLC0415
-    from budgetfit.gpus.interconnect import check_link  # noqa: PLC0415
-    from budgetfit.gpus.table import find_gpu  # noqa: PLC0415
-    from budgetfit.inputs.several_gpus import find_counted_gpu  # noqa: PLC0415
-    from budgetfit.integrations.model_sources.model_name import check_model_text  # noqa: PLC0415
+    from budgetfit.core.precision import find_precision, requested_precisions
+    from budgetfit.core.units import parse_bytes
+    from budgetfit.core.validation import check_batch, check_objective
+    from budgetfit.gpus.hourly_prices import hourly_prices
+    from budgetfit.gpus.interconnect import check_link
+    from budgetfit.gpus.table import find_gpu
+    from budgetfit.inputs.several_gpus import find_counted_gpu
+    from budgetfit.integrations.model_sources.model_name import check_model_text
 
     check_objective(given.get("objective", "throughput"))
     check_batch(given.get("batch_size"), given.get("effective_batch_size"))

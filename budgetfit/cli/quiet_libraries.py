@@ -45,7 +45,7 @@ def quiet_libraries() -> Iterator[None]:
 
 def _is_remark(filename: str, category: type[Warning]) -> bool:
     """Whether a warning is about a library or its calls."""
-    from budgetfit.utils.user_code import is_installed  # noqa: PLC0415
+    from budgetfit.utils.user_code import is_installed
 
     if filename.startswith(_OWN):
         return category is not UserWarning

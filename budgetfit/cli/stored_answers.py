@@ -13,7 +13,7 @@ import json
 import sys
 import zlib
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from budgetfit.cli.answer_key import answer_key, file_version, imported_files
 from budgetfit.core.plan import (
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pydantic import TypeAdapter
+
+_T = TypeVar("_T")
 
 FORMAT: Final = "budgetfit answer 1"
 _KINDS: Final[Mapping[str, Any]] = {
@@ -88,17 +90,16 @@ class AnswerCache(CacheFolder):
 
     def load(self, key: str | None, command: str) -> _Answer | None:
         """Return the answer stored under ``key``; None if there is none."""
-        found: _Answer | None = self.read(
-            key, lambda path, key: _read(path, key, command)
-        )
-        return found
+        return self.read(key, lambda path, key: _read(path, key, command))
 
     def store(self, key: str | None, command: str, answer: _Answer) -> None:
         """Store ``answer`` under ``key``, if possible."""
         self.write(key, lambda file, key: _write(file, key, command, answer))
 
 
-def ask(command: str, asked: Mapping[str, Any], compute: Callable[[], Any]) -> Any:  # noqa: ANN401 - by command
+def ask(
+    command: str, asked: Mapping[str, object], compute: Callable[[], Any]
+) -> object:
     """Return what ``compute`` returns, from disk where nothing changed.
 
     ``command``: ``plan``, ``estimate``, ``compare`` or ``layers``; ``asked``: the
@@ -125,7 +126,7 @@ def ask(command: str, asked: Mapping[str, Any], compute: Callable[[], Any]) -> A
     return _with_alternatives(value, lambda: compute().alternatives, keep)
 
 
-def _computed(compute: Callable[[], Any], keep: Callable[[_Answer], None]) -> Any:  # noqa: ANN401
+def _computed(compute: Callable[[], Any], keep: Callable[[_Answer], None]) -> object:
     try:
         found = compute()
     except DoesNotFitError as error:
@@ -157,7 +158,7 @@ def _with_alternatives(
     return replace(plan, alternatives=(), lazy_alternatives=lazy)
 
 
-def _plain(found: Any) -> Any:  # noqa: ANN401
+def _plain(found: _T) -> _T:
     """Return an answer without what cannot be written."""
     if not isinstance(found, Plan):
         return found
@@ -183,14 +184,14 @@ def _refusal(error: DoesNotFitError) -> _Refusal:
     return _Refusal(suggestions=suggestions, **given)
 
 
-def _reads_card(asked: Mapping[str, Any]) -> bool:
+def _reads_card(asked: Mapping[str, object]) -> bool:
     """Whether the answer depends on the card of this machine, and what it has free."""
     # Called after the computation, which has imported torch.
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return False
-    from budgetfit.inputs.several_gpus import find_counted_gpu  # noqa: PLC0415
-    from budgetfit.inputs.target_gpu import current_gpu  # noqa: PLC0415
+    from budgetfit.inputs.several_gpus import find_counted_gpu
+    from budgetfit.inputs.target_gpu import current_gpu
 
     several = asked.get("gpus")  # of compare: cards
     named = several if isinstance(several, (list, tuple)) else ()
@@ -240,14 +241,16 @@ def _write(file: IO[bytes], key: str, command: str, answer: _Answer) -> None:
     file.write(gzip.compress(text.encode(), compresslevel=_FAST))
 
 
-def _printed(value: Any) -> str:  # noqa: ANN401
+def _printed(value: object) -> str:
     """Return all fields of an answer as text."""
     if isinstance(value, (list, tuple)):
         return str([_printed(each) for each in value])
-    return repr(asdict(value) if is_dataclass(value) else value)  # type: ignore[arg-type]
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    return repr(value)
 
 
 def _adapter(command: str, *, refused: bool) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter  # noqa: PLC0415 - keeps --help fast
+    from pydantic import TypeAdapter
 
     return TypeAdapter(_Refusal if refused else _KINDS[command])

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import typer
 
@@ -38,5 +38,5 @@ def _words(context: typer.Context, left_out: Container[str]) -> Iterator[str]:
                 yield from (parameter.opts[0], _text(each))
 
 
-def _text(value: Any) -> str:  # noqa: ANN401 - an option's
+def _text(value: object) -> str:
     return str(value) if isinstance(value, (str, int, float, Path)) else repr(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Of click, or of the copy of it in newer versions of typer.
 _UsageError: Any = typer.BadParameter.__base__
+_Context: TypeAlias = Any
 
 _SEVERAL_GPUS: Final = (
     "use --gpus 8 of plan or estimate, or --gpus 8x4 for 4 nodes with 8 each; --engine "
@@ -63,7 +64,7 @@ UNSUPPORTED_OPTIONS: Final = {
 class Command(TyperCommand):
     """A command with hints for options that it does not have."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
+    def parse_args(self, ctx: _Context, args: list[str]) -> list[str]:
         """Parse; refuse unsupported options with a hint."""
         own = {word for param in self.get_params(ctx) for word in param.opts}
         asked = (word.partition("=")[0].replace("_", "-") for word in args)
@@ -74,11 +75,11 @@ class Command(TyperCommand):
                     raise InputError(f"{word}: {instead}.")
         return super().parse_args(ctx, args)
 
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
+    def get_params(self, ctx: _Context) -> list[Any]:
         """Return the parameters, without ``<bool>`` after flags in the help."""
         return _plain(super().get_params(ctx))
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
+    def collect_usage_pieces(self, ctx: _Context) -> list[str]:
         """Return the pieces of the usage line, without braces."""
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
@@ -90,9 +91,9 @@ class Group(TyperGroup):
         self,
         info_name: str | None,
         args: list[str],
-        parent: Any = None,  # noqa: ANN401
-        **extra: Any,
-    ) -> Any:  # noqa: ANN401
+        parent: _Context | None = None,
+        **extra: object,
+    ) -> _Context:
         """Parse what stands before a command."""
         as_json = parent is None and "--json" in args  # of groups inside: once
         with _usage_error_document(as_json=as_json):
@@ -100,13 +101,13 @@ class Group(TyperGroup):
         ctx.meta.setdefault(__name__, as_json)  # shared with contexts inside
         return ctx
 
-    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+    def invoke(self, ctx: _Context) -> object:
         """Parse and run the command."""
         as_json = ctx.parent is None and ctx.meta[__name__]
         with _usage_error_document(as_json=as_json):
             return super().invoke(ctx)
 
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
+    def get_params(self, ctx: _Context) -> list[Any]:
         """Return the parameters, without ``<bool>`` after flags in the help."""
         return _plain(super().get_params(ctx))
 

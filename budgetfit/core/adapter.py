@@ -156,7 +156,7 @@ def _no_such_setting(name: str, storage: str) -> InputError:
     )
 
 
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:  # noqa: ANN401
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> Any:  # noqa: ANN401
     if value not in known:
         raise InputError(
             f"{value!r} is not a {name}. Use one of: {', '.join(known)}; for example "
@@ -165,17 +165,17 @@ def _one_of(name: str, value: Any, known: tuple[str, ...]) -> Any:  # noqa: ANN4
     return value
 
 
-def _share(name: str, value: Any) -> float:  # noqa: ANN401
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value < 1:
+def _share(name: str, value: object) -> float:
+    number = None if isinstance(value, bool) else value
+    if not isinstance(number, (int, float)) or not 0 <= number < 1:
         raise InputError(
             f"{name} must be a share from 0 to less than 1, for example 0.05; "
             f"got {value!r}."
         )
-    return float(value)
+    return float(number)
 
 
-def _targets(value: Any) -> str | tuple[str, ...]:  # noqa: ANN401
+def _targets(value: object) -> str | tuple[str, ...]:
     if isinstance(value, str) and value.isidentifier():
         return (value,)  # a plain name; a regex would have to match the whole path
     if isinstance(value, str) and value:

@@ -13,6 +13,7 @@ Engine = Literal["ddp", "fsdp2", "deepspeed"]
 PolicyDtype = Literal["bf16", "fp16", "fp32"]
 ZeroStage = Literal[1, 2, 3]
 MOST_GPUS: Final = 2**14
+ZERO_3: Final = 3  # the stage that shards the weights as well
 # Of a process group whose ranks exchange tensors in host memory as well.
 BACKENDS: Final = "cpu:gloo,cuda:nccl"
 _MOST_ELEMENTS: Final = 2**40  # of a bucket
@@ -195,12 +196,12 @@ class Parallelism:
     @property
     def gathers(self) -> bool:
         """Whether each block's weights are there only while it runs itself."""
-        return self.engine == "fsdp2" or self.zero_stage == 3  # noqa: PLR2004 - a name
+        return self.engine == "fsdp2" or self.zero_stage == ZERO_3
 
     @property
     def overlaps(self) -> bool:
         """Whether DeepSpeed's collectives run beside its kernels."""
-        default = self.zero_stage == 3  # noqa: PLR2004 - as DeepSpeed names it
+        default = self.zero_stage == ZERO_3
         return default if self.overlap_comm is None else self.overlap_comm
 
     @staticmethod

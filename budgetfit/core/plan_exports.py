@@ -21,7 +21,7 @@ class PlanExports:
 
     __slots__ = ()
 
-    def prepare(self, model: Any) -> Any:
+    def prepare(self, model: object) -> Any:
         """Apply a plan to a model, for a training loop of your own or a library's.
 
         Checkpointing, chunked loss and the dtype of weights; autocast, loss scaling,
@@ -38,7 +38,7 @@ class PlanExports:
         """
         return _call("exports.prepared_model", "prepare", self, model)
 
-    def make_optimizer(self, parameters: Iterable[Any], lr: float = 5e-5) -> Any:
+    def make_optimizer(self, parameters: Iterable[object], lr: float = 5e-5) -> Any:
         """Build the planned ``torch.optim.Optimizer`` for the trainable parameters.
 
         Args:
@@ -54,7 +54,7 @@ class PlanExports:
             "exports.prepared_model", "make_plan_optimizer", self, parameters, lr
         )
 
-    def to_training_arguments(self, **overrides: Any) -> dict[str, Any]:
+    def to_training_arguments(self, **overrides: object) -> dict[str, Any]:
         """Return arguments for the installed ``transformers.TrainingArguments``.
 
         Use them with ``trainer_callback``: no argument can name blocks.
@@ -73,7 +73,7 @@ class PlanExports:
         """Return a callback that applies the plan in a transformers ``Trainer``."""
         return _call("exports.trainer", "PlanCallback", self)
 
-    def to_sft_config(self, **overrides: Any) -> dict[str, Any]:
+    def to_sft_config(self, **overrides: object) -> dict[str, Any]:
         """Return arguments for ``trl.SFTConfig``, as ``to_training_arguments``."""
         found: dict[str, Any] = _call("exports.trl", "sft_arguments", self, overrides)
         return found
@@ -111,6 +111,6 @@ class PlanExports:
         return text
 
 
-def _call(module: str, function: str, *args: Any) -> Any:
+def _call(module: str, function: str, *args: object) -> Any:
     home = importlib.import_module(f"budgetfit.integrations.{module}")
     return getattr(home, function)(*args)

@@ -54,12 +54,13 @@ _SIZES: Final = {
     "lengths": re.compile(r"[1-9]\d{0,8}"),
     "image_sizes": re.compile(r"[1-9]\d{0,8}x[1-9]\d{0,8}"),
 }
+_LONGEST_NAME: Final = 200  # a field of ours has 60 characters at most
 _ANEW: Final = "Save it again: budgetfit plan MODEL --vram 24GB --save plan.json"
 
 
 def damaged_plan_error(where: str, why: str) -> InputError:
     """Return an InputError that names a field and what is wrong with it."""
-    if len(where) > 200:  # noqa: PLR2004 - a field of ours has 60 characters at most
+    if len(where) > _LONGEST_NAME:
         where = f"{where[:100]}...{where[-40:]}"
     return InputError(
         f"The saved plan is damaged at {where!r}: {why.rstrip('.')}. {_ANEW}"

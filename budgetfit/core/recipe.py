@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from budgetfit.core.parallelism import Engine, Parallelism
+from budgetfit.core.parallelism import ZERO_3, Engine, Parallelism
 from budgetfit.core.precision import find_precision
 from budgetfit.core.validation import (
     MAX_BATCH_SIZE,
@@ -78,7 +78,7 @@ class Segment:
                     f"{name!r} is no call of an op. Name the op and which of its calls "
                     'in the block, from 0: "aten.mm.default:0".'
                 )
-        if self.nested and len(self.blocks) < 2:  # noqa: PLR2004 - several
+        if self.nested and len(self.blocks) <= 1:
             raise InputError(
                 f"A nested segment has several blocks to recompute, and this one has "
                 f"{len(self.blocks)}. Leave nested out."
@@ -234,7 +234,7 @@ class Recipe:
                 'engine keeps them. Leave it out, or use engine="fsdp2".'
             )
         offloads = any(each.mode == "offload" for each in self.segments)
-        if parallelism.zero_stage == 3 and offloads:  # noqa: PLR2004 - a name
+        if parallelism.zero_stage == ZERO_3 and offloads:
             raise InputError(
                 "ZeRO-3 with activations offloaded to the host trains with wrong "
                 "gradients: a weight is freed while the backward refers to it. Use "

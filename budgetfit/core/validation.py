@@ -44,7 +44,7 @@ def is_whole(text: str) -> bool:
     return digits.isdecimal() and len(digits) <= _MOST_DIGITS
 
 
-def set_python_numbers(settings: Any, names: Iterable[str]) -> None:  # noqa: ANN401
+def set_python_numbers(settings: object, names: Iterable[str]) -> None:
     """Set fields of a frozen dataclass to ``python_number`` of what they are."""
     for name in names:
         value = getattr(settings, name)
@@ -55,7 +55,7 @@ def set_python_numbers(settings: Any, names: Iterable[str]) -> None:  # noqa: AN
 
 def check_positive_int(
     name: str,
-    value: Any,  # noqa: ANN401 - any user input
+    value: object,
     *,
     example: int = 8,
     most: int = MAX_SAMPLES,
@@ -116,7 +116,7 @@ def check_samples(samples: int | None) -> None:
         check_positive_int("samples", samples, example=50_000, most=MAX_BATCH_SIZE)
 
 
-def parse_image_size(value: Any) -> tuple[int, int]:  # noqa: ANN401
+def parse_image_size(value: object) -> tuple[int, int]:
     """Return height and width in pixels of ``448``, ``(336, 448)`` or ``"336x448"``.
 
     Raises:
@@ -145,5 +145,5 @@ def format_image_size(value: ImageSize) -> str:
 
 
 def _is_side(value: object) -> bool:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole and 1 <= value <= MAX_PIXELS  # type: ignore[operator]
+    side = None if isinstance(value, bool) else value
+    return isinstance(side, int) and 1 <= side <= MAX_PIXELS

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from budgetfit.core.allocator.parse_settings import parse_values
 from budgetfit.core.allocator.settings import VARIABLE, VARIABLES, AllocatorSettings
@@ -101,7 +101,7 @@ def mistyped_names(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield name, near[0]
 
 
-def _notes(machine: Machine, values: Mapping[str, Any]) -> Iterator[Finding]:
+def _notes(machine: Machine, values: Mapping[str, object]) -> Iterator[Finding]:
     """Yield notes on valid settings with surprising effects."""
     expandable = values.get("expandable_segments", False)
     fraction = values.get("per_process_memory_fraction")

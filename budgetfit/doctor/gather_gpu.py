@@ -80,12 +80,11 @@ def parse_processes(text: str) -> Iterator[ProcessFacts]:
     """Parse the rows of ``--query-compute-apps``; process names may have commas."""
     for line in _lines(text):
         pid, _, rest = line.partition(",")
-        words = rest.rsplit(",", 2)
-        if pid.strip().isdecimal() and len(words) == 3:  # noqa: PLR2004
-            name, used, uuid = (word.strip() for word in words)
-            yield ProcessFacts(
-                pid=int(pid), name=name, used_bytes=_mib(used), gpu_uuid=uuid
-            )
+        match [word.strip() for word in rest.rsplit(",", 2)]:
+            case name, used, uuid if pid.strip().isdecimal():
+                yield ProcessFacts(
+                    pid=int(pid), name=name, used_bytes=_mib(used), gpu_uuid=uuid
+                )
 
 
 def has_nvidia_gpu_on_bus() -> bool:

@@ -248,10 +248,10 @@ def _classes(making: _Making) -> Tensor | None:
     return None if count is None else making.request.integers((making.rows,), 0, count)
 
 
-def _added_conditions(making: _Making) -> dict[str, Tensor] | None:
+def _added_conditions(making: _Making) -> dict[str, Tensor | None] | None:
     """Return ``added_cond_kwargs``: of SDXL, DeepFloyd, Kandinsky and PixArt."""
     config, kind = making.config, making.first("addition_embed_type")
-    found: dict[str, Tensor] = {}
+    found: dict[str, Tensor | None] = {}
     if kind == "text_time":
         ids = _TIME_IDS * int(config.addition_time_embed_dim)
         width = int(config.projection_class_embeddings_input_dim) - ids
@@ -268,7 +268,7 @@ def _added_conditions(making: _Making) -> dict[str, Tensor] | None:
     if getattr(making.request.model, "use_additional_conditions", False):
         found |= {"resolution": making.floats(2), "aspect_ratio": making.floats(1)}
     if "PixArt" in type(making.request.model).__name__ and not found:
-        return {"resolution": None, "aspect_ratio": None}  # type: ignore[dict-item]
+        return {"resolution": None, "aspect_ratio": None}
     return found or None
 
 

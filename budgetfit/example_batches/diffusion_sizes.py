@@ -188,7 +188,7 @@ _VIDEO_AUTOENCODERS: Final = frozenset(
 ) | {"AutoencoderVidTok", "Kandinsky6SRVAE"}
 
 
-def by_class(table: Mapping[str, Any], model: nn.Module) -> Any:
+def by_class(table: Mapping[str, object], model: nn.Module) -> Any:
     """Return the entry for the longest beginning of the model's class name."""
     name = type(model).__name__
     return table[max((key for key in table if name.startswith(key)), key=len)]

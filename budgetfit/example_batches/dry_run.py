@@ -54,8 +54,8 @@ def forward_accepts(model: nn.Module, batch: Batch) -> bool:
 
 
 def call_on_fakes(
-    model: nn.Module, call: Callable[[nn.Module, Any], Any], inputs: Any
-) -> Any:
+    model: nn.Module, call: Callable[[nn.Module, Any], object], inputs: object
+) -> object:
     """Return what ``call`` returns for a fake copy of a model and fake inputs.
 
     Values of whole numbers are known, as in a trace. Whatever ``call`` raises is
@@ -89,7 +89,7 @@ def _fakes_for(model: nn.Module) -> Iterator[FakeTensorMode]:
         yield mode
 
 
-def _call(model: nn.Module, batch: Batch) -> Any:
+def _call(model: nn.Module, batch: Batch) -> object:
     if isinstance(batch, dict):
         return model(**batch)
     return model(*batch) if isinstance(batch, tuple) else model(batch)

@@ -141,7 +141,7 @@ def _declared_image_sizes(
         for name in _IMAGE_ATTRIBUTES:
             size = vars(module).get(name)
             sides = (size, size) if isinstance(size, int) else size
-            if isinstance(sides, (tuple, list)) and len(sides) >= 2:  # noqa: PLR2004
+            if isinstance(sides, (tuple, list)) and len(sides) > 1:
                 height, width = sides[-2:]
                 if isinstance(height, int) and isinstance(width, int):
                     yield height, width

@@ -14,6 +14,7 @@ from budgetfit.example_batches.multimodal_prompts import (
     mask_placeholders,
 )
 from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
+from budgetfit.utils.lazy_import import lazy_import
 
 CHOICE_COUNT = 4  # answers per question in SWAG
 _OBJECTS_PER_IMAGE = 7  # COCO's mean for each image, 860 001 objects in 117 266 images
@@ -134,7 +135,7 @@ def _class_ids(request: BatchRequest, *shape: int) -> Tensor:
 
 def _refuse_missing_padding(request: BatchRequest) -> None:
     """Decoders classify at the last non-padding token: they need ``pad_token_id``."""
-    from transformers.models.auto import modeling_auto  # noqa: PLC0415, slow
+    modeling_auto = lazy_import("transformers.models.auto.modeling_auto")
 
     config = token_ids.text_config(request.model)
     is_decoder = (

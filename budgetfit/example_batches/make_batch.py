@@ -106,7 +106,7 @@ def make_batch(  # noqa: PLR0913 - one value each
     )
 
 
-def loss_for(model: nn.Module, batch: Batch) -> Callable[..., Any] | None:
+def loss_for(model: nn.Module, batch: Batch) -> Callable[..., object] | None:
     """Return the usual loss for a batch with a target; None for the model's own."""
     has_target = isinstance(batch, Mapping) and TARGET in batch
     if has_target and is_diffusers_model(unwrap_model(model)):

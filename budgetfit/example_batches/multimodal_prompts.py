@@ -277,12 +277,12 @@ def _reaches_a_layer(request: BatchRequest, inputs: Arguments) -> bool:
     return bool(ran)
 
 
-def _call_on_meta(getter: Callable[..., Any], inputs: Arguments) -> Any:
+def _call_on_meta(getter: Callable[..., object], inputs: Arguments) -> object:
     with torch.no_grad():
         return getter(**map_batch(_arguments_of(getter, inputs), _on_meta))
 
 
-def _call_on_fakes(getter: Callable[..., Any], inputs: Arguments) -> Any:
+def _call_on_fakes(getter: Callable[..., object], inputs: Arguments) -> object:
     """Call a method on fake tensors, which have the values of masks and sizes."""
     bound: Any = getter
 
@@ -292,7 +292,7 @@ def _call_on_fakes(getter: Callable[..., Any], inputs: Arguments) -> Any:
     return call_on_fakes(bound.__self__, call, _arguments_of(getter, inputs))
 
 
-def _arguments_of(getter: Callable[..., Any], inputs: Arguments) -> Arguments:
+def _arguments_of(getter: Callable[..., object], inputs: Arguments) -> Arguments:
     known = inspect.signature(getter).parameters
     return {name: value for name, value in inputs.items() if name in known}
 
@@ -302,7 +302,7 @@ def _on_meta(value: Tensor) -> Tensor:
     return value.to("meta") if value.is_floating_point() else value
 
 
-def _meta_method(model: nn.Module, name: str) -> Callable[..., Any] | None:
+def _meta_method(model: nn.Module, name: str) -> Callable[..., object] | None:
     """Return a method of a meta copy of the model; None if there is none."""
     # A copy, because transformers adds hooks to modules that it runs.
     homes = (model, getattr(model, "base_model", model))

@@ -46,7 +46,7 @@ def time_series_inputs(request: BatchRequest) -> Arguments:
     return batch
 
 
-def _value_shape(config: Any) -> tuple[int, ...]:
+def _value_shape(config: object) -> tuple[int, ...]:
     """Return the shape of one time step: channels, or a scalar."""
     channels = first_field(config, "num_input_channels")
     if channels is not None:

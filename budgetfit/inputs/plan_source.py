@@ -98,7 +98,7 @@ def planned_batch_dims(plan: Plan, model: nn.Module) -> SampleDims:
     return plan.model.batch_dims or SampleDims(batch_dimension(model))
 
 
-def parse_loss(loss: object) -> Callable[..., Any] | None:
+def parse_loss(loss: object) -> Callable[..., object] | None:
     """Return the loss function, loaded where text names it; refuse all else."""
     if isinstance(loss, str):
         return load_loss(loss)
@@ -171,7 +171,7 @@ def resolve_model_and_batch(  # noqa: PLR0913 - what a saved plan cannot hold
     plan: Plan,
     model: nn.Module | str | None,
     *,
-    batch: Any,  # noqa: ANN401 - any nesting of tensors
+    batch: object,
     loss: Loss | str | None,
     optimizer: Optimizer | None,
     device: str | None,
@@ -305,7 +305,7 @@ def has_sizes(plan: Plan) -> bool:
     return any(asked.get(name) is not None for name in ("lengths", "image_sizes"))
 
 
-def planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> Any:  # noqa: ANN401
+def planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> object:
     """Refuse samples of other shapes than planned; ``call`` takes the batch."""
     if plan.source is not None:
         return plan.source.batch
@@ -326,7 +326,7 @@ def planned_batch(plan: Plan, model: nn.Module, dims: SampleDims) -> Any:  # noq
 
 def check_batch_shapes(
     plan: Plan,
-    batch: Any,  # noqa: ANN401
+    batch: object,
     dims: SampleDims,
     call: str = "verify",
 ) -> None:
@@ -357,7 +357,7 @@ def planned_arguments(
     plan: Plan,
     model: nn.Module | str | None = None,
     *,
-    batch: Any = None,  # noqa: ANN401
+    batch: object = None,
     loss: Loss | str | None = None,
     optimizer: Optimizer | None = None,
 ) -> dict[str, Any]:

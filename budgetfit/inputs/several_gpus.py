@@ -4,7 +4,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, get_args
 
-from budgetfit.core.parallelism import MOST_GPUS, Parallelism, ZeroStage, check_engine
+from budgetfit.core.parallelism import (
+    MOST_GPUS,
+    ZERO_3,
+    Parallelism,
+    ZeroStage,
+    check_engine,
+)
 from budgetfit.core.validation import MAX_BATCH_SIZE, check_positive_int, is_whole
 from budgetfit.errors import InputError
 from budgetfit.gpus.interconnect import check_link, is_between_nodes
@@ -35,7 +41,7 @@ class CountedGpu(NamedTuple):
         return self.per_node * self.nodes
 
 
-def parse_gpus(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any user input
+def parse_gpus(value: object) -> tuple[int, int]:
     """Return the GPUs of each node and the nodes of ``8``, ``"8"`` or ``"8x4"``.
 
     Raises:
@@ -79,7 +85,6 @@ def find_counted_gpu(text: str) -> CountedGpu:
             'Name each card, for example "rtx-4090" or "h100-80gbx8" '
             f"(--gpus rtx-4090,h100-80gbx8); got {given!r:.60}."
         )
-    problem: InputError | None = None
     # The name of a card may end like a number of them: gtx1080.
     for name, gpus in _readings(text.strip()):
         try:
@@ -93,7 +98,6 @@ def find_counted_gpu(text: str) -> CountedGpu:
                     f"or {name}x8x4 for four machines with eight each."
                 )
             return CountedGpu(gpu, *parse_gpus(gpus))
-    assert problem is not None  # noqa: S101 - there is a reading
     raise problem
 
 
@@ -187,7 +191,7 @@ def parallelisms(gpus: Gpus, engine: str) -> tuple[Parallelism, ...]:
         )
         for overlap in (None, True)
         for stage in stages
-        if not (overlap and stage == 3)  # noqa: PLR2004 - its default
+        if not (overlap and stage == ZERO_3)  # its default
     ]
     return tuple(found)
 

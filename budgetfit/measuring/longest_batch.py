@@ -64,7 +64,7 @@ def select_batches(batch: Any) -> BatchSelection:
     )
 
 
-def shapes_of(batch: Any) -> Shapes:
+def shapes_of(batch: object) -> Shapes:
     """Return the shapes of all tensors in a batch, in order."""
     return tuple(tuple(tensor.shape) for tensor in _tensors(batch))
 
@@ -84,7 +84,7 @@ def _spread(shapes: list[Shapes]) -> list[Shapes]:
     ]
 
 
-def _is_several(value: Any) -> bool:
+def _is_several(value: object) -> bool:
     """Whether this is a loader, a generator, or a list of whole batches."""
     if isinstance(value, (list, tuple)):
         return len(value) > 0 and all(
@@ -101,7 +101,7 @@ def _is_several(value: Any) -> bool:
     )
 
 
-def _tensors(value: Any) -> Iterable[torch.Tensor]:
+def _tensors(value: object) -> Iterable[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -12,7 +12,7 @@ class TrainingRun(Protocol):
 
     optimizer: torch.optim.Optimizer
 
-    def step(self, batch: Any) -> object:
+    def step(self, batch: object) -> object:
         """Run one micro-batch; every n-th call updates the weights."""
 
     def undo(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -97,13 +96,13 @@ def check_steps(steps: object) -> None:
 
 def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     make_run: MakeRun,
-    batch: Any,
+    batch: object,
     *,
     steps: int = MIN_STEPS,
     micro_steps: int = 1,
     device: torch.device | str,
     live_bytes: MakeLiveBytes | None = None,
-    shorter: Sequence[Any] = (),
+    shorter: Sequence[object] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> RealSteps:
     """Train for a few real optimizer steps and measure each phase.
@@ -124,7 +123,8 @@ def run_real_steps(  # noqa: PLR0913 - one value each, all needed
     before = resident_bytes()
     with _meter(device, live_bytes) as meter:
         record = _Record(meter, device, say)
-        error = _train(make_run, batch, record, steps, micro_steps, shorter=shorter)
+        batches = [*[batch] * steps, *shorter]
+        error = _train(make_run, record, batches, steps, micro_steps)
         after = resident_bytes()
         return RealSteps(
             device=device.type,
@@ -224,20 +224,21 @@ class _Record:
         )
 
 
-def _train(  # noqa: PLR0913 - the arguments of run_real_steps
+def _train(
     make_run: MakeRun,
-    batch: Any,
     record: _Record,
+    batches: Sequence[object],
     steps: int,
     micro_steps: int,
-    *,
-    shorter: Sequence[Any],
 ) -> str | None:
-    """Run the steps; return the text of an out-of-memory error, which ends them."""
+    """Run the steps; return the text of an out-of-memory error, which ends them.
+
+    Batches after the first ``steps`` are shorter ones.
+    """
     run: TrainingRun | None = None
     try:
         record.run = run = make_run(record.on_phase)
-        for number, chosen in enumerate([*[batch] * steps, *shorter]):
+        for number, chosen in enumerate(batches):
             record.is_shorter = number >= steps
             started = time.perf_counter()
             for _ in range(micro_steps):

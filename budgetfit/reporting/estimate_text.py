@@ -260,9 +260,9 @@ def memory_section(estimate: Estimate) -> RenderableType:
 def _largest_layers(estimate: Estimate) -> str:
     """The largest layers at the peak, as many as fit in one line."""
     text = ""
-    for name, size_bytes in estimate.timeline.at_peak_layers[:_MOST_LAYERS]:
+    for layer, size_bytes in estimate.timeline.at_peak_layers[:_MOST_LAYERS]:
         more = f"{text}, " if text else "largest layers: "
-        name = name.removeprefix("base_model.model.")  # noqa: PLW2901 - peft's
+        name = layer.removeprefix("base_model.model.")  # peft's
         more += f"{name or 'outside every layer'} {format_bytes(size_bytes)}"
         if text and len(more) > WIDTH - 4:
             break

@@ -13,6 +13,10 @@ from budgetfit.utils.format_bytes import format_bytes
 _MOST_RANGES: Final = 10  # ranges of block numbers in one line; --json has all
 _MOST_OP_SETS: Final = 2  # sets of saved ops that are told apart; --json has all
 _MS_PER_S: Final = 1000
+_STEP: Final = 1000  # between k, M, B and T
+_TWO_DIGITS: Final = 10  # what has them needs no decimals
+_THREE_DIGITS: Final = 100
+_DAYS_FROM_H: Final = 72
 
 
 def count_text(count: float) -> str:
@@ -25,9 +29,9 @@ def count_text(count: float) -> str:
     """
     for unit in ("", " k", " M", " B", " T"):
         text = f"{count:.3g}"
-        if float(text) < 1000 or unit == " T":  # noqa: PLR2004, the step between units
+        if float(text) < _STEP or unit == " T":
             return f"{text}{unit}"
-        count /= 1000
+        count /= _STEP
     raise AssertionError
 
 
@@ -39,7 +43,7 @@ def time_text(milliseconds: float, like: float = 0.0) -> str:
     """
     if max(milliseconds, like) >= 10 * _MS_PER_S:
         return f"{milliseconds / _MS_PER_S:,.1f} s"
-    digits = 0 if milliseconds >= 10 else 2  # noqa: PLR2004, three digits are enough
+    digits = 0 if milliseconds >= _TWO_DIGITS else 2
     return f"{milliseconds:,.{digits}f} ms"
 
 
@@ -61,8 +65,8 @@ def hours_text(hours: float) -> str:
     if hours < 1:
         minutes = 60 * hours
         return f"{minutes:.2g} min" if minutes >= 1 else f"{60 * minutes:.2g} s"
-    text = f"{hours:,.1f} h" if hours < 100 else f"{hours:,.0f} h"  # noqa: PLR2004
-    return text if hours < 72 else f"{text} ({hours / 24:,.1f} days)"  # noqa: PLR2004
+    text = f"{hours:,.{int(hours < _THREE_DIGITS)}f} h"
+    return text if hours < _DAYS_FROM_H else f"{text} ({hours / 24:,.1f} days)"
 
 
 def money_text(amount: float) -> str:
@@ -81,7 +85,7 @@ def percent_text(ratio: float) -> str:
     ('+18 %', '-0.42 %')
     """
     percent = 100 * ratio
-    return f"{percent:+.0f} %" if abs(percent) >= 10 else f"{percent:+.2f} %"  # noqa: PLR2004
+    return f"{percent:+.0f} %" if abs(percent) >= _TWO_DIGITS else f"{percent:+.2f} %"
 
 
 def faster_text(ratio: float) -> str:

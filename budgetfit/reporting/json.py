@@ -12,7 +12,7 @@ from budgetfit.core.block_report import BlockRow
 from budgetfit.core.plan import Estimate, GpuComparison, Layer, Plan
 from budgetfit.core.verification import Verification
 from budgetfit.doctor.facts import Finding
-from budgetfit.errors import BudgetfitError, DoesNotFitError
+from budgetfit.errors import BudgetfitError, DoesNotFitError, Suggestion
 from budgetfit.explain.explanation import Explanation
 from budgetfit.gpus.interconnect import find_link
 from budgetfit.gpus.kernel_shares import find_shares
@@ -143,8 +143,8 @@ def error_json(error: Exception) -> str:
     return _document({"error": fields})
 
 
-def _suggestion(item: Any) -> dict[str, Any]:  # noqa: ANN401 - see Suggestion.recipe
-    recipe = item.recipe
+def _suggestion(item: Suggestion) -> dict[str, Any]:
+    recipe: Any = item.recipe
     return {
         "text": item.text,
         "options": item.options,

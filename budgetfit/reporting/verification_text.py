@@ -234,11 +234,9 @@ def _process_rows(check: Verification) -> Iterable[tuple[str, ...]]:
         ("peak of the process", process, check.measured_process_bytes, 0),
         ("CUDA context in it", context, check.measured_context_bytes, reserved),
     ):
+        among = f" ({format_range(*(end - less for end in span))})" if span else ""
         for title, text, found, off in _row(name, predicted, measured):
-            if span is not None:
-                low, high = (end - less for end in span)
-                text = f"{text} ({format_range(low, high)})"  # noqa: PLW2901
-            yield title, text, found, off
+            yield title, f"{text}{among}", found, off
 
 
 def _row(

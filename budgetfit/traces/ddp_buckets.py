@@ -28,8 +28,7 @@ def with_ddp_buckets(
     """
     if parallelism is None or parallelism.engine != "ddp":
         return trace
-    made: StepTrace = lazy_import(_BUCKETS).with_buckets(trace, parallelism, target)
-    return made
+    return lazy_import(_BUCKETS).with_buckets(trace, parallelism, target)
 
 
 def gathers_nothing(trace: StepTrace) -> bool:

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from packaging.version import Version
 from torch import nn
 
@@ -337,7 +338,7 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata  # noqa: SLF001 - what StorageLog goes by
 
 
-def _joined(trace: StepTrace, log: _LoadingLog, storages: Any) -> StepTrace:  # noqa: ANN401 - an array
+def _joined(trace: StepTrace, log: _LoadingLog, storages: NDArray[Any]) -> StepTrace:
     """Return the trace with its first events replaced by those of loading."""
     # ``storages``: the trace's storages of the model, in their order.
     new = len(log.sizes)
@@ -346,7 +347,7 @@ def _joined(trace: StepTrace, log: _LoadingLog, storages: Any) -> StepTrace:  # 
     events = np.sign(own) * (numbers[abs(own) - 1] + 1)  # ``EMPTY_CACHE`` is zero
     temporaries = np.full(new, CATEGORIES.index("temporaries"))
 
-    def longer(column: Any, more: Any) -> Any:  # noqa: ANN401 - an array and its rows
+    def longer(column: NDArray[Any], more: ArrayLike) -> NDArray[Any]:
         return np.concatenate([column, np.asarray(more, column.dtype)])
 
     setup = trace.events[len(storages) : trace.phases[0].end]

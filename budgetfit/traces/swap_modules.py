@@ -12,7 +12,7 @@ import functools
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,20 +22,22 @@ from budgetfit.utils.user_code import is_library, referenced_globals
 if TYPE_CHECKING:
     Swap = Callable[[nn.Module], nn.Module]
 
+_T = TypeVar("_T")
+
 _IMMUTABLE = (tuple, functools.partial, types.MethodType)
 
 
-def modules_in(value: Any) -> tuple[nn.Module, ...]:  # noqa: ANN401 - any object
+def modules_in(value: object) -> tuple[nn.Module, ...]:
     """Return the outermost modules with tensors that a value holds."""
     return _ObjectGraph(value).modules
 
 
-def trainable_tensors_in(value: Any) -> tuple[torch.Tensor, ...]:  # noqa: ANN401
+def trainable_tensors_in(value: object) -> tuple[torch.Tensor, ...]:
     """Return the tensors outside of modules that a value holds and that can train."""
     return _ObjectGraph(value).trainable
 
 
-def replace_modules(value: Any, swap: Swap) -> Any:  # noqa: ANN401
+def replace_modules(value: _T, swap: Swap) -> _T:
     """Return a copy of a value with its modules replaced; the value if all stay."""
     reached = _ObjectGraph(value)
     pairs = [(module, swap(module)) for module in reached.modules]
@@ -51,7 +53,7 @@ class _ObjectGraph:
         trainable: Tensors that require a gradient and are nobody's result.
     """
 
-    def __init__(self, value: Any) -> None:  # noqa: ANN401
+    def __init__(self, value: object) -> None:
         self._objects = {id(value): value}  # kept alive, so that ids stay theirs
         self._holders: dict[int, list[int]] = {}
         self.modules: tuple[nn.Module, ...] = ()
@@ -103,13 +105,13 @@ class _Copies:
         for each in fillable:
             self._fill(self._new[id(each)], each)
 
-    def of(self, value: Any) -> Any:  # noqa: ANN401
+    def of(self, value: _T) -> _T:
         """Return the replacement of a value, or itself."""
         if id(value) in self._immutable and id(value) not in self._new:
             self._new[id(value)] = self._rebuilt(value)
         return self._new.get(id(value), value)
 
-    def _rebuilt(self, value: Any) -> Any:  # noqa: ANN401
+    def _rebuilt(self, value: Any) -> object:  # noqa: ANN401
         if isinstance(value, functools.partial):
             args, keywords = self.of(value.args), self.of(value.keywords)
             return functools.partial(self.of(value.func), *args, **keywords)
@@ -117,7 +119,7 @@ class _Copies:
             return types.MethodType(value.__func__, self.of(value.__self__))
         return tuple(self.of(item) for item in value)
 
-    def _unfilled(self, value: Any) -> Any:  # noqa: ANN401
+    def _unfilled(self, value: object) -> object:
         if type(value) in (list, dict, types.CellType):
             return type(value)()
         if not isinstance(value, types.FunctionType):
@@ -149,7 +151,7 @@ class _Copies:
             vars(new).update((n, self.of(item)) for n, item in vars(old).items())
 
 
-def _held_by(value: Any) -> Iterable[Any]:  # noqa: ANN401
+def _held_by(value: object) -> Iterable[object]:
     kind = type(value)
     if kind in _HELD_BY:
         return _HELD_BY[kind](value)

@@ -15,7 +15,7 @@ from budgetfit.applying.pytree import map_tensors
 from budgetfit.applying.run.run import Run
 from budgetfit.applying.zero import check_deepspeed
 from budgetfit.core.loop import RUN, Loop
-from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.parallelism import ZERO_3, Parallelism
 from budgetfit.core.plan import NO_LOSS
 from budgetfit.core.precision import find_precision
 from budgetfit.core.recipe import Recipe
@@ -260,7 +260,7 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
 
 def _steps(recipe: Recipe) -> int:
     """Return how many steps are traced; after one the next is derived."""
-    prefetches = recipe.zero_stage == 3  # noqa: PLR2004 - a name
+    prefetches = recipe.zero_stage == ZERO_3
     return TRACED_STEPS.get(recipe.engine, 1) + prefetches
 
 
@@ -351,7 +351,7 @@ class _Evaluation:
         self._outputs: Any = None
         self._left = EVALUATED_BATCHES
 
-    def step(self, batch: Any) -> None:  # noqa: ANN401 - any nesting of tensors
+    def step(self, batch: object) -> None:
         """Evaluate one batch while the outputs of the previous one are still alive."""
         run = self._run
         policy = find_precision(run.recipe.precision)

@@ -60,6 +60,7 @@ DROPOUT: Final = 0.8  # and attention with dropout
 FULL_CHANNELS: Final = 64
 NARROWEST: Final = 0.35  # least share of the rate that narrow convolutions keep
 GROUP_CHANNELS: Final = 32
+WINOGRAD_WEIGHTS: Final = 9  # 3 x 3
 # Longer rows of softmax do not fit into a thread block's shared memory, and are read
 # again in each pass (PyTorch's SoftMax.cu).
 SHARED_MEMORY: Final = 48 * 1024
@@ -103,7 +104,7 @@ def op_cost(
     func: OpOverload,
     args: Args,
     kwargs: Kwargs,
-    out: Any,
+    out: object,
     compute_capability: tuple[int, int] = TF32_CAPABILITY,
 ) -> OpCost:
     """Return the cost of one call; none for view ops and ops without tensors.
@@ -232,7 +233,7 @@ _PASSES: Final[dict[OpKind, tuple[int, int]]] = {
 
 
 def _bytes_moved(
-    func: OpOverload, args: Args, kwargs: Kwargs, out: Any
+    func: OpOverload, args: Args, kwargs: Kwargs, out: object
 ) -> tuple[int, int]:
     """Return the bytes that an op reads and writes, each tensor taken once."""
     name, passes = func._schema.name, argument_passes(func)
@@ -337,15 +338,15 @@ def argument_passes(func: OpOverload) -> tuple[tuple[int, int], ...]:
     return tuple(passes)
 
 
-def cpu_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> OpCost:
+def cpu_cost(func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> OpCost:
     """Return the cost of an op that runs on the CPU: the bytes that it moves."""
     moved = 0 if func.is_view else sum(_bytes_moved(func, args, kwargs, out))
     return OpCost(_KIND["cpu"], _NONE, 0.0, moved, 0)
 
 
 def tensor_passes(
-    func: OpOverload, args: Args, kwargs: Kwargs, out: Any
-) -> Iterator[tuple[Any, int]]:
+    func: OpOverload, args: Args, kwargs: Kwargs, out: object
+) -> Iterator[tuple[object, int]]:
     """Yield each argument and new output, and how often the op passes over it."""
     passes = argument_passes(func)
     for position, value in _values(func, args, kwargs):
@@ -353,7 +354,9 @@ def tensor_passes(
     yield from ((value, 1) for value in _new_outputs(func, out))
 
 
-def _values(func: OpOverload, args: Args, kwargs: Kwargs) -> Iterator[tuple[int, Any]]:
+def _values(
+    func: OpOverload, args: Args, kwargs: Kwargs
+) -> Iterator[tuple[int, object]]:
     """Yield the position and value of each given argument."""
     yield from enumerate(args)
     if kwargs:
@@ -362,7 +365,7 @@ def _values(func: OpOverload, args: Args, kwargs: Kwargs) -> Iterator[tuple[int,
             yield names[name], value
 
 
-def _bytes(values: Iterable[tuple[Any, int]]) -> int:
+def _bytes(values: Iterable[tuple[object, int]]) -> int:
     return sum(
         times * stored_bytes(tensor)
         for value, times in values
@@ -371,7 +374,7 @@ def _bytes(values: Iterable[tuple[Any, int]]) -> int:
     )
 
 
-def _new_outputs(func: OpOverload, out: Any) -> Iterator[Any]:
+def _new_outputs(func: OpOverload, out: Any) -> Iterator[object]:
     """Yield the outputs that are no arguments."""
     returns = func._schema.returns
     outputs = out if len(returns) > 1 else (out,)
@@ -442,7 +445,7 @@ def _first(call: Kwargs, *names: str) -> Tensor:
 def _matmul(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
     one = _first(call, "mat1", "batch1", "self")
     other = _first(call, "mat2", "batch2")
-    batch = one.shape[0] if one.dim() == 3 else 1  # noqa: PLR2004 - of matrices
+    batch = math.prod(one.shape[:-2])  # of matrices
     rows, inner, columns = one.shape[-2], one.shape[-1], other.shape[-1]
     moved_bytes = sum(map(stored_bytes, (*tensors_in(call), *outputs)))
     kind, efficiency = "matmul", 1.0
@@ -527,7 +530,7 @@ def _convolution(_name: str, call: Kwargs, outputs: list[Tensor]) -> OpCost:
         kind = "grouped_convolution"
         efficiency = min(1.0, max(per_group, 8) / GROUP_CHANNELS)
     else:
-        square = math.prod(weight.shape[2:]) == 9  # noqa: PLR2004 - 3 x 3: Winograd
+        square = math.prod(weight.shape[2:]) == WINOGRAD_WEIGHTS
         kind = ("convolution_3x3" if square else "convolution") + ending
         narrow = min(weight.shape[:2])
         efficiency = max(NARROWEST, min(1.0, narrow / FULL_CHANNELS))
@@ -605,14 +608,14 @@ _PRODUCTS: Final[dict[Any, Callable[[str, Kwargs, list[Tensor]], OpCost]]] = {
 }
 
 
-def tensors_in(value: Any) -> list[Tensor]:
+def tensors_in(value: object) -> list[Tensor]:
     """Return the tensors in (nested) arguments, in order."""
     found: list[Tensor] = []
     _collect(value, found)
     return found
 
 
-def _collect(value: Any, into: list[Tensor]) -> None:
+def _collect(value: object, into: list[Tensor]) -> None:
     if isinstance(value, torch.Tensor):
         into.append(value)
     elif isinstance(value, (tuple, list)):

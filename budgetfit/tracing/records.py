@@ -91,7 +91,7 @@ def op_name(func: OpOverload) -> str:
 RunOp = Callable[[OpOverload, Args, Kwargs], Any]
 
 
-def call_op(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def call_op(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Call the op."""
     return func(*args, **kwargs)
 
@@ -107,7 +107,7 @@ class OpSemantics(Protocol):
         func: OpOverload,
         args: Args,
         kwargs: Kwargs,
-        out: Any,
+        out: object,
         call: CallKey | None = None,
     ) -> OpMemory:
         """Return what the op's kernels allocate; ``call``: the memo's key."""

@@ -7,7 +7,9 @@ import functools
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+_T = TypeVar("_T")
 
 _CONTAINERS: Final = frozenset({OrderedDict, dict, list, set})
 _PLAIN: Final = frozenset({type(None), bool, int, float, str})
@@ -19,7 +21,7 @@ _COPY_METHODS: Final = (
 _DEEPEST: Final = 50_000  # recursion limit; deepcopy takes about four frames per link
 
 
-def deepcopy_model(model: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - an nn.Module
+def deepcopy_model(model: _T, memo: dict[int, Any]) -> _T:
     """Deep-copy a model, including the ``__slots__`` of its modules."""
     # The recursion limit is raised meanwhile, for long linked lists.
     modules = list(_copied_modules(model, memo))
@@ -31,7 +33,7 @@ def deepcopy_model(model: Any, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - a
     return clone
 
 
-def _copied_modules(model: Any, memo: Mapping[int, Any]) -> Iterator[Any]:  # noqa: ANN401
+def _copied_modules(model: object, memo: Mapping[int, object]) -> Iterator[object]:
     """Yield the modules of a model without those in the memo and what is in these."""
     seen = set(memo)
     waiting = [model]
@@ -63,7 +65,7 @@ def _copy_empty_containers(modules: Iterable[object], copies: dict[int, Any]) ->
                 copies[id(value)] = kind()
 
 
-def _copy_ordinary_modules(modules: Sequence[Any], copies: dict[int, Any]) -> None:
+def _copy_ordinary_modules(modules: Sequence[object], copies: dict[int, Any]) -> None:
     """Copy modules that ``deepcopy`` would copy attribute by attribute."""
     # It takes several times as long, because it looks up how to copy each of the twenty
     # attributes that every module has.
@@ -88,7 +90,7 @@ def _copy_ordinary_modules(modules: Sequence[Any], copies: dict[int, Any]) -> No
 
 
 @functools.cache
-def _is_ordinary(kind: Any) -> bool:  # noqa: ANN401 - a class
+def _is_ordinary(kind: object) -> bool:
     """Whether a module class says nothing itself about how it is copied."""
     plain: Any = sys.modules["torch"].nn.Module
     same = (
@@ -98,7 +100,7 @@ def _is_ordinary(kind: Any) -> bool:  # noqa: ANN401 - a class
     return all(same) and not _slots_of(kind) and kind not in copyreg.dispatch_table
 
 
-def _copy_slots(modules: Iterable[Any], copies: Mapping[int, Any]) -> None:
+def _copy_slots(modules: Iterable[object], copies: Mapping[int, object]) -> None:
     """Copy the ``__slots__`` of modules; ``copies``: the memo of ``deepcopy``."""
     for module in modules:
         kind: Any = type(module)
@@ -110,13 +112,10 @@ def _copy_slots(modules: Iterable[Any], copies: Mapping[int, Any]) -> None:
 
 
 @functools.cache
-def _slots_of(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a class
+def _slots_of(kind: type) -> tuple[str, ...]:
     return tuple(
         name
         for parent in kind.__mro__
-        for name in _as_names(parent.__dict__.get("__slots__", ()))
+        for slots in [parent.__dict__.get("__slots__", ())]
+        for name in ((slots,) if isinstance(slots, str) else slots)
     )
-
-
-def _as_names(slots: Any) -> tuple[str, ...]:  # noqa: ANN401 - text, or several
-    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -5,6 +5,7 @@ Separate from ``core.units``, which parses and raises, so that ``errors`` can us
 
 from typing import Final
 
+_STEP: Final = 1024
 _UNITS: Final = (
     ("B", 1, 0),
     ("KiB", 2**10, 1),
@@ -29,7 +30,7 @@ def format_bytes(size_bytes: int) -> str:
     for unit, unit_bytes, decimals in _UNITS:  # noqa: B007, the last unit has no end
         # Rounded first: 1023.99 MiB must come out as 1.00 GiB, not as 1024 MiB.
         number = f"{abs(size_bytes) / unit_bytes:.{decimals}f}"
-        if float(number) < 1024:  # noqa: PLR2004, the step between the units
+        if float(number) < _STEP:
             break
     return f"{sign}{number.removesuffix('.0')} {unit}"
 

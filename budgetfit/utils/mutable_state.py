@@ -17,10 +17,19 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableSequence,
+    Sequence,
+)
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from budgetfit.utils.rng_state import (
     generator_state,
@@ -96,10 +105,10 @@ class HeldState(NamedTuple):
         for part, content in zip(self.parts, self.contents, strict=True):
             yield from part.items(content)
 
-    def with_items(self, others: Mapping[int, Any]) -> Self:
+    def with_items(self, others: Mapping[int, object]) -> Self:
         """Return it with other items in lists, dicts and attributes, by their ids."""
 
-        def replaced(content: Any) -> Any:  # noqa: ANN401
+        def replaced(content: object) -> object:
             if isinstance(content, dict):
                 return {key: others.get(id(v), v) for key, v in content.items()}
             if isinstance(content, list):
@@ -110,7 +119,7 @@ class HeldState(NamedTuple):
 
 
 def mutable_state(
-    roots: Iterable[tuple[str, Any]],
+    roots: Iterable[tuple[str, object]],
     *,
     classes: Iterable[type] = (),
     limit: int = LARGEST,
@@ -162,7 +171,7 @@ def hold_class(kind: type) -> HeldState:
     return HeldState(kind.__name__, kind, _CLASS.parts, (_read_class(kind),), 0)
 
 
-def leaves(value: Any, *, limit: int | None = None) -> Iterator[Any]:  # noqa: ANN401
+def leaves(value: object, *, limit: int | None = None) -> Iterator[Any]:
     """Yield the objects that ``value`` leads to and that are not looked into.
 
     ``limit``: end after so many that are.
@@ -183,12 +192,12 @@ def leaves(value: Any, *, limit: int | None = None) -> Iterator[Any]:  # noqa: A
 
 def kind_of(value: object) -> _Kind | None:
     """Return how an object's contents are copied; None if it holds no such state."""
-    kind: Any = type(value)
+    kind: Any = type(value)  # which mypy does not take for hashable
     return kind_of_class(kind)
 
 
 @functools.cache
-def kind_of_class(kind: Any) -> _Kind | None:  # noqa: ANN401
+def kind_of_class(kind: type) -> _Kind | None:
     """Return how the contents of a class's objects are copied, as ``kind_of``."""
     if issubclass(kind, _stateless()):
         return None
@@ -231,7 +240,7 @@ def _stateless() -> tuple[type, ...]:
     )
 
 
-def _same_items(before: Any, now: Any) -> bool:  # noqa: ANN401
+def _same_items(before: Collection[object], now: Collection[object]) -> bool:
     return len(before) == len(now) and all(map(operator.is_, before, now))
 
 
@@ -271,17 +280,17 @@ def _write_deque(target: collections.deque[Any], content: list[Any]) -> None:
     collections.deque.extend(target, content)
 
 
-def _write_buffer(target: Any, content: Any) -> None:  # noqa: ANN401
+def _write_buffer(target: MutableSequence[Any], content: Iterable[Any]) -> None:
     target[:] = content
 
 
-def _same_arrays(before: Any, now: Any) -> bool:  # noqa: ANN401
+def _same_arrays(before: NDArray[Any], now: NDArray[Any]) -> bool:
     if before.dtype.hasobject:
         return _same_items(before.ravel(), now.ravel())
     return bool(before.shape == now.shape and before.tobytes() == now.tobytes())
 
 
-def _array_items(content: Any) -> Iterable[Any]:  # noqa: ANN401
+def _array_items(content: NDArray[Any]) -> Iterable[object]:
     return content.flat if content.dtype.hasobject else ()
 
 
@@ -298,7 +307,7 @@ def _write_cell(target: types.CellType, content: list[Any]) -> None:
         target.cell_contents = value
 
 
-def _nothing(_: object) -> Iterable[Any]:
+def _nothing(_: object) -> Iterable[object]:
     return ()
 
 
@@ -328,7 +337,7 @@ _GENERATOR: Final = _Part(
 )
 
 
-def _held_by_function(function: types.FunctionType) -> Iterable[Any]:
+def _held_by_function(function: types.FunctionType) -> Iterable[object]:
     """Return what a user's function keeps: closure, defaults and attributes."""
     if is_library(function.__module__ or ""):
         return ()
@@ -363,14 +372,14 @@ def _slots(kind: type) -> list[Any]:
 def _attributes(slots: Sequence[Any]) -> _Part:
     """Return how attributes of an object are copied, those in slots included."""
 
-    def read(target: Any) -> dict[Any, Any]:  # noqa: ANN401
+    def read(target: object) -> dict[Any, Any]:
         content = dict(getattr(target, "__dict__", {}))
         for member in slots:
             with contextlib.suppress(AttributeError):  # nothing in it yet
                 content[member] = member.__get__(target)
         return content
 
-    def write(target: Any, content: dict[Any, Any]) -> None:  # noqa: ANN401
+    def write(target: object, content: dict[Any, Any]) -> None:
         if hasattr(target, "__dict__"):
             target.__dict__.clear()
             target.__dict__.update(

@@ -29,7 +29,9 @@ class Mutated(NamedTuple):
     names: frozenset[str]
 
 
-def mutated_outside(kinds: Iterable[Any], functions: Iterable[Any] = ()) -> Mutated:
+def mutated_outside(
+    kinds: Iterable[object], functions: Iterable[object] = ()
+) -> Mutated:
     """Return what the methods of classes, and functions, may mutate."""
     # Also the user's functions that these call; no libraries.
     found = *map(_by_methods, dict.fromkeys(kinds)), _mutated_by(functions)
@@ -44,11 +46,11 @@ def mutated_outside(kinds: Iterable[Any], functions: Iterable[Any] = ()) -> Muta
 
 
 @functools.cache
-def _by_methods(kind: Any) -> Mutated:  # noqa: ANN401
+def _by_methods(kind: object) -> Mutated:
     return _mutated_by([kind])
 
 
-def _mutated_by(code: Iterable[Any]) -> Mutated:
+def _mutated_by(code: Iterable[object]) -> Mutated:
     """Return what the user's functions, methods of classes and objects may mutate."""
     # Of an object only its methods count: what it holds is looked at in each forward.
     found: dict[tuple[int, str], tuple[dict[str, Any], str]] = {}
@@ -87,7 +89,7 @@ def _mutated_by(code: Iterable[Any]) -> Mutated:
     return Mutated(tuple(found.values()), functions, frozenset(all_names))
 
 
-def _function_or_class(value: Any) -> Any:  # noqa: ANN401
+def _function_or_class(value: object) -> types.FunctionType | type | None:
     if isinstance(value, (staticmethod, classmethod, types.MethodType)):
         value = value.__func__
     if isinstance(value, property):
@@ -108,7 +110,7 @@ def _closure(function: types.FunctionType) -> list[Any]:
     return held
 
 
-def _is_mutable(value: Any) -> bool:  # noqa: ANN401
+def _is_mutable(value: object) -> bool:
     if isinstance(value, types.FunctionType):
         return False  # what it keeps is looked at as its own
     torch = sys.modules.get("torch")

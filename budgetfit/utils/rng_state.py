@@ -40,7 +40,7 @@ class _NumpyState:
     def __init__(self) -> None:
         self._newest: tuple[bytes, Any] | None = None
 
-    def get(self) -> Any:  # noqa: ANN401 - numpy's own kinds
+    def get(self) -> object:
         """Return the state; the same object while it is unchanged."""
         # The functions of ``np.random`` are methods of one generator. While a trace
         # draws from a copy they are not, and the user may have replaced the bits.
@@ -70,7 +70,7 @@ def is_generator_kind(kind: type) -> bool:
     )
 
 
-def generator_state(generator: Any) -> Any:  # noqa: ANN401
+def generator_state(generator: Any) -> object:  # noqa: ANN401
     """Return a generator's state, for ``set_generator_state``."""
     if isinstance(generator, random.Random):
         return generator.getstate()

@@ -88,7 +88,7 @@ def namespaces(function: types.FunctionType) -> list[dict[str, Any]]:
     return [own, *map(vars, modules)]
 
 
-def referenced_globals(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+def referenced_globals(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     """Yield the globals that a function references, with their values."""
     for name in referenced_names(function.__code__):
         if name in function.__globals__:
@@ -109,7 +109,7 @@ def users_hooks(modules: Iterable[Any]) -> list[Any]:
     ]
 
 
-def function_of(hook: Any) -> Any:  # noqa: ANN401
+def function_of(hook: object) -> object:
     """Return the function that a hook runs."""
     while isinstance(hook, functools.partial):
         hook = hook.func

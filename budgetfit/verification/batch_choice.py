@@ -24,7 +24,7 @@ class ChosenBatch:
     notes: tuple[str, ...]
 
 
-def choose_batch(plan: Plan, batch: Any, *, dims: SampleDims) -> ChosenBatch:  # noqa: ANN401
+def choose_batch(plan: Plan, batch: object, *, dims: SampleDims) -> ChosenBatch:
     """Choose from one batch or a loader of batches, which must have some."""
     # A tuple of one mapping may be a batch: a model that takes the mapping itself.
     is_one = describe_batch(batch).keys() == plan.model.batch.keys()
@@ -54,7 +54,7 @@ def choose_batch(plan: Plan, batch: Any, *, dims: SampleDims) -> ChosenBatch:  #
     )
 
 
-def _at_most(batch: Any, batch_size: int, dims: SampleDims) -> Any:  # noqa: ANN401
+def _at_most(batch: object, batch_size: int, dims: SampleDims) -> object:
     """Resize a batch to the planned number of samples if it has more."""
     if batch_size_of(batch, dims=dims) <= batch_size:
         return batch

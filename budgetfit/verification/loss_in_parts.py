@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch import nn
 
 from budgetfit.applying.loss.chunked_loss import rounding_of_parts
 from budgetfit.applying.loss.deferred_logits import KEEP_WHOLE
@@ -16,6 +15,7 @@ from budgetfit.measuring.compare_gradients import (
     gradient_difference,
 )
 from budgetfit.measuring.protocols import MakeRun
+from budgetfit.workload.training_setup import TrainingSetup
 
 # Relative, of gradients in fp32: parts of a loss are smaller products, which other
 # kernels may run.
@@ -28,29 +28,28 @@ _NOT_COMPARED: Final = (
 
 def with_loss_compared(  # noqa: PLR0913 - as ``check_gradients``, and where to note
     found: GradientCheck,
-    model: nn.Module,
+    setup: TrainingSetup,
     make: Callable[[Recipe], MakeRun],
     plain: Recipe,
-    batch: Any,  # noqa: ANN401
+    batch: object,
     *,
     dtype: torch.dtype,
-    loss: object,
     notes: list[str],
 ) -> GradientCheck:
     """Return the check of a plan whose loss is in parts, and compared with the whole.
 
     ``found``: the check against ``plain``, the recipe without recomputation, its loss
-    in parts. ``model``: that runs of ``make`` modify, or make copies of. ``dtype``:
-    that the output head computes in. ``notes`` receives that there was too little
+    in parts. ``make``: of runs that modify the model, or copies of it. ``dtype``: that
+    the output head computes in. ``notes`` receives that there was too little
     memory.
     """
     try:
         error, parameter = gradient_difference(
-            model,
+            setup.model,
             make(plain),
             make(replace(plain, loss_chunks=1)),
             batch,
-            loss=loss,
+            loss=setup.loss,
             left_out=found.left_out,
         )
     except torch.OutOfMemoryError:

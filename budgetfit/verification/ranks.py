@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -191,12 +190,11 @@ def _compare(
         return found
     return with_loss_compared(
         found,
-        setup.model,
+        setup,
         on_copies,
         plain,
         batch,
         dtype=_computes_in(plain),
-        loss=setup.loss,
         notes=notes,
     )
 
@@ -227,7 +225,7 @@ def _reference(plan: Plan) -> list[str]:
     return [note]
 
 
-def log_existing(log: StorageLog, modules: Iterable[nn.Module], batch: Any) -> None:  # noqa: ANN401
+def log_existing(log: StorageLog, modules: Iterable[nn.Module], batch: object) -> None:
     """Log the tensors of modules and of a batch, which are there before the steps."""
     for module in modules:
         for tensor in (*module.parameters(), *module.buffers()):
@@ -244,7 +242,7 @@ def log_existing(log: StorageLog, modules: Iterable[nn.Module], batch: Any) -> N
 def _live_bytes(
     recipe: Recipe,
     modules: Sequence[nn.Module],
-    batch: Any,  # noqa: ANN401
+    batch: object,
 ) -> Iterator[LiveBytes]:
     """Count a rank's live bytes; those of FSDP2 from when it takes the weights on."""
     tracing = "budgetfit.tracing.recording.distributed"

@@ -5,7 +5,6 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -85,7 +84,7 @@ def verify_plan(
             notes += ranks.notes
             return build_verification(measured, plan, timeline, gradients, notes)
         with contextlib.nullcontext() if on_cuda else _without_onednn_lstm(setup):
-            measured, gradients = _run(plan, setup, device, steps, say, notes)
+            measured, gradients = _run(plan, setup, steps, say, notes)
     if gradients is None:
         notes.append(_NOT_COMPARED)
     if on_cuda:
@@ -136,17 +135,16 @@ def _eager(plan: Plan, setup: TrainingSetup, notes: list[str]) -> Iterator[Plan]
     undo()
 
 
-def _run(  # noqa: PLR0913, PLR0917 - one value each, all needed
+def _run(
     plan: Plan,
     setup: TrainingSetup,
-    device: torch.device,
     steps: int,
     say: Callable[[str], None],
     notes: list[str],
 ) -> tuple[RealSteps, GradientCheck | None]:
     """Measure real steps, then compare gradients; the model is restored."""
     # Measured first: memory that other runs leave behind would be in the peaks.
-    recipe = plan.recipe
+    recipe, device = plan.recipe, setup.device
     on_cuda = device.type == "cuda"
     batch = setup.resized_batch(recipe.batch_size)
     free_memory(device)
@@ -257,12 +255,11 @@ def _compare(
         return found
     return with_loss_compared(
         found,
-        setup.model,
+        setup,
         setup.run_factory,
         plain,
         batch,
         dtype=computes_in(find_precision(plain.precision)),
-        loss=setup.loss,
         notes=notes,
     )
 
@@ -270,7 +267,7 @@ def _compare(
 @contextlib.contextmanager
 def _live_bytes(
     modules: Sequence[nn.Module],
-    batch: Any,  # noqa: ANN401
+    batch: object,
 ) -> Iterator[StorageLog]:
     """Count the live bytes of all storages, including models and batch."""
     log = StorageLog()

@@ -54,7 +54,7 @@ def model_settings(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _in_json(value: Any) -> Any:  # noqa: ANN401 - a scalar
+def _in_json(value: object) -> object:
     """Return infinity and NaN, which JSON has not, as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
@@ -70,7 +70,7 @@ def _idle_modules(model: nn.Module) -> Iterator[nn.Module]:
             continue
         for name, child in module.named_children():
             if type(child).__name__ == "ModuleDict" and name not in _WRAPPED:
-                for adapter, layers in child.items():  # type: ignore[operator]
+                for adapter, layers in child.named_children():
                     if adapter not in active:
                         yield from layers.modules()
 
@@ -104,7 +104,7 @@ def warn_changed_settings(plan: Plan, model: nn.Module) -> None:
         )
 
 
-def _difference(name: str, found: Any, planned: Any) -> str:  # noqa: ANN401 - scalars
+def _difference(name: str, found: object, planned: object) -> str:
     if name.startswith("config."):
         return f"{name} is {found}, not {planned}"
     return f"{found} layers {name}, not {planned}"

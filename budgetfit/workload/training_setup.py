@@ -56,6 +56,6 @@ class TrainingSetup:
 
         return make
 
-    def resized_batch(self, batch_size: int) -> Any:  # noqa: ANN401
+    def resized_batch(self, batch_size: int) -> object:
         """Return the batch resized to ``batch_size`` samples."""
         return resize_batch(self.batch, batch_size, dims=self.batch_dims)

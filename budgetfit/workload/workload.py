@@ -96,16 +96,15 @@ class Workload:
         Raises:
             InputError: If the model has no positions for it.
         """
+        longest = None if self.lengths is None else self.lengths.planned
+        dims = self.batch_dims
         if self.remake is not None:
             name = "max_length" if isinstance(max_length, int) else "image_size"
             batch = self.remake(self.model, **{name: max_length}).batch
-        else:
-            assert self.lengths is not None  # noqa: S101 - callers have checked
-            longest, dims = self.lengths.planned, self.batch_dims
-            if isinstance(longest, tuple) and isinstance(max_length, tuple):
-                batch = with_image_size(self.batch, longest, max_length, dims)
-            elif isinstance(longest, int) and isinstance(max_length, int):
-                batch = with_length(self.batch, longest, max_length, dims)
+        elif isinstance(longest, tuple) and isinstance(max_length, tuple):
+            batch = with_image_size(self.batch, longest, max_length, dims)
+        elif isinstance(longest, int) and isinstance(max_length, int):
+            batch = with_length(self.batch, longest, max_length, dims)
         return replace(self, batch=batch)
 
     def with_found_blocks(self) -> Workload:

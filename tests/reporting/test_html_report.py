@@ -14,10 +14,12 @@ from budgetfit.core.memory_timeline import TimelinePoint
 from budgetfit.core.parallelism import Parallelism
 from budgetfit.core.plan import Alternative, Plan
 from budgetfit.core.plan_curves import LazyCurves
+from budgetfit.core.step_trace import CATEGORIES
 from budgetfit.errors import InputError
 from budgetfit.gpus.nccl_memory import NcclMemory
 from budgetfit.reporting.header import plan_header
 from budgetfit.reporting.html.colors import COLORS
+from budgetfit.reporting.html.figures.step_memory import ORDER
 from budgetfit.reporting.html.report import comparison_page, figure_file, plan_page
 from budgetfit.reporting.html.section import Number
 from budgetfit.reporting.html.summary import answers
@@ -53,6 +55,10 @@ MOST_BYTES = 1_500_000
 def with_curves(plan: Plan) -> Plan:
     curves = sample_curves(plan)
     return plan.changed(lazy_curves=LazyCurves(lambda: curves))
+
+
+def test_the_memory_of_the_step_has_a_place_for_each_category() -> None:
+    assert sorted(ORDER) == sorted(CATEGORIES)
 
 
 def test_the_report_says_how_many_gpus() -> None:

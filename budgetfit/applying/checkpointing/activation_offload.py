@@ -44,13 +44,13 @@ from budgetfit.applying.pytree import tensors_in
 
 
 def run_with_offload(
-    forward: Callable[..., Any],
-    args: tuple[Any, ...],
+    forward: Callable[..., object],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     *,
     module: nn.Module | None = None,
     after_forward: bool = False,
-) -> Any:
+) -> object:
     """Run one block with its saved tensors offloaded to host memory.
 
     The first tensor among the arguments, the hidden state, is offloaded as well. What

@@ -213,7 +213,7 @@ class _SavePretrained:
         self._model: Any = model
         self._configs = configs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Save the model with the original ``use_cache``."""
         now = [config.use_cache for config in self._configs]
         for config in self._configs:

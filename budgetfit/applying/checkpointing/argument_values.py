@@ -24,7 +24,7 @@ class ArgumentValues:
 
     def __init__(
         self,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         others: Iterable[HeldState] = (),
     ) -> None:
@@ -75,7 +75,7 @@ class _PartlyPlain(NamedTuple):
             if then is not now:
                 part.write(self.target, then)
 
-    def _merged(self) -> Iterator[tuple[Any, Any]]:
+    def _merged(self) -> Iterator[tuple[object, object]]:
         """Yield each of its contents now, and with the plain values of the forward."""
         # Both are the same object where these are equal.
         for part, plain, others in zip(

@@ -94,6 +94,6 @@ class _Keep(torch.autograd.Function):
         return anchor.new_empty((0,))
 
     @staticmethod
-    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+    def backward(ctx: object, *_: torch.Tensor) -> Any:
         del ctx
         raise CheckpointError("Nothing is computed from this node.")

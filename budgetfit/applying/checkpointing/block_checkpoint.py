@@ -57,7 +57,9 @@ class BlockCall:
     run_to_end: bool = False
 
     @_eager
-    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(
+        self, function: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         """Call ``function``, the block's forward, checkpointed or offloaded."""
         if self.offload:
             return run_with_offload(
@@ -70,8 +72,8 @@ class BlockCall:
         return self._checkpoint(function, args, kwargs)
 
     def call_nested(
-        self, function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+        self, function: Callable[..., object], *args: object, **kwargs: object
+    ) -> object:
         """Call ``function`` in a checkpoint nested in another checkpoint."""
         # Keyword tensors would be kept alive by reference, although the outer
         # checkpoint is to drop them; positional ones are saved through its hooks.
@@ -80,10 +82,10 @@ class BlockCall:
 
     def _checkpoint(
         self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
+        function: Callable[..., object],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
-    ) -> Any:
+    ) -> object:
         """Call torch's non-reentrant checkpoint."""
         # With early stop, selectively saved ops after the last tensor that backward
         # needs would be kept until the block's graph is freed, so a plan does not save
@@ -117,7 +119,7 @@ class CheckpointedForward:
     def __init__(  # noqa: PLR0913 - a block and its place in a segment
         self,
         call: BlockCall,
-        plain: Callable[..., Any],
+        plain: Callable[..., object],
         segment: SegmentCheckpoint | None = None,
         position: int = 0,
         *,
@@ -138,7 +140,7 @@ class CheckpointedForward:
         return {**vars(self), "_emptied": None}
 
     @_eager
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the block."""
         if _allows_no_hooks():
             return self.__wrapped__(*args, **kwargs)
@@ -222,14 +224,14 @@ def _is_transformers_layer(block: nn.Module) -> bool:
 
 
 def _keywords_first(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., object], tuple[object, ...], dict[str, Any]]:
     """Turn keyword tensor arguments into positional ones."""
     names = [name for name, value in kwargs.items() if isinstance(value, torch.Tensor)]
     rest = {name: value for name, value in kwargs.items() if name not in names}
     given = len(args)
 
-    def call(*values: Any, **others: Any) -> Any:
+    def call(*values: object, **others: object) -> Any:
         named = dict(zip(names, values[given:], strict=True))
         return function(*values[:given], **named, **others)
 

@@ -221,13 +221,13 @@ class MutatedAttributes:
             ),
         )
 
-    def _roots(self) -> Iterator[tuple[str, Any]]:
+    def _roots(self) -> Iterator[tuple[str, object]]:
         for module in self._inside:
             yield from _attributes_with_state(module)
         for places, name in self._globals:
             yield name, places.get(name)
 
-    def _roots_outside(self) -> Iterator[tuple[str, Any]]:
+    def _roots_outside(self) -> Iterator[tuple[str, object]]:
         for module in self.outside:
             yield from _attributes_with_state(module)
         for function in self._functions:
@@ -297,21 +297,21 @@ class MutatedAttributes:
         return found
 
 
-def _held_by_hook(hook: Any) -> tuple[Any, ...]:
+def _held_by_hook(hook: object) -> tuple[object, ...]:
     return hook, function_of(hook)  # an object, its method or bound arguments; closure
 
 
-def _reached(roots: Iterable[Any]) -> Iterator[Any]:
+def _reached(roots: Iterable[object]) -> Iterator[object]:
     return itertools.chain(*(leaves(each, limit=MAX_ITEMS) for each in roots))
 
 
-def _attributes_with_state(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _attributes_with_state(module: nn.Module) -> Iterator[tuple[str, object]]:
     for name, value in module.__dict__.items():
         if kind_of(value) is not None and name not in _NOT_OF_BLOCK:
             yield name, value
 
 
-def _held_tensors(items: Iterable[Any], *, copied: bool) -> dict[int, _HeldTensor]:
+def _held_tensors(items: Iterable[object], *, copied: bool) -> dict[int, _HeldTensor]:
     return {
         id(item): _HeldTensor(
             item,
@@ -357,7 +357,7 @@ def restored_attributes(changes: list[Change]) -> Iterator[None]:
             state.restore()
 
 
-def _set(each: AttributeChange, value: Any) -> None:
+def _set(each: AttributeChange, value: object) -> None:
     if value is _ABSENT:
         each.attributes.pop(each.name, None)
     elif value is not _OTHER:
@@ -384,12 +384,12 @@ def _may_set(module: nn.Module) -> bool:
     )
 
 
-def _keepable(value: Any) -> Any:
+def _keepable(value: object) -> object:
     """Return the value, or ``_OTHER`` if it may hold the graph of an earlier step."""
     return _OTHER if value is not _ABSENT and _may_hold_graph(value) else value
 
 
-def _may_hold_graph(value: Any) -> bool:
+def _may_hold_graph(value: object) -> bool:
     """Whether keeping it until backward may keep an earlier step alive."""
     # A tensor with a graph is recomputed by the forward. Of objects of libraries nobody
     # knows what they hold; numbers, text and the like hold nothing, says the collector.

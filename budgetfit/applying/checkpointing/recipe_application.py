@@ -4,7 +4,6 @@ import functools
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from torch import nn
 from torch._subclasses import FakeTensor
@@ -45,7 +44,7 @@ class RecipeApplication:
         keep_own_checkpointing: bool,
         keep_generation_cache: bool = False,
         blocks: Sequence[str] = (),
-        compile_forward: Callable[[nn.Module], Callable[..., Any]] | None = None,
+        compile_forward: Callable[[nn.Module], Callable[..., object]] | None = None,
     ) -> None:
         self._model, self._loss, self._check = model, loss, determinism_check
         self._apply = functools.partial(

@@ -86,7 +86,7 @@ class RepeatableForwards:
             copies_statistics=self.attributes.names_statistics,
         )
 
-    def forward(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self, function: Callable[..., object]) -> Callable[..., Any]:
         """Wrap ``function`` for one forward and its recomputations."""
         if not torch.is_grad_enabled():
             return function
@@ -118,7 +118,7 @@ def _parts(block: nn.Module) -> list[object]:
 
 
 @functools.cache  # asked in every forward
-def _is_users(kind: Any) -> bool:
+def _is_users(kind: object) -> bool:
     return not is_library(kind.__module__)
 
 
@@ -132,7 +132,7 @@ class _RepeatableForward:
     def __init__(
         self,
         owner: RepeatableForwards,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         values: SavedTensorCheck | None,
     ) -> None:
         self._owner, self._function, self._values = owner, function, values
@@ -145,7 +145,7 @@ class _RepeatableForward:
         self._settings: Settings | None = None
         self._modes: list[tuple[nn.Module, bool]] = []
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Run or recompute the block."""
         if self._generators is not None and self._inputs is not None:
             self._inputs.check(self._owner.block, self._owner.name, (args, kwargs))
@@ -180,8 +180,8 @@ class _RepeatableForward:
         return output
 
     def _recompute(
-        self, generators: HostRngState, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+        self, generators: HostRngState, args: tuple[object, ...], kwargs: dict[str, Any]
+    ) -> object:
         with ExitStack() as stack:
             stack.callback(HostRngState.now().restore)
             generators.restore()

@@ -59,8 +59,8 @@ class SegmentCheckpoint:
     def call(
         self,
         position: int,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
+        forward: Callable[..., object],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         *,
         random: bool,
@@ -159,8 +159,8 @@ class _SegmentForward:
     def run(
         self,
         position: int,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
+        forward: Callable[..., object],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         *,
         random: bool,

@@ -120,7 +120,7 @@ def not_counted() -> Iterator[None]:
 
 
 def draws_random_numbers(
-    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    op: Any, args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> bool:
     """Whether this call advances an RNG."""
     # Attention has the tag with and without dropout; without it draws nothing.
@@ -134,7 +134,7 @@ def draws_random_numbers(
 
 
 def mutated_saved_call(
-    op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], saved: dict[int, str]
+    op: object, args: tuple[object, ...], kwargs: dict[str, Any], saved: dict[int, str]
 ) -> str | None:
     """Return the call of ``saved``, by storage, whose result this call mutates."""
     schema = getattr(op, "_schema", None)
@@ -170,7 +170,7 @@ class _Policy:
         self._first_saved_draw = ""  # the first saved random call
 
     def __call__(
-        self, context: Any, op: Any, *args: Any, **kwargs: Any
+        self, context: object, op: Any, *args: object, **kwargs: object
     ) -> CheckpointPolicy:
         """Return the policy for one call."""
         call = f"{op}:{self.calls[op]}"

@@ -32,7 +32,7 @@ _BY_POSITION = (
 
 def compute_loss(
     model: nn.Module,
-    batch: Any,
+    batch: object,
     loss: Loss | None,
     *,
     on_missing_loss: Callable[[], object] | None = None,
@@ -56,15 +56,15 @@ def compute_loss(
     return find_loss(outputs, batch, loss, on_missing_loss)
 
 
-def call_model(model: nn.Module, batch: Any, *, for_loss: bool) -> Any:
+def call_model(model: nn.Module, batch: object, *, for_loss: bool) -> object:
     """Run the model on a batch as ``compute_loss`` does; return its outputs."""
     args, kwargs = model_arguments(model, batch, for_loss=for_loss)
     return model(*args, **kwargs)
 
 
 def find_loss(
-    outputs: Any,
-    batch: Any,
+    outputs: object,
+    batch: object,
     loss: Loss | None,
     on_missing_loss: Callable[[], object] | None = None,
 ) -> torch.Tensor:
@@ -94,8 +94,8 @@ def find_loss(
 
 
 def model_arguments(
-    model: nn.Module, batch: Any, *, for_loss: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    model: nn.Module, batch: object, *, for_loss: bool
+) -> tuple[tuple[object, ...], dict[str, Any]]:
     """Return the positional and keyword arguments of ``model`` for ``batch``."""
     if isinstance(batch, Mapping):
         known = _argument_names(model) if for_loss else None
@@ -147,8 +147,8 @@ def _argument_count(model: nn.Module, count: int) -> int:
 
 
 def _own_loss(
-    outputs: Any, batch: Any, *, on_missing_loss: Callable[[], object] | None
-) -> Any:
+    outputs: object, batch: object, *, on_missing_loss: Callable[[], object] | None
+) -> object:
     """Return the loss in the outputs; as ``compute_loss`` without a ``loss``."""
     kwargs = batch if isinstance(batch, Mapping) else {}
     own = (
@@ -189,7 +189,7 @@ def described(value: object) -> str:
     return type(value).__name__
 
 
-def _scalars(outputs: Any) -> tuple[str, ...]:
+def _scalars(outputs: object) -> tuple[str, ...]:
     """Return the outputs that a loss may be the sum of, as code."""
     pairs: Iterable[tuple[Any, Any]] = ()
     if isinstance(outputs, Mapping):
@@ -216,13 +216,13 @@ def _warn_of_other_losses(scalars: tuple[str, ...]) -> None:
         )
 
 
-def mean_of_outputs(outputs: Any) -> torch.Tensor:
+def mean_of_outputs(outputs: object) -> torch.Tensor:
     """Return the mean of the means of all floating-point outputs."""
     means = [tensor.mean(dtype=torch.float32) for tensor in _float_tensors(outputs)]
     return torch.stack(means).mean()
 
 
-def _float_tensors(outputs: Any) -> list[torch.Tensor]:
+def _float_tensors(outputs: object) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
 
 
@@ -237,7 +237,9 @@ def uses_loss_function(model_class: type[nn.Module]) -> bool:
     return "loss_function" in getattr(code, "co_names", ())
 
 
-def evaluate_batch(model: nn.Module, batch: Any, loss: Loss | None) -> tuple[Any, Any]:
+def evaluate_batch(
+    model: nn.Module, batch: object, loss: Loss | None
+) -> tuple[object, object]:
     """Run an evaluation forward; return the outputs, and the loss if there is one.
 
     Labels stay in the batch, as in ``Trainer.evaluate``: the loss takes memory, too.

@@ -27,7 +27,6 @@ from budgetfit.applying.loss.call_model import is_transformers_model, uses_loss_
 from budgetfit.applying.loss.deferred_logits import (
     CannotChunkLossError,
     DeferredLogits,
-    PointwiseOp,
     refuse_chunking,
 )
 from budgetfit.applying.loss.gradient_sum import weights_of_parts
@@ -192,7 +191,7 @@ class ChunkedLoss:
         num_items_in_batch: torch.Tensor | int | None = None,
         ignore_index: int = -100,
         shift_labels: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> torch.Tensor:
         """Compute ``transformers.loss.loss_utils.ForCausalLMLoss``, in chunks."""
         if not isinstance(logits, DeferredLogits):
@@ -218,9 +217,28 @@ class ChunkedLoss:
             count = (targets != ignore_index).sum()
         elif isinstance(count, torch.Tensor):
             count = count.to(hidden.device)
-        part_loss = functools.partial(
-            self._part, ops=logits.ops, vocab_size=vocab_size, ignore_index=ignore_index
-        )
+        ops = logits.ops
+
+        def part_loss(
+            hidden: torch.Tensor,
+            targets: torch.Tensor,
+            weights: dict[str, torch.Tensor],
+        ) -> torch.Tensor:
+            """Return the summed loss of a chunk in fp32, by ``weights`` of the head."""
+            logits = (
+                functional_call(self._head, weights, (hidden,))
+                if weights
+                else self._head(hidden)
+            )
+            for op in ops:
+                logits = op.apply(logits)
+            return functional.cross_entropy(
+                logits.float().view(-1, vocab_size),
+                targets.reshape(-1),
+                ignore_index=ignore_index,
+                reduction="sum",
+            )
+
         return self._total(part_loss, hidden, targets) / count
 
     def _total(
@@ -267,41 +285,16 @@ class ChunkedLoss:
             )
         return functools.reduce(torch.add, losses)
 
-    def _part(  # noqa: PLR0913 - one value each, all needed
-        self,
-        hidden: torch.Tensor,
-        targets: torch.Tensor,
-        weights: dict[str, torch.Tensor],
-        *,
-        ops: tuple[PointwiseOp, ...],
-        vocab_size: int,
-        ignore_index: int,
-    ) -> torch.Tensor:
-        """Return the summed loss of one chunk, in fp32, by ``weights`` of the head."""
-        logits = (
-            functional_call(self._head, weights, (hidden,))
-            if weights
-            else self._head(hidden)
-        )
-        for op in ops:
-            logits = op.apply(logits)
-        return functional.cross_entropy(
-            logits.float().view(-1, vocab_size),
-            targets.reshape(-1),
-            ignore_index=ignore_index,
-            reduction="sum",
-        )
-
 
 class _DeferredHeadForward:
     """Replacement of the head's ``forward`` that can defer its logits."""
 
-    def __init__(self, chunked: ChunkedLoss, plain: Callable[..., Any]) -> None:
+    def __init__(self, chunked: ChunkedLoss, plain: Callable[..., object]) -> None:
         functools.update_wrapper(self, plain)
         self.__wrapped__ = plain
         self._chunked = chunked
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: object) -> object:
         """Return the logits, or ``DeferredLogits``."""
         alone = len(args) == 1 and not kwargs
         deferred = self._chunked.deferred(args[0]) if alone else None

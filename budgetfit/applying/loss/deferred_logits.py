@@ -52,13 +52,12 @@ class PointwiseOp:
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Apply the op to real logits."""
 
-        def filled(value: Any) -> Any:
+        def filled(value: object) -> object:
             return logits if value is _LOGITS else value
 
         args = [filled(value) for value in self.args]
         kwargs = {name: filled(value) for name, value in self.kwargs.items()}
-        result: torch.Tensor = self.function(*args, **kwargs)
-        return result
+        return self.function(*args, **kwargs)
 
 
 _LOGITS = object()  # stands for the logits in recorded arguments
@@ -106,9 +105,9 @@ class DeferredLogits:
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> DeferredLogits:
         """Record a pointwise torch function."""
@@ -120,7 +119,7 @@ class DeferredLogits:
             name = getattr(func, "__name__", func)
             refuse_chunking(f"between its output head and its loss it calls {name}")
 
-        def emptied(value: Any) -> Any:
+        def emptied(value: object) -> object:
             return _LOGITS if value is own[0] else value
 
         op = PointwiseOp(
@@ -141,16 +140,18 @@ class DeferredLogits:
         refuse_chunking(reason, kind=_NoLogitsError)
 
 
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> DeferredLogits:
+def _call(
+    function: Callable[..., object], *args: object, **kwargs: object
+) -> DeferredLogits:
     return DeferredLogits.__torch_function__(function, (), args, kwargs)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Whether the argument is a scalar, which keeps the op elementwise."""
     return not isinstance(value, torch.Tensor) or value.dim() == 0
 
 
-def _operator(function: Callable[..., Any]) -> Callable[..., DeferredLogits]:
+def _operator(function: Callable[..., object]) -> Callable[..., DeferredLogits]:
     return lambda *args: _call(function, *args)
 
 

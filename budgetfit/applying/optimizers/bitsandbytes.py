@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 
 from budgetfit.applying.optimizers.library_optimizer import (
     FakeOptimizer,
@@ -92,7 +93,7 @@ define_step_op(
 )
 
 
-def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
+def make(name: str, parameters: list[Parameter], lr: float) -> torch.optim.Optimizer:
     """Build the optimizer as transformers' Trainer does; a fake one for fake tensors.
 
     Raises:
@@ -105,8 +106,7 @@ def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
     options = {**_OPTIONS[spec.kind], "weight_decay": 0.0, "optim_bits": spec.bits}
     if spec.is_paged:
         options["is_paged"] = True
-    made: torch.optim.Optimizer = kind(parameters, lr=lr, **options)
-    return made
+    return kind(parameters, lr=lr, **options)
 
 
 def to_fake(optimizer: object) -> FakeBnbOptimizer | None:
@@ -134,7 +134,7 @@ class FakeBnbOptimizer(FakeOptimizer):
         managed_bytes: Size of states in CUDA managed memory; no tensors represent them.
     """
 
-    def __init__(self, parameters: list[Any], spec: OptimizerSpec) -> None:
+    def __init__(self, parameters: list[Parameter], spec: OptimizerSpec) -> None:
         super().__init__(parameters)
         self.managed_bytes = 0
         self._spec = spec

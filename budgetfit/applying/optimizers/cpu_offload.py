@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch.nn import Parameter
 
 from budgetfit.applying.host_copy import to_host
 from budgetfit.applying.optimizers.library_optimizer import (
@@ -36,7 +37,7 @@ NOTE: Final = (
 define_step_op("offloaded_step_(Tensor(a!) parameter) -> ()")
 
 
-def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:
+def make(parameters: list[Parameter], lr: float) -> torch.optim.Optimizer:
     """Build torchao's ``CPUOffloadOptimizer``; a fake one for fake tensors.
 
     Raises:
@@ -54,11 +55,13 @@ def make(parameters: list[Any], lr: float) -> torch.optim.Optimizer:
         )
     library_kind = import_optimizer(NAME, "torchao.optim", "CPUOffloadOptimizer")
     kind = type("Offloaded", (_ResyncsGradients, library_kind), {})
-    made: torch.optim.Optimizer = kind(parameters, torch.optim.AdamW, lr=lr, **OPTIONS)
-    return made
+    return kind(parameters, torch.optim.AdamW, lr=lr, **OPTIONS)
 
 
-class _ResyncsGradients:
+_Library: Any = object  # torchao's class, which comes after this one
+
+
+class _ResyncsGradients(_Library):  # type: ignore[misc]
     """Mixin for torchao's class: copies clipped or scaled gradients to the host again.
 
     The library copies gradients in the backward pass and ignores later changes. It also
@@ -71,9 +74,11 @@ class _ResyncsGradients:
     queue: dict[torch.Tensor, torch.cuda.Event]
     param_groups: list[dict[str, Any]]
 
-    def __init__(self, parameters: list[Any], *args: Any, **kwargs: Any) -> None:
-        before = {each: _hook_ids(each) for each in parameters}
-        super().__init__(parameters, *args, **kwargs)  # type: ignore[call-arg]
+    def __init__(
+        self, parameters: list[Parameter], *args: object, **kwargs: object
+    ) -> None:
+        before: dict[Any, set[int]] = {each: _hook_ids(each) for each in parameters}
+        super().__init__(parameters, *args, **kwargs)
         self.trained = list(parameters)
         self._copied: dict[torch.Tensor, int] = {}
         for parameter in self.param_d2h_map:
@@ -83,8 +88,8 @@ class _ResyncsGradients:
         }
 
     def _note_copy(self, parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None  # noqa: S101 - just accumulated
-        self._copied[parameter] = parameter.grad._version
+        if parameter.grad is not None:
+            self._copied[parameter] = parameter.grad._version
 
     @property
     def state(self) -> dict[Any, Any]:
@@ -96,21 +101,21 @@ class _ResyncsGradients:
         }
         return {**(self.d_opt.state if self.d_opt is not None else {}), **host}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Copy gradients that changed since backward again, then step."""
         for parameter, copied in self.queue.items():
             gradient, host = parameter.grad, self.param_d2h_map[parameter].grad
-            assert gradient is not None  # noqa: S101 - kept until zero_grad
-            assert host is not None  # noqa: S101 - made with the optimizer
+            if gradient is None or host is None:
+                continue
             if gradient._version != self._copied[parameter]:
                 copied.synchronize()
                 with torch.no_grad():
                     host.copy_(gradient)
-        return super().step(closure)  # type: ignore[misc]
+        return super().step(closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients, and the queue that an interrupted step left."""
-        super().zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
+        super().zero_grad(set_to_none=set_to_none)
         self.queue.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,7 +123,7 @@ class _ResyncsGradients:
         groups = [
             {"params": list(range(len(group["params"])))} for group in self.param_groups
         ]
-        return {**super().state_dict(), "param_groups": groups}  # type: ignore[misc]
+        return {**super().state_dict(), "param_groups": groups}
 
     def remove_hooks(self) -> None:
         """Remove the hooks on parameters."""
@@ -127,14 +132,14 @@ class _ResyncsGradients:
                 parameter._post_accumulate_grad_hooks.pop(key, None)
 
 
-def _hook_ids(parameter: Any) -> set[int]:
+def _hook_ids(parameter: torch.Tensor) -> set[int]:
     return set(parameter._post_accumulate_grad_hooks or {})
 
 
 class FakeCpuOffloadOptimizer(torch.optim.Optimizer):
     """Allocates the same memory as torchao's optimizer on fake tensors."""
 
-    def __init__(self, parameters: list[Any], lr: float) -> None:
+    def __init__(self, parameters: list[Parameter], lr: float) -> None:
         super().__init__(parameters, {"lr": lr, "fused": True})
         small = [each for each in parameters if each.numel() < MIN_OFFLOADED_ELEMENTS]
         self._large = [
@@ -168,5 +173,5 @@ class FakeCpuOffloadOptimizer(torch.optim.Optimizer):
 
 
 def _copy_gradient(parameter: torch.Tensor) -> None:
-    assert parameter.grad is not None  # noqa: S101 - just accumulated
-    to_host(parameter.grad)
+    if parameter.grad is not None:
+        to_host(parameter.grad)

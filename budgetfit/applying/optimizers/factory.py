@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
+from torch.nn import Parameter
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -67,7 +68,7 @@ def make_optimizer(
 
 
 def _from_callable(
-    function: Callable[..., Optimizer], trained: list[torch.nn.Parameter]
+    function: Callable[..., Optimizer], trained: list[Parameter]
 ) -> Optimizer:
     try:
         made = function(trained)
@@ -146,13 +147,13 @@ def transformers_names() -> set[str]:
     return {name.value for name in OptimizerNames}
 
 
-def _adafactor(parameters: list[Any], lr: float) -> Optimizer:
+def _adafactor(parameters: list[Parameter], lr: float) -> Optimizer:
     from transformers.optimization import Adafactor  # noqa: PLC0415 - slow import
 
     return Adafactor(parameters, lr=lr, scale_parameter=False, relative_step=False)
 
 
-def _adamw(parameters: list[Any], lr: float, *, fused: bool = False) -> Optimizer:
+def _adamw(parameters: list[Parameter], lr: float, *, fused: bool = False) -> Optimizer:
     refused = next((item.dtype for item in parameters if item.is_complex()), None)
     if fused and refused is not None:
         raise InputError(
@@ -164,7 +165,7 @@ def _adamw(parameters: list[Any], lr: float, *, fused: bool = False) -> Optimize
     )
 
 
-def _muon(parameters: list[Any], lr: float) -> Optimizer:
+def _muon(parameters: list[Parameter], lr: float) -> Optimizer:
     others = [tuple(each.shape) for each in parameters if each.ndim != _MATRIX]
     if others:
         raise InputError(
@@ -190,7 +191,7 @@ _IMPORTED: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 }
 
 
-def _schedule_free(name: str, parameters: list[Any], lr: float) -> Optimizer:
+def _schedule_free(name: str, parameters: list[Parameter], lr: float) -> Optimizer:
     kind, options = _IMPORTED[name]
     try:
         library: Any = importlib.import_module("schedulefree")
@@ -201,8 +202,7 @@ def _schedule_free(name: str, parameters: list[Any], lr: float) -> Optimizer:
         ) from None
     made: Any = getattr(library, kind)(parameters, lr=lr, **options)
     made.train()  # required before step(); for evaluation call eval()
-    optimizer: Optimizer = made
-    return optimizer
+    return made
 
 
 # Lower-case names of torch.optim that transformers has no name for; its "adafactor" is

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
+from torch.nn import Parameter
 
 from budgetfit.applying.optimizers import cpu_offload, torchao
 from budgetfit.applying.optimizers.factory import make_optimizer, steps_on_cpu
@@ -100,9 +101,9 @@ def make_recipe_optimizer(  # noqa: PLR0913 - make_optimizer's, and where it is 
     return made
 
 
-def trained_parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
+def trained_parameters(optimizer: torch.optim.Optimizer) -> list[Parameter]:
     """Return the parameters of an optimizer, on the device of the model."""
-    own: list[torch.nn.Parameter] | None = getattr(optimizer, "trained", None)
+    own: list[Parameter] | None = getattr(optimizer, "trained", None)
     if own is not None:
         return own
     return [each for group in optimizer.param_groups for each in group["params"]]

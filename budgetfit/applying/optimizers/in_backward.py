@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
 from budgetfit.errors import InputError
 
@@ -38,7 +39,7 @@ class OptimizerInBackward(torch.optim.Optimizer):
     def __init__(
         self,
         parameters: Iterable[torch.nn.Parameter],
-        make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+        make: Callable[[list[Parameter]], torch.optim.Optimizer],
     ) -> None:
         self.trained = [each for each in parameters if each.requires_grad]
         if not self.trained:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 
 from budgetfit.errors import InputError
 
@@ -26,7 +27,7 @@ def define_step_op(schema: str) -> None:
     _LIBRARY.impl(schema.partition("(")[0], lambda *_: None, "Meta")
 
 
-def are_fake(parameters: list[Any]) -> bool:
+def are_fake(parameters: list[Parameter]) -> bool:
     """Whether parameters are those of a trace."""
     return any(isinstance(local_tensor(each), FakeTensor) for each in parameters)
 
@@ -55,7 +56,7 @@ def import_optimizer(name: str, module: str, kind: str) -> Any:
 class FakeOptimizer(torch.optim.Optimizer):
     """Allocates a library optimizer's states for fake tensors, or groups of them."""
 
-    def __init__(self, parameters: list[Any]) -> None:
+    def __init__(self, parameters: list[Parameter]) -> None:
         super().__init__(parameters, {"lr": 0.0})
 
     @torch.no_grad()

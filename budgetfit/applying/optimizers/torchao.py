@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.nn import Parameter
 
 from budgetfit.applying.optimizers.library_optimizer import (
     FakeOptimizer,
@@ -85,7 +86,7 @@ define_step_op(
 )
 
 
-def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
+def make(name: str, parameters: list[Parameter], lr: float) -> torch.optim.Optimizer:
     """Build the optimizer as transformers' Trainer does; a fake one for fake tensors.
 
     Raises:
@@ -95,8 +96,7 @@ def make(name: str, parameters: list[Any], lr: float) -> torch.optim.Optimizer:
     if are_fake(parameters):
         return FakeTorchaoOptimizer(parameters, spec)
     kind = import_optimizer(name, "torchao.optim", spec.kind)
-    made: torch.optim.Optimizer = kind(parameters, lr=lr, **_OPTIONS)
-    return made
+    return kind(parameters, lr=lr, **_OPTIONS)
 
 
 def to_fake(optimizer: object) -> FakeTorchaoOptimizer | None:
@@ -148,7 +148,7 @@ class FakeTorchaoOptimizer(FakeOptimizer):
     A quantized state is a dictionary of the inner tensors of the library's subclass.
     """
 
-    def __init__(self, parameters: list[Any], spec: OptimizerSpec) -> None:
+    def __init__(self, parameters: list[Parameter], spec: OptimizerSpec) -> None:
         super().__init__(parameters)
         self._spec = spec
 

@@ -72,7 +72,7 @@ class ExpectedBatch:
             {name: found.get(name) for name in example},
         )
 
-    def larger(self, batch: Any) -> tuple[LargerTensor, ...]:
+    def larger(self, batch: object) -> tuple[LargerTensor, ...]:
         """Return what exceeds the plan in a dimension, of tensors that were planned."""
         return tuple(
             LargerTensor(name, shape, planned)
@@ -81,7 +81,7 @@ class ExpectedBatch:
             and _exceeds(shape, planned)
         )
 
-    def growth(self, batch: Any) -> float:
+    def growth(self, batch: object) -> float:
         """Return the largest ratio of a tensor's elements to the planned ones."""
         return max(
             (
@@ -91,11 +91,11 @@ class ExpectedBatch:
             default=1.0,
         )
 
-    def has_samples_of_other_size(self, batch: Any) -> bool:
+    def has_samples_of_other_size(self, batch: object) -> bool:
         """Whether a tensor has other sizes than planned, but for how many samples."""
         return any(True for _ in self._other_sizes(batch))
 
-    def is_padded(self, batch: Any, multiple: int) -> bool:
+    def is_padded(self, batch: object, multiple: int) -> bool:
         """Whether all lengths that are not the planned ones are multiples."""
         return not any(
             len(shape) == len(planned)
@@ -106,7 +106,7 @@ class ExpectedBatch:
             for shape, planned in self._other_sizes(batch)
         )
 
-    def _other_sizes(self, batch: Any) -> Iterator[tuple[Shape, Shape]]:
+    def _other_sizes(self, batch: object) -> Iterator[tuple[Shape, Shape]]:
         """Yield shapes that differ from the planned ones, without their samples."""
         for name, shape in _shapes(batch).items():
             planned = self.shapes.get(name)
@@ -119,7 +119,7 @@ class ExpectedBatch:
             if shape != planned:
                 yield shape, planned
 
-    def warn_if_unknown(self, batch: Any) -> None:
+    def warn_if_unknown(self, batch: object) -> None:
         """Warn of tensors that the planned batch does not have, once for each."""
         news = [
             (name, shape)
@@ -136,7 +136,7 @@ class ExpectedBatch:
                 stacklevel=4,
             )
 
-    def warn_if_larger(self, batch: Any) -> None:
+    def warn_if_larger(self, batch: object) -> None:
         """Warn of a batch that is larger than planned, before it runs."""
         news = [
             item
@@ -160,7 +160,9 @@ class ExpectedBatch:
         )
 
 
-def split_batch(batch: Any, size: int, dims: SampleDims = FIRST_DIM) -> Iterator[Any]:
+def split_batch(
+    batch: object, size: int, dims: SampleDims = FIRST_DIM
+) -> Iterator[object]:
     """Split a batch into micro-batches of ``size`` samples; the last may be shorter.
 
     Rows of boxes, nodes, edges, patches or bags go with their sample. Tensors and lists
@@ -207,7 +209,7 @@ def _slice(part: Any, samples: int, taken: range, dims: SampleDims, path: str) -
     return type(part)(*values) if hasattr(part, "_fields") else type(part)(values)
 
 
-def _shapes(batch: Any) -> dict[str, Shape]:
+def _shapes(batch: object) -> dict[str, Shape]:
     return {
         name or SINGLE_TENSOR: tuple(tensor.shape)
         for name, tensor in named_tensors_in(batch)

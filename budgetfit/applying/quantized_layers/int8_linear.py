@@ -47,8 +47,7 @@ class Int8Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Quantise the input, multiply in int8, scale the product."""
         bias = self.bias if self.bias is None else self.bias.to(x.dtype)
-        out: torch.Tensor = _MatMul8bitLt.apply(x, bias, self)
-        return out
+        return _MatMul8bitLt.apply(x, bias, self)
 
     @property
     def scales(self) -> torch.Tensor:

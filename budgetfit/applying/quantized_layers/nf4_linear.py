@@ -142,8 +142,7 @@ def parameter_count(model: nn.Module) -> int:
 
 def element_count(parameter: nn.Parameter) -> int:
     """Return how many elements a parameter has; under ZeRO-3 none are in it."""
-    count: int = getattr(parameter, "ds_numel", parameter.numel())
-    return count
+    return getattr(parameter, "ds_numel", parameter.numel())
 
 
 class _MatMul4Bit(torch.autograd.Function):

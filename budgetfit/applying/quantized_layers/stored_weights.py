@@ -87,5 +87,5 @@ def quantized_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"{path}.{name}", tensor
 
 
-def _is_quantized(weight: Any) -> bool:
+def _is_quantized(weight: object) -> bool:
     return hasattr(weight, "bnb_quantized") or hasattr(weight, "CB")

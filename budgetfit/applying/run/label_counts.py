@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ class LabelCounts:
         self._due = {"none", "unequal"} if divides_loss(model) else set()
         self._per_sample: list[float] = []
 
-    def count(self, batch: Any, samples: float, *, is_first: bool) -> None:
+    def count(self, batch: object, samples: float, *, is_first: bool) -> None:
         """Count a micro-batch that is weighed by its samples.
 
         ``is_first``: of an update.

@@ -26,7 +26,7 @@ _NAME = "num_items_in_batch"
 
 
 def pass_num_items(
-    model: nn.Module, batch: Any, loss: Loss | None, count: int | torch.Tensor | None
+    model: nn.Module, batch: object, loss: Loss | None, count: int | torch.Tensor | None
 ) -> tuple[Any, Loss | None]:
     """Return batch and loss that make ``compute_loss`` divide by ``count``, if any.
 
@@ -109,10 +109,10 @@ def _hands_on(model_class: Any) -> bool:
     )
 
 
-def _takes(function: Callable[..., Any]) -> bool:
+def _takes(function: Callable[..., object]) -> bool:
     return _NAME in inspect.signature(function).parameters or _takes_any(function)
 
 
-def _takes_any(function: Callable[..., Any]) -> bool:
+def _takes_any(function: Callable[..., object]) -> bool:
     parameters = inspect.signature(function).parameters.values()
     return any(item.kind is item.VAR_KEYWORD for item in parameters)

@@ -149,7 +149,7 @@ class Run:
         on_missing_loss: Callable[[], object] | None = None,
         simulated_device_type: str = "cuda",
         blocks: Sequence[str] | None = None,
-        compile_forward: Callable[[nn.Module], Callable[..., Any]] | None = None,
+        compile_forward: Callable[[nn.Module], Callable[..., object]] | None = None,
     ) -> None:
         self.model = model
         self._precision = find_precision(recipe.precision)
@@ -218,7 +218,7 @@ class Run:
 
     def step(
         self,
-        batch: Any,
+        batch: object,
         max_grad_norm: float | None = None,
         *,
         weight: float | None = None,
@@ -305,7 +305,7 @@ class Run:
                 self._run_or_drop_group(update, None)
             return waiting
 
-    def parts(self, batch: Any) -> Iterator[Any]:
+    def parts(self, batch: object) -> Iterator[Any]:
         """Split a batch of any size into micro-batches; the last may be shorter."""
         return split_batch(batch, self.recipe.batch_size, self._dims)
 
@@ -480,7 +480,7 @@ class Run:
 
     def _train(
         self,
-        batch: Any,
+        batch: object,
         max_grad_norm: float | None,
         weight: float | None,
         num_items_in_batch: int | torch.Tensor | None,
@@ -567,7 +567,7 @@ class Run:
         own = self._own_data_parallel
         return (self._wrapped, self.ranks) if own is None else own
 
-    def _run_longest(self, batch: Any) -> None:
+    def _run_longest(self, batch: object) -> None:
         """Run forward and backward of the longest batch, and drop their results."""
         # Twice where gradients are accumulated: the second finds those of the first.
         # The allocator then keeps memory in which shorter batches find room. All ranks
@@ -583,7 +583,7 @@ class Run:
         steps = min(self.recipe.gradient_accumulation_steps, 2)
         self._run_and_drop([longest] * steps)
 
-    def _run_and_drop(self, batches: Sequence[Any], *, reduce: bool = True) -> None:
+    def _run_and_drop(self, batches: Sequence[object], *, reduce: bool = True) -> None:
         """Run forward and backward of batches, and drop their results.
 
         Where blocks are compiled that is when it happens: kernels are timed in buffers
@@ -600,7 +600,7 @@ class Run:
                 self._enter_phase("forward")
 
     def _forward_backward(
-        self, batch: Any, loss: Loss | None, divisor: float, factor: float = 1.0
+        self, batch: object, loss: Loss | None, divisor: float, factor: float = 1.0
     ) -> torch.Tensor:
         """Accumulate the gradients of a micro-batch's loss * factor / ``divisor``.
 
@@ -654,7 +654,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         self.group = AccumulationGroup(self.recipe.gradient_accumulation_steps)
 
-    def _run_or_drop_group(self, work: Callable[[], _Result], batch: Any) -> _Result:
+    def _run_or_drop_group(self, work: Callable[[], _Result], batch: object) -> _Result:
         """Call ``work``; on an error drop the group, and explain out of memory."""
         self.updated = False
         try:

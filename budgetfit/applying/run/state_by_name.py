@@ -60,8 +60,7 @@ def _new_states(
         made: State = _api().get_optimizer_state_dict(model, optimizer)
     finally:
         optimizer.state, optimizer.param_groups = kept
-    states: State = made["state"]
-    return states
+    return made["state"]
 
 
 def is_by_name(state: State) -> bool:
@@ -139,8 +138,7 @@ def rank_states_to_bytes(states: list[State]) -> bytes:
 
 def rank_states_from_bytes(text: bytes) -> list[State]:
     """Return what ``rank_states_to_bytes`` was given."""
-    states: list[State] = torch.load(io.BytesIO(text), weights_only=True)
-    return states
+    return torch.load(io.BytesIO(text), weights_only=True)
 
 
 def _api() -> Any:

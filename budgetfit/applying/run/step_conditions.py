@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -60,7 +59,7 @@ def check_grad_and_autocast() -> None:
         )
 
 
-def check_batch_not_empty(batch: Any) -> None:
+def check_batch_not_empty(batch: object) -> None:
     """Refuse a batch without tensors, or with empty ones or without values."""
     tensors = list(tensors_in(batch))
     sizes = [tensor.numel() for tensor in tensors]

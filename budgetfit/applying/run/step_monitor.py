@@ -70,7 +70,7 @@ class StepMonitor:
 
     def before_micro_batch(
         self,
-        batch: Any,
+        batch: object,
         *,
         is_first: bool,
         ranks: GroupRanks | None = None,
@@ -111,14 +111,14 @@ class StepMonitor:
             )
         self._has_seen_loss = True
 
-    def longest_batch(self, batch: Any) -> Any | None:
+    def longest_batch(self, batch: object) -> Any | None:
         """Return a batch of its values in the planned shapes; None if not larger."""
         shapes = self._batch.shapes
         longest = with_shapes(batch, shapes) if shapes else batch
         same = describe_batch(longest) == describe_batch(batch)
         return None if same else longest
 
-    def _warn_of_sizes(self, batch: Any) -> None:
+    def _warn_of_sizes(self, batch: object) -> None:
         """Warn, once, of samples of a size that was not planned for."""
         over = None if self._plan is None else self._plan.varying_lengths
         multiple = None if over is None else over.pad_to_multiple_of
@@ -144,7 +144,7 @@ class StepMonitor:
         self._warns_of_sizes = False
         warnings.warn(text, stacklevel=5)
 
-    def _warn_if_on_all_ranks(self, batch: Any, ranks: GroupRanks | None) -> None:
+    def _warn_if_on_all_ranks(self, batch: object, ranks: GroupRanks | None) -> None:
         """Warn if all ranks have the same first batch: their data is not divided."""
         if (
             self._plan is None
@@ -160,7 +160,7 @@ class StepMonitor:
             stacklevel=5,
         )
 
-    def _warn_if_smaller(self, batch: Any) -> None:
+    def _warn_if_smaller(self, batch: object) -> None:
         """Warn if the loader's first batch has fewer samples than planned."""
         planned, effective = self._recipe.batch_size, self._recipe.effective_batch_size
         samples = count_samples(batch, self._dims) or planned
@@ -217,7 +217,7 @@ class StepMonitor:
             set_rng_states(self._rng_states, self._device)
 
     def report(
-        self, error: BaseException, batch: Any, step: FailedStep
+        self, error: BaseException, batch: object, step: FailedStep
     ) -> TrainingOutOfMemoryError | None:
         """Return the error that replaces an out-of-memory ``error``, else None."""
         if not is_out_of_memory(error):
@@ -254,7 +254,7 @@ def _warn_untrained(model: nn.Module, skipped: Iterable[str]) -> None:
         and not name.startswith(prefixes)
     ]
     if names:
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")  # noqa: PLR2004
+        shown = ", ".join(names[:3]) + (", ..." if names[3:] else "")
         count = sum(parameter.requires_grad for parameter in model.parameters())
         warnings.warn(
             f"{len(names)} of {count} trainable parameters got no gradient in the "

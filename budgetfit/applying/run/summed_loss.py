@@ -37,5 +37,4 @@ def _kind(node: Any, samples: float) -> int | None:
         sizes = tuple(node._saved_self_sym_sizes)
         # A vector may hold a loss for each of several tasks.
         return _SUM if len(sizes) > 1 and sizes[0] == samples else None
-    reduction: int | None = getattr(node, "_saved_reduction", None)
-    return reduction
+    return getattr(node, "_saved_reduction", None)

@@ -144,7 +144,7 @@ def summarize_image_sizes(sizes: ImageSizes) -> ImageSizeSummary:
     return ImageSizeSummary(tuple(ordered))
 
 
-def _of_text(text: str) -> Iterable[Any]:
+def _of_text(text: str) -> Iterable[object]:
     """Yield the sizes of ``"480,480x640"`` and ``"480-800:32"``."""
     for word in text.split(","):
         ends, _, step = word.strip().partition(":")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 from budgetfit.core.validation import python_number
 from budgetfit.errors import InputError
@@ -50,7 +50,7 @@ class SampleDims:
             return cls(default)
         given = python_number(given)
         if _is_dimension(given):
-            return cls(given, {"": given})  # type: ignore[arg-type, dict-item]
+            return cls(given, {"": given})
         named: Any = given
         if isinstance(given, Mapping):
             named = {name: python_number(dim) for name, dim in given.items()}
@@ -98,7 +98,7 @@ class SampleDims:
     def agreed_batch_size(
         self,
         named: Mapping[str, tuple[int, ...]],
-        votes: Any,  # noqa: ANN401 - a counter
+        votes: Mapping[int, int],
     ) -> int:
         """Return the batch size on which the named parts agree.
 
@@ -111,7 +111,7 @@ class SampleDims:
         common = set.intersection(*map(set, named.values()))
         left = [size for size in next(iter(named.values())) if size in common]
         if left:
-            return max(left, key=lambda size: int(votes[size]))
+            return max(left, key=lambda size: votes[size])
         sizes = ", ".join(
             f"{path} {' or '.join(map(str, allowed))}"
             for path, allowed in list(named.items())[:_MOST_NAMED]
@@ -139,7 +139,7 @@ class SampleDims:
         return path
 
 
-def _is_dimension(given: object) -> bool:
+def _is_dimension(given: object) -> TypeGuard[int]:
     return isinstance(given, int) and not isinstance(given, bool) and given >= 0
 
 

@@ -144,8 +144,8 @@ def summarize_lengths(
         InputError: If it is neither or empty, or a length or count is not a positive
             whole number.
     """
-    if getattr(lengths, "name", None) == "count":  # of pandas' value_counts
-        lengths = dict(lengths.items())  # type: ignore[union-attr]
+    if getattr(lengths, "name", None) == "count" and hasattr(lengths, "items"):
+        lengths = dict(lengths.items())  # of pandas' value_counts
     listed = isinstance(lengths, Iterable) and not isinstance(lengths, (str, bytes))
     if not listed or getattr(lengths, "shape", None) == ():  # a number of NumPy's
         raise InputError(

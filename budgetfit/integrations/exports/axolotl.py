@@ -33,7 +33,7 @@ from budgetfit.integrations.source_code.python_source import (
 _ENGINES: Final[tuple[Engine, ...]] = ("ddp", "fsdp2")
 
 
-def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
+def export_text(plan: Plan, _plan_file: str) -> str:
     """Return a YAML file; comments list what axolotl's config cannot express.
 
     Raises:

@@ -18,6 +18,7 @@ from budgetfit.integrations.source_code.plain_torch import planned_model
 from budgetfit.planning.search.policies import every_n_of_segments, ordinal
 
 MAX_SLOWDOWN: Final = 0.01  # relative to the plan, for settings that need no budgetfit
+_PRINTED: Final = 0.05  # percent, rounded to one decimal
 _PEFT: Final = "base_model.model."
 
 
@@ -92,7 +93,7 @@ def _remark(plan: Plan, estimate: Estimate, every: int) -> str:
     return (
         "Not the plan's own choice, but simpler: "
         f"{recomputed if every else 'nothing is recomputed'}. Judged to fit too, and "
-        f"{speed if percent >= 0.05 else 'as fast'}."  # noqa: PLR2004 - as printed
+        f"{speed if percent >= _PRINTED else 'as fast'}."
     )
 
 

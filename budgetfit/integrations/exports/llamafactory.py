@@ -33,7 +33,7 @@ _BITS: Final = {"nf4": 4, "int8": 8}
 _PADDED_TO: Final = 8  # tokens: batches are padded to a multiple, without a setting
 
 
-def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
+def export_text(plan: Plan, _plan_file: str) -> str:
     """Return a YAML file; comments list what LLaMA-Factory's config cannot express.
 
     Raises:

@@ -233,7 +233,7 @@ class _PlannedForward:
         self._policy = policy
         self._chunked = chunked
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the model."""
         self._loop.before_forward(self._model, args, kwargs)
         first = next(self._model.parameters(), torch.empty(0))

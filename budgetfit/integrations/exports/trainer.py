@@ -63,7 +63,7 @@ class PlanCallback(TrainerCallback):
         undo()  # of buffers; applied again when training begins
 
     def on_train_begin(
-        self, args: Any, *_: object, model: Any = None, **kwargs: Any
+        self, args: object, *_: object, model: Any = None, **kwargs: object
     ) -> None:
         """Apply checkpointing and chunked loss."""
         self.undo()  # auto_find_batch_size begins training several times

@@ -233,7 +233,7 @@ def _main(plan: Plan, program: ScriptParts, loading: Loading) -> str:
         if auto == "AutoProcessor":
             columns = '"images" and "messages"'
         return _TEXTS.substitute(columns=columns, name=name, auto=auto, made=variable)
-    made = data_parts(plan.model.batch, plan.model.batch_dims, plan.model.class_name)
+    made = data_parts(plan.model)
     batches = "\n\n".join(part.code for part in made)
     count = _STEPS * plan.recipe.effective_batch_size
     return _RANDOM.substitute(batches=batches, count=count)

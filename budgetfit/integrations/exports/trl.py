@@ -54,7 +54,7 @@ def _takes_fused_head(module: nn.Module) -> bool:
     return False
 
 
-def has_pairs(args: Any) -> bool:
+def has_pairs(args: object) -> bool:
     """Whether these are TRL's arguments for DPO or a reward: samples are pairs."""
     # Both sequences of a pair run in one forward (TRL 1.16, the trainers' collators).
     names = {cls.__name__ for cls in type(args).__mro__}

@@ -74,7 +74,7 @@ class WatchedLoop:
             weakref.finalize(model, handle.remove)
 
     def before_forward(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, Any]
     ) -> None:
         """Look at a batch, and at what else is seen as the forward begins."""
         if not model.training or not torch.is_grad_enabled():
@@ -193,7 +193,7 @@ def other_optimizer(recipe: Recipe, optimizer: Any, chosen: str = "") -> list[st
     ]
 
 
-def _kind(optimizer: Any) -> tuple[object, ...]:
+def _kind(optimizer: object) -> tuple[object, ...]:
     """Return the class of an optimizer, and what bitsandbytes has beside it."""
     bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
     return type(optimizer), bits, getattr(optimizer, "is_paged", False)

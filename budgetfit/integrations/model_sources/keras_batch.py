@@ -28,7 +28,7 @@ def example_batch(model: Any, loss: Any, request: BatchRequest) -> dict[str, Any
     request.notes.append("input from the Keras model's input_shape")
     if loss is None:
         return {"inputs": inputs}
-    outputs = graph._outputs_struct  # noqa: SLF001 - as nested as the model's own
+    outputs = graph._outputs_struct
     if keras.tree.is_nested(loss) or isinstance(outputs, dict):
         raise _unknown(model, "it has several losses or named outputs")
     targets = keras.tree.map_structure(

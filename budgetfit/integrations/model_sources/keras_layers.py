@@ -18,7 +18,7 @@ def layers_in(layer: Any) -> list[Any]:
     graph = getattr(layer, "_functional", None)
     return [
         inner
-        for inner in layer._layers  # noqa: SLF001 - Keras has no public name for it
+        for inner in layer._layers
         if type(inner).__name__ != "InputLayer" and inner is not graph
     ]
 
@@ -54,6 +54,6 @@ def seed_generators(layer: Any) -> list[Any]:
     """Return the seed generators of a layer and its sublayers."""
     return [
         generator
-        for part in layer._flatten_layers()  # noqa: SLF001
-        for generator in part._seed_generators  # noqa: SLF001
+        for part in layer._flatten_layers()
+        for generator in part._seed_generators
     ]

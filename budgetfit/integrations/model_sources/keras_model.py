@@ -113,7 +113,7 @@ class KerasLayer(_KerasModule):
         if not keras_call.ran:  # called by Keras, which has prepared the call
             keras_call.ran = True
             keras_call.seeds = [
-                (variable, variable._value.clone())  # noqa: SLF001
+                (variable, variable._value.clone())
                 for generator in seed_generators(layer)
                 for variable in [generator.state]
             ]
@@ -121,7 +121,7 @@ class KerasLayer(_KerasModule):
         for tensor, mask in zip(args, keras_call.masks, strict=False):
             is_tensor = isinstance(tensor, torch.Tensor)
             if mask is not None and is_tensor:
-                tensor._keras_mask = mask  # noqa: SLF001
+                tensor._keras_mask = mask
         kwargs["training"] = keras_call.training
         with (
             _patched_layers(
@@ -218,7 +218,7 @@ def _patched_layers(
                 _set_for_now(stack, variable, "_value", parameter)
                 if parameter.is_floating_point():
                     _set_for_now(stack, variable, "_dtype", _dtype_name(parameter))
-            for layer in part.keras_object._flatten_layers() if cast else ():  # noqa: SLF001
+            for layer in part.keras_object._flatten_layers() if cast else ():
                 if layer.compute_dtype != cast:
                     policy = keras.DTypePolicy(cast)
                     _set_for_now(stack, layer, "_dtype_policy", policy)
@@ -241,7 +241,7 @@ def _cast_to(tree: nn.Module) -> str | None:
         for variable, parameter in part.keras_variables():
             if parameter.is_floating_point():
                 now = _dtype_name(parameter)
-                return now if now != str(variable._dtype) else None  # noqa: SLF001
+                return now if now != str(variable._dtype) else None
     return None
 
 
@@ -259,8 +259,8 @@ def _redirect(
     device: str,
     cast: str | None,
     /,  # layers may have arguments of these names
-    *args: Any,
-    **kwargs: Any,
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Replace ``layer.forward``, which Keras calls after preparing a call."""
     masks = [getattr(value, "_keras_mask", None) for value in args]
@@ -281,15 +281,15 @@ def _set_for_now(stack: ExitStack, owner: Any, name: str, value: object) -> None
 @contextmanager
 def _once_only(layer: Any, seeds: list[tuple[Any, torch.Tensor]]) -> Iterator[None]:
     """Recompute a layer with the same seeds, without updating statistics again."""
-    states = [variable._value for variable in layer.non_trainable_variables]  # noqa: SLF001
+    states = [variable._value for variable in layer.non_trainable_variables]
     states += [
-        variable._value  # noqa: SLF001
+        variable._value
         for variable, _ in seeds
-        if all(variable._value is not state for state in states)  # noqa: SLF001
+        if all(variable._value is not state for state in states)
     ]
     now = [state.detach().clone() for state in states]
     for variable, seed in seeds:
-        variable._value.data.copy_(seed)  # noqa: SLF001 - autograd is not to count it
+        variable._value.data.copy_(seed)  # autograd is not to count it
     try:
         yield
     finally:

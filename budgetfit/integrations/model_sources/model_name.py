@@ -155,7 +155,7 @@ def parse_fields(text: str) -> Any:
     """Return a config's JSON as values."""
     # transformers writes infinite numbers as ``{"__float__": "Infinity"}``.
 
-    def value_of(fields: dict[str, Any]) -> Any:
+    def value_of(fields: dict[str, Any]) -> object:
         is_tagged = fields.keys() == {"__float__"}
         number = fields["__float__"] if is_tagged else None
         return float(number) if number in ("Infinity", "-Infinity", "NaN") else fields

@@ -61,7 +61,7 @@ def load_factory(text: str) -> ResolvedModel:
         return _called(factory, text)
 
 
-def load_batch(text: str) -> Any:
+def load_batch(text: str) -> object:
     """Load the example batch that a text names, or call the function that makes it.
 
     Raises:
@@ -71,7 +71,7 @@ def load_batch(text: str) -> Any:
         return _batch(found, text)
 
 
-def load_loss(text: str) -> Callable[..., Any]:
+def load_loss(text: str) -> Callable[..., object]:
     """Load the loss function that a text names; refuse what is none."""
     with _imported(text) as found:
         if not callable(found):
@@ -83,7 +83,7 @@ def load_loss(text: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _imported(text: str) -> Iterator[Any]:
+def _imported(text: str) -> Iterator[object]:
     """Import what a text names; undo the import if the context fails."""
     if not is_factory_text(text):
         raise InputError(
@@ -99,7 +99,7 @@ def _imported(text: str) -> Iterator[Any]:
         yield _attribute(_import(place), attribute, place)
 
 
-def _batch(made: Any, text: str) -> Any:
+def _batch(made: object, text: str) -> object:
     """Call a function that makes a batch; refuse meta tensors."""
     if callable(made):
         made = _result(made, text)
@@ -112,7 +112,7 @@ def _batch(made: Any, text: str) -> Any:
     return copy_to_cpu(made)
 
 
-def _called(factory: Callable[[], Any], text: str) -> ResolvedModel:
+def _called(factory: Callable[[], object], text: str) -> ResolvedModel:
     """Call a factory on meta, else on the CPU."""
 
     def materialize(
@@ -143,7 +143,7 @@ def _called(factory: Callable[[], Any], text: str) -> ResolvedModel:
     )
 
 
-def _result(factory: Callable[[], Any], text: str) -> Any:
+def _result(factory: Callable[[], object], text: str) -> object:
     """Call a function; ``InputError`` has its exception's message in one line."""
     try:
         return factory()
@@ -153,7 +153,9 @@ def _result(factory: Callable[[], Any], text: str) -> Any:
         ) from error
 
 
-def _parts(made: Any, text: str) -> tuple[nn.Module, Any, Callable[..., Any] | None]:
+def _parts(
+    made: object, text: str
+) -> tuple[nn.Module, object, Callable[..., object] | None]:
     """Split a factory's result into model, batch and loss.
 
     Raises:
@@ -213,7 +215,7 @@ def _import_file(file: Path) -> ModuleType:
     return module
 
 
-def _attribute(module: ModuleType, attribute: str, place: str) -> Any:
+def _attribute(module: ModuleType, attribute: str, place: str) -> object:
     found: Any = module
     for name in attribute.split("."):
         if not hasattr(found, name):

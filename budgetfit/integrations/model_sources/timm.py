@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from budgetfit.integrations.model_sources.resolved_model import Materialize
 
 
-def is_timm_config(fields: dict[str, Any]) -> bool:
-    """Whether these are the fields of a timm ``config.json``."""
-    return "architecture" in fields and "pretrained_cfg" in fields
-
-
 def timm_builder(fields: dict[str, Any]) -> Materialize:
     """Return a function that builds the model of a timm config; downloads nothing.
 

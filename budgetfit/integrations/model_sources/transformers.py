@@ -42,7 +42,7 @@ from budgetfit.integrations.model_sources.resolved_model import (
     ResolvedModel,
     fixed_seed,
 )
-from budgetfit.integrations.model_sources.timm import is_timm_config, timm_builder
+from budgetfit.integrations.model_sources.timm import timm_builder
 from budgetfit.integrations.model_sources.transformers_config import (
     config_from_fields,
     hub_config,
@@ -79,7 +79,7 @@ def load_model_on_meta(text: str, *, trust_remote_code: bool = False) -> Resolve
     file = config_file(text)
     name, source = _file_name(file), f"from {file.name}, no weights loaded"
     fields = read_fields(file)
-    if is_timm_config(fields):
+    if {"architecture", "pretrained_cfg"} <= fields.keys():
         return _resolved(timm_builder(fields), name, source, ())
     if is_diffusers_config(fields):
         return _of_diffusers(fields, name, source)
@@ -310,9 +310,9 @@ class _NumbersOnCpu(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call ``torch.tensor(number)`` without the default device."""
@@ -336,9 +336,10 @@ def _train_as_loaded(model: nn.Module) -> str:
         parameter.requires_grad = True
     if not frozen:
         return ""
-    more = f" and {len(frozen) - 3} more" if len(frozen) > 3 else ""  # noqa: PLR2004
+    names = list(frozen)
+    more = f" and {len(names[3:])} more" if names[3:] else ""
     return (
-        f"{', '.join([*frozen][:3])}{more}: frozen by the model's code, trainable once "
+        f"{', '.join(names[:3])}{more}: frozen by the model's code, trainable once "
         "from_pretrained has loaded it, and planned so; to keep it frozen, plan the "
         "loaded model"
     )

@@ -82,13 +82,13 @@ def compiled_when_called() -> Iterator[None]:
     # that alone all of inductor is imported: 0.6 s of processor time.
     compile_now = torch.compile
 
-    def compile_later(model: Any = None, **options: Any) -> Callable[..., Any]:
+    def compile_later(model: Any = None, **options: Any) -> Callable[..., object]:
         if model is None:
             return functools.partial(compile_later, **options)
         compiled = functools.cache(lambda: compile_now(model, **options))
 
         @functools.wraps(model)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             return compiled()(*args, **kwargs)
 
         return call

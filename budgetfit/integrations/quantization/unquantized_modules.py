@@ -86,7 +86,7 @@ def _is_plain(parameter: nn.Parameter) -> bool:
 
 
 def _kind(module: nn.Module, parameter: nn.Parameter, head: object) -> str:
-    if parameter.dim() < 2:  # noqa: PLR2004 - biases, too
+    if parameter.dim() <= 1:  # biases, too
         return "norms"
     if isinstance(module, nn.Embedding):
         return "embeddings"

@@ -21,8 +21,6 @@ from budgetfit.integrations.source_code.plain_torch_checkpointing import (
     segment_constants,
 )
 from budgetfit.integrations.source_code.plain_torch_loop import (
-    batches_text,
-    compile_parts,
     compiled_constants,
     data_parts,
     loss_parts,
@@ -78,14 +76,12 @@ def torch_script(plan: Plan) -> str:
     sections = [
         model,
         _optimizer(plan.recipe.optimizer),
-        *compile_parts(plan.recipe),
+        *([Part(parts.COMPILE)] if plan.recipe.compile != "none" else []),
         *recompute_parts(plan.recipe),
         *ranks_parts(plan.recipe, plan.model.block_types),
         *data_parts(
-            plan.model.batch,
-            plan.model.batch_dims,
-            plan.model.class_name,
-            batches_text(plan.recipe),
+            plan.model,
+            parts.EQUAL_BATCHES + parts.OWN_SAMPLES * (plan.recipe.ranks > 1),
         ),
         *loss_parts(
             plan.model.batch,
@@ -99,7 +95,7 @@ def torch_script(plan: Plan) -> str:
     return "\n\n".join([head, *(part.code for part in sections)])
 
 
-def export_text(plan: Plan, plan_file: str) -> str:  # noqa: ARG001 - as other exports
+def export_text(plan: Plan, _plan_file: str) -> str:
     """Return the script for ``budgetfit export --to torch``."""
     return torch_script(plan)
 

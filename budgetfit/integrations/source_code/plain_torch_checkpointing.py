@@ -9,6 +9,8 @@ from budgetfit.errors import InputError
 from budgetfit.integrations.source_code.plain_torch_templates import Part, exported_part
 from budgetfit.integrations.source_code.python_source import to_source
 
+_LONGEST: Final = 80  # with its indentation below 88
+
 
 def recompute_parts(recipe: Recipe) -> list[Part]:
     """Return the source that checkpoints the recipe's segments, and its imports.
@@ -87,7 +89,7 @@ def _tuple(names: Sequence[str], indent: int = 4) -> str:
     """Format a tuple of strings as source, one per line where it is long."""
     words = [to_source(name) for name in names]
     line = f"({', '.join(words)}{',' if len(words) == 1 else ''})"
-    if len(line) < 80:  # noqa: PLR2004, with its indentation below 88
+    if len(line) < _LONGEST:
         return line
     inner = "".join(f"{' ' * (indent + 4)}{word},\n" for word in words)
     return f"(\n{inner}{' ' * indent})"

@@ -8,9 +8,10 @@ from typing import Final
 from budgetfit.applying.torch_compile import compiled_blocks
 from budgetfit.applying.zero import input_precision
 from budgetfit.batches.sample_count import batch_from_shapes, sample_dimensions
+from budgetfit.core.plan import ModelSummary
 from budgetfit.core.precision import Precision, find_precision
 from budgetfit.core.recipe import Recipe
-from budgetfit.core.samples.sample_dims import FIRST_DIM, SampleDims
+from budgetfit.core.samples.sample_dims import FIRST_DIM
 from budgetfit.errors import InputError
 from budgetfit.integrations.source_code import plain_torch_templates as parts
 from budgetfit.integrations.source_code.plain_torch_ranks import main_lines
@@ -25,19 +26,17 @@ _CLASSES_OF_POSITIONS: Final = ("ForTokenClassification", "ForSemanticSegmentati
 _FLOATS: Final = ("float", "bfloat", "half", "double")
 
 
-def data_parts(
-    batch: Batch, dims: SampleDims | None = None, class_name: str = "", more: str = ""
-) -> list[Part]:
+def data_parts(model: ModelSummary, more: str = "") -> list[Part]:
     """Return source of random batches of the planned shape, one line per tensor.
 
-    ``dims``: the first, if unknown. ``class_name``: of the model in transformers, which
-    says what its labels are. ``more``: what else the loop expects of batches.
+    ``more``: what else the loop expects of batches.
 
     Raises:
         InputError: For an unknown dtype.
     """
-    counted = sample_dimensions(batch_from_shapes(batch), dims or FIRST_DIM)
-    of_positions = class_name.endswith(_CLASSES_OF_POSITIONS)
+    batch = model.batch
+    counted = sample_dimensions(batch_from_shapes(batch), model.batch_dims or FIRST_DIM)
+    of_positions = model.class_name.endswith(_CLASSES_OF_POSITIONS)
     lines, needs_tokens = [], False
     made: dict[tuple[tuple[int, ...], str], str] = {}
     for number, (name, (shape, dtype)) in enumerate(batch.items()):
@@ -73,11 +72,6 @@ def data_parts(
     return [Part(parts.VOCABULARY), Part(code)] if needs_tokens else [Part(code)]
 
 
-def batches_text(recipe: Recipe) -> str:
-    """Return what the training loop expects of batches, for their docstring."""
-    return parts.EQUAL_BATCHES + parts.OWN_SAMPLES * (recipe.parallelism is not None)
-
-
 def _random(name: str, shape: str, dtype: str, *, classes: bool) -> str:
     if dtype.startswith(_FLOATS):
         return f"torch.randn({shape}, dtype=torch.{dtype})"
@@ -105,11 +99,6 @@ def loss_parts(batch: Batch, planned: Part | None, *, own: bool) -> list[Part]:
         return [Part(parts.OWN_LOSS)]
     arguments = "**batch" if by_name else "*batch.values()"
     return [checks, Part(parts.FOUND_LOSS.substitute(arguments=arguments))]
-
-
-def compile_parts(recipe: Recipe) -> list[Part]:
-    """Return the source that compiles a forward; nothing for eager training."""
-    return [] if recipe.compile == "none" else [Part(parts.COMPILE)]
 
 
 def compiled_constants(recipe: Recipe, blocks: Sequence[str]) -> list[str]:

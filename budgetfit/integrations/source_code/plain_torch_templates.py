@@ -21,6 +21,7 @@ class Part:
     imports: tuple[str, ...] = ()
 
 
+_LONGEST: Final = 70  # after "    return "
 _FOLDER: Final = Path(__file__).with_name("exported")
 
 
@@ -79,7 +80,7 @@ def build_model():
 def _of(library: str, kind: str, *options: str) -> Part:
     given = ", ".join(options)
     call = f"{kind}(parameters, lr=lr, {given})"
-    if len(call) > 70:  # noqa: PLR2004 - after "    return "
+    if len(call) > _LONGEST:
         call = f"{kind}(\n        parameters, lr=lr, {given}\n    )"
     return Part(call, (f"from {library} import {kind}",))
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from budgetfit.core.allocator.settings import VARIABLE
 from budgetfit.core.loop import RUN
@@ -148,9 +148,9 @@ def refuse_compile(plan: Plan, program: str) -> None:
 def planned_length(plan: Plan) -> int | None:
     """Return the planned sequence length; None where samples are not text."""
     for name in LENGTH_NAMES:
-        shape, _ = plan.model.batch.get(name, ((), ""))
-        if len(shape) == 2:  # noqa: PLR2004 - samples and tokens
-            return shape[1]
+        match plan.model.batch.get(name):
+            case (_, tokens), _:
+                return tokens
     return None
 
 
@@ -203,7 +203,7 @@ def _import_names(module: str, names: Iterable[str]) -> str:
     return call_source(f"from {module} import ", ordered, 0)
 
 
-def keyword_lines(arguments: Mapping[str, Any]) -> str:
+def keyword_lines(arguments: Mapping[str, object]) -> str:
     """Format the arguments of a call in a function, ``name=value,`` in each line."""
     return "".join(
         f"        {name}={to_source(value)},\n" for name, value in arguments.items()

@@ -4,6 +4,7 @@ import functools
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from budgetfit.core.plan import GpuComparison, ModelSummary, Plan
@@ -134,7 +135,7 @@ def _rendered(template: str, *, model: ModelSummary, **shown: object) -> str:
     return text
 
 
-def _figure(name: str) -> Any:  # noqa: ANN401 - a module, which imports matplotlib
+def _figure(name: str) -> ModuleType:
     return importlib.import_module(f"budgetfit.reporting.html.figures.{name}")
 
 

@@ -39,8 +39,7 @@ class TraceCache(CacheFolder):
 
     def load(self, key: str | None) -> StepTrace | None:
         """Return the trace stored under ``key``; None if there is none."""
-        found: StepTrace | None = self.read(key, read_trace)
-        return found
+        return self.read(key, read_trace)
 
     def store(self, key: str | None, trace: StepTrace) -> None:
         """Store ``trace`` under ``key``, if possible."""

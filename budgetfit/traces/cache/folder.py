@@ -10,11 +10,13 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Final, NamedTuple, TypeVar
 
 from platformdirs import user_cache_path
 
 from budgetfit.utils.whole_file import whole_file
+
+_T = TypeVar("_T")
 
 CACHE_VARIABLE: Final = "BUDGETFIT_CACHE"
 _OFF: Final = frozenset({"off", "no", "false", "0"})
@@ -72,7 +74,7 @@ class CacheFolder:
         self.trouble = ""
         self._limit_bytes = limit_bytes
 
-    def read(self, key: str | None, read: Callable[[Path, str], Any]) -> Any:  # noqa: ANN401
+    def read(self, key: str | None, read: Callable[[Path, str], _T]) -> _T | None:
         """Return what ``read`` makes of the file of ``key``; None if there is none.
 
         ``read`` takes the path and the key, and may raise anything.

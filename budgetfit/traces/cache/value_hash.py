@@ -11,7 +11,7 @@ import hashlib
 import logging
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any, Final, Literal, TypeAlias
 
@@ -135,7 +135,7 @@ class ValueHash:
     def _write(self, kind: str, text: bytes = b"") -> None:
         self._hash.update(b"%s %d:%s" % (kind.encode(), len(text), text))
 
-    def _add(self, value: Any) -> None:  # noqa: ANN401
+    def _add(self, value: object) -> None:
         if isinstance(value, enum.Enum):
             self._write("enum", f"{type(value).__qualname__}.{value.name}".encode())
             self.add_once(type(value), add_class)
@@ -163,7 +163,7 @@ class ValueHash:
         self._tokens.add(token)
         return new
 
-    def add_once(self, value: Any, add: Callable[[Any, Any], None]) -> None:  # noqa: ANN401
+    def add_once(self, value: object, add: Callable[[Any, Any], None]) -> None:
         """Hash an object at its first occurrence, and a number at later ones."""
         key = (id(value), self.values)
         number = self._seen.get(key)
@@ -175,7 +175,7 @@ class ValueHash:
         self._write("object")
         add(self, value)
 
-    def _add_container(self, value: Any) -> None:  # noqa: ANN401
+    def _add_container(self, value: Collection[Any]) -> None:
         kind = type(value)
         self._write("container", f"{kind.__module__}.{kind.__qualname__}".encode())
         self._write("length", str(len(value)).encode())
@@ -189,7 +189,7 @@ class ValueHash:
         else:
             self.add(*value)
 
-    def _add_set(self, value: Any) -> None:  # noqa: ANN401
+    def _add_set(self, value: Collection[object]) -> None:
         """Hash a set in sorted order: its own differs between processes."""
         digests = []
         for content in value:
@@ -281,7 +281,7 @@ class ValueHash:
         else:
             self.add_once(value, ValueHash._add_object)
 
-    def _add_object(self, value: Any) -> None:  # noqa: ANN401
+    def _add_object(self, value: object) -> None:
         """Hash an instance of a Python class by its class and its attributes."""
         cls = type(value)
         for base in cls.__mro__[:-1]:

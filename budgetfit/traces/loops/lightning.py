@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from budgetfit.traces.loops.prepare import Prepared
 
-_PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
+_PRECISIONS: dict[str, Any] = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
 class LightningLoop:
@@ -33,7 +33,7 @@ class LightningLoop:
         autocast = prepared.precision.autocast
         plugins: Any = None
         if autocast is not None:
-            plugins = MixedPrecision(_PRECISIONS[autocast], "cpu")  # type: ignore[arg-type]
+            plugins = MixedPrecision(_PRECISIONS[autocast], "cpu")
         lightning.Trainer(
             accelerator="cpu",
             devices=1,

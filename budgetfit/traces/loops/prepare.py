@@ -160,8 +160,7 @@ def _copied(fake: FakeTensor, memo: dict[int, Any]) -> torch.Tensor:
         if isinstance(fake, nn.Parameter):
             clone = nn.Parameter(clone, fake.requires_grad)
         memo[id(fake)] = clone
-    made: torch.Tensor = memo[id(fake)]
-    return made
+    return memo[id(fake)]
 
 
 @contextlib.contextmanager

@@ -48,8 +48,7 @@ class TrainerLoop:
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The trainer's, once it has made it."""
-        made: torch.optim.Optimizer = self._trainer.optimizer
-        return made
+        return self._trainer.optimizer
 
     def run(self, load: Callable[[], Any]) -> None:
         """Train on batches until ``load`` raises."""

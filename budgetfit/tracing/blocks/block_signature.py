@@ -78,7 +78,7 @@ def block_signatures(model: nn.Module, blocks: Sequence[str]) -> dict[str, Place
 
 def config_lists(
     model: nn.Module, blocks: Sequence[str]
-) -> Iterator[tuple[str, tuple[object, str], list[Any] | tuple[Any, ...]]]:
+) -> Iterator[tuple[str, tuple[object, str], list[Any] | tuple[object, ...]]]:
     """Yield path, (holder, attribute) and values of lists of plain values."""
     # They are attributes of modules outside ``blocks`` and of their configurations
     # (``config.layer_types``), and may have an entry for each block.

@@ -71,11 +71,10 @@ def find_runs(
             (_repetition(units, start, length) for length in _LENGTHS),
             key=operator.itemgetter(0),  # of equal ones the first: the shortest period
         )
-        if saved <= 0:
+        place = units[start].first
+        if saved <= 0 or place is None:
             start += 1
             continue
-        place = units[start].first
-        assert place is not None  # noqa: S101 - only units with a key repeat
         firsts = [start, *range(start + 1, end, length), end]
         periods = tuple(
             tuple(name for unit in units[first:after] for name in unit.blocks)
@@ -136,9 +135,8 @@ def _repetition(
 def _repeats(units: Sequence[_Unit], index: int, length: int) -> bool:
     """Whether a unit equals the one a period before, and is next to its predecessor."""
     unit, before = units[index], units[index - 1]
-    if unit.key is None or unit.key != units[index - length].key:
+    if unit.first is None or unit.key != units[index - length].key:
         return False
-    assert unit.first is not None  # noqa: S101 - it has a key
     return before.first is not None and _consecutive(
         [
             before.first._replace(

@@ -72,7 +72,7 @@ class CompiledBlocks:
         self._copies: dict[types.FunctionType, types.FunctionType] = {}
         self.notes: dict[str, None] = {}  # as a set in order
 
-    def forward_of(self, block: nn.Module) -> Callable[..., Any]:
+    def forward_of(self, block: nn.Module) -> Callable[..., object]:
         """Return a module's forward, compiled at its first call for each grad mode."""
         # The compiled code is kept with the returned function alone: it does not change
         # what the process has compiled.
@@ -85,7 +85,7 @@ class CompiledBlocks:
         runs: dict[bool, int] = {}  # of generated code in a call, by grad mode
         backend, name = self._backend, type(block).__name__
 
-        def compile_for(*args: Any, **kwargs: Any) -> int:
+        def compile_for(*args: object, **kwargs: object) -> int:
             """Compile until a call finds all of it compiled; return its runs."""
             if self._whole_model:  # which takes long, and blocks seldom set anything
                 # What a call sets is set by one that compiles nothing, where that runs;
@@ -108,7 +108,7 @@ class CompiledBlocks:
                 "of a later one cannot be told. Use compile='none'."
             )
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: object, **kwargs: object) -> Any:
             grad = torch.is_grad_enabled()
             if grad not in runs:
                 runs[grad] = compile_for(*args, **kwargs)
@@ -138,7 +138,7 @@ class CompiledBlocks:
             note = f"torch.compile makes {made} graphs of {name}.forward: {first}"
             self.notes[note] = None
 
-    def _copied(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _copied(self, forward: Callable[..., object]) -> Callable[..., Any]:
         """Return the bound method with a code object of its own."""
         # Dynamo keeps what it has compiled with the code object: in the model's own, it
         # would meet what a user compiles, and stay behind.

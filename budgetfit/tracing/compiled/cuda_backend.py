@@ -75,7 +75,7 @@ class CudaBackend:
 
     def __call__(
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]
-    ) -> Any:
+    ) -> object:
         """Return what runs instead of ``graph``."""
         import torch._inductor.compile_fx as inductor  # noqa: PLC0415 - takes seconds
 
@@ -94,7 +94,10 @@ class CudaBackend:
             )
 
     def _compile(
-        self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any
+        self,
+        graph: torch.fx.GraphModule,
+        example_inputs: Sequence[object],
+        **kwargs: Any,
     ) -> Any:
         """Generate the code of a forward or backward graph."""
         import torch._inductor.compile_fx as inductor  # noqa: PLC0415 - as above
@@ -112,7 +115,7 @@ def move_graph(graph: torch.fx.GraphModule) -> None:
     """Move the values and factory functions of a graph to device cuda, in place."""
     moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def move(value: Any) -> Any:
+    def move(value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return value
         if id(value) not in moved:
@@ -137,19 +140,19 @@ def _is_graph(module: torch.nn.Module) -> TypeGuard[torch.fx.GraphModule]:
 
 
 def _partition(
-    partition: Any, graph: torch.fx.GraphModule, joint_inputs: Any, **kwargs: Any
-) -> Any:
+    partition: Any, graph: torch.fx.GraphModule, joint_inputs: Any, **kwargs: object
+) -> object:
     """Partition a joint graph that was moved: passes depend on the device."""
     move_graph(graph)
     return partition(graph, tree_map(_on_cuda, joint_inputs), **kwargs)
 
 
-def _device_on_cuda(value: Any) -> Any:
+def _device_on_cuda(value: object) -> Any:
     is_cpu = isinstance(value, torch.device) and value.type == "cpu"
     return CUDA if is_cpu else value
 
 
-def _on_cuda(value: Any) -> Any:
+def _on_cuda(value: object) -> Any:
     """Return a fake tensor of the same layout on device cuda."""
     if not isinstance(value, torch.Tensor) or value.device.type == "cuda":
         return value

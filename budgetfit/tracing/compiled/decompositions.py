@@ -47,8 +47,8 @@ def cuda_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def _with_fp32_statistics(
-    decomposition: Callable[..., Any], x: torch.Tensor, *args: Any, **kwargs: Any
-) -> Any:
+    decomposition: Callable[..., Any], x: torch.Tensor, *args: object, **kwargs: object
+) -> object:
     if x.dtype not in _HALVES:
         return decomposition(x, *args, **kwargs)
     convert = torch.ops.prims.convert_element_type.default
@@ -63,11 +63,11 @@ def _without_buffer(
     return out, x.new_zeros(0)
 
 
-def _bernoulli(x: torch.Tensor, p: float = 0.5, **_: Any) -> torch.Tensor:
+def _bernoulli(x: torch.Tensor, p: float = 0.5, **_: object) -> torch.Tensor:
     return torch.rand_like(x, dtype=torch.float32) < p
 
 
-def _bernoulli_in_place(x: torch.Tensor, p: float = 0.5, **_: Any) -> torch.Tensor:
+def _bernoulli_in_place(x: torch.Tensor, p: float = 0.5, **_: object) -> torch.Tensor:
     return x.copy_(_bernoulli(x, p))
 
 

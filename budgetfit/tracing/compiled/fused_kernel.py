@@ -1,7 +1,7 @@
 """A Triton kernel of generated code on fake tensors: an op that only moves bytes."""
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -36,7 +36,7 @@ class FusedKernel:
         names = found.group(1).split(",") if found else []
         self._parameters = [name.split(":")[0].strip() for name in names]
 
-    def run(self, *args: Any, **_: Any) -> None:
+    def run(self, *args: object, **_: object) -> None:
         """Record a launch."""
         inputs, outputs = [], []
         for name, value in zip(self._parameters, args, strict=False):

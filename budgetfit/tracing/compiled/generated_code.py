@@ -69,7 +69,7 @@ def module_on_fakes(code: str, on_call: Callable[[], object]) -> types.ModuleTyp
     return module
 
 
-def _maker(output: Any, inputs: list[Any]) -> Callable[[list[Any]], Any]:
+def _maker(output: object, inputs: list[Any]) -> Callable[[list[Any]], object]:
     """Return what makes the like of an output from other inputs."""
     for place, each in enumerate(inputs):
         if each is output:
@@ -83,10 +83,10 @@ def _maker(output: Any, inputs: list[Any]) -> Callable[[list[Any]], Any]:
 class _AsyncCompile:
     """Instead of inductor's ``AsyncCompile``: compiles nothing."""
 
-    def triton(self, _name: str, source: str, **_: Any) -> FusedKernel:
+    def triton(self, _name: str, source: str, **_: object) -> FusedKernel:
         return FusedKernel(source)
 
-    def wait(self, _scope: Any) -> None:
+    def wait(self, _scope: object) -> None:
         """Nothing is under way."""
 
 
@@ -102,8 +102,8 @@ def _reinterpret(
 
 
 def _without_rng_state(
-    op: Callable[..., Any], *args: Any, rng_state: Any, **kwargs: Any
-) -> Any:
+    op: Callable[..., object], *args: object, rng_state: object, **kwargs: object
+) -> object:
     """Run a random op, whose generator a recomputation repeats: no tensor is made."""
     del rng_state
     return op(*args, **kwargs)

@@ -49,8 +49,8 @@ def answers_for_inductor(
     target: CudaTarget,
     *,
     uniform: bool,
-    partition: Callable[..., Any],
-    module: Callable[[str], Any],
+    partition: Callable[..., object],
+    module: Callable[[str], object],
 ) -> Iterator[None]:
     """Let inductor generate code for the target's GPU without CUDA and Triton.
 
@@ -71,7 +71,7 @@ def answers_for_inductor(
 
     with contextlib.ExitStack() as stack:
 
-        def patch(owner: Any, name: str, value: Any) -> None:
+        def patch(owner: object, name: str, value: object) -> None:
             stack.enter_context(mock.patch.object(owner, name, value))
 
         # Neither another plan's GPU is here, nor this one in what follows.
@@ -220,7 +220,7 @@ def _change_settings(
     )
 
 
-def _tables_on_cpu(lazy_init: Callable[..., None], *_: Any) -> None:
+def _tables_on_cpu(lazy_init: Callable[..., None], *_: object) -> None:
     """Make inductor's tables of patterns, once, from traces on the CPU."""
     # Only those that training makes for each device: of the others a second is refused.
     lazy_init(torch.device("cpu"))
@@ -326,11 +326,11 @@ def _folded_constants_on_host(stack: contextlib.ExitStack) -> None:
     """Let what inductor evaluates to fold constants be made on the host."""
     library = torch.library.Library("aten", "IMPL")
 
-    def empty(size: Any, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+    def empty(size: Any, *, dtype: Any = None, **_: object) -> torch.Tensor:
         return torch.empty(size, dtype=dtype)
 
     def empty_strided(
-        size: Any, stride: Any, *, dtype: Any = None, **_: Any
+        size: Any, stride: Any, *, dtype: Any = None, **_: object
     ) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype)
 

@@ -85,7 +85,7 @@ def cuda_node_order() -> Iterator[None]:
     counts, thread = _Counts(), threading.get_ident()
     engine = vars(torch.autograd)["_engine_run_backward"]
 
-    def run_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_backward(roots: Any, *args: Any, **kwargs: Any) -> object:
         if threading.get_ident() != thread:
             return engine(roots, *args, **kwargs)
         _gradients, _retain_graph, create_graph, *_ = args

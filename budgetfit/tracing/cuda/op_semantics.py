@@ -234,7 +234,7 @@ class CudaOpSemantics:
 
     def _with_cuda_layout(
         self, traits: CudaOpTraits, func: OpOverload, args: Args, out: Any
-    ) -> Any:
+    ) -> object:
         """Return outputs with the dtypes and strides of CUDA's kernels."""
         if traits.elementwise:
             return _with_strides_of_operands(func, args, out)
@@ -254,7 +254,7 @@ class CudaOpSemantics:
         func: OpOverload,
         args: Args,
         kwargs: Kwargs,
-        out: Any,
+        out: object,
         call: CallKey | None = None,
     ) -> OpMemory:
         """Return what the op allocates, with the cuBLAS workspaces."""
@@ -298,17 +298,17 @@ class CudaOpSemantics:
         )
 
 
-def _is_strided(value: Any) -> bool:
+def _is_strided(value: object) -> bool:
     """Return whether this is a dense tensor."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
-def _with_strides_of_operands(func: OpOverload, args: Args, out: Any) -> Any:
+def _with_strides_of_operands(func: OpOverload, args: Args, out: Any) -> object:
     """Return the output of a pointwise op with the strides that CUDA gives it."""
     # Torch's meta kernels cast operands first, which makes expanded ones contiguous:
     # the gradient of a sum, with activations in channels-last format and 16 bits.
     operands = [each for each in args if isinstance(each, torch.Tensor)]
-    if len(operands) < 2:  # noqa: PLR2004 - of one, they are right
+    if len(operands) <= 1:  # of one, they are right
         return out
     if not all(map(_is_strided, (out, *operands))):
         return out
@@ -335,7 +335,7 @@ def _in_place_in_autograd(
     in_place: OpOverload | None,
     args: Args,
     kwargs: Kwargs,
-) -> Any:
+) -> object:
     """Run in place what autograd runs in place for plain tensors; None for other ops.
 
     For subclasses, as fake tensors are, autograd runs it out of place.
@@ -378,7 +378,7 @@ def _full_storages(args: Args) -> AbstractContextManager[None]:
     return nullcontext() if mode is None else disable_fake_tensor_cache(mode)
 
 
-def _accumulated_in_place(run: RunOp, old: Any, new: Any) -> torch.Tensor | None:
+def _accumulated_in_place(run: RunOp, old: object, new: object) -> torch.Tensor | None:
     """Accumulate gradients in place where the autograd engine would on CUDA."""
     # It adds in place unless the tensor is a subclass or a mode is active, and both
     # hold in a trace. Additions of the model, its functions and hooks are not changed.

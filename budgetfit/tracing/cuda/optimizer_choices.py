@@ -26,7 +26,7 @@ def optimizers_on_cuda() -> Iterator[None]:
     thread = threading.get_ident()
 
     def with_fakes(original: Callable[..., list[str]]) -> Callable[..., list[str]]:
-        def devices(*args: Any, **kwargs: Any) -> list[str]:
+        def devices(*args: object, **kwargs: object) -> list[str]:
             found = original(*args, **kwargs)
             return [*found, "cpu"] if threading.get_ident() == thread else found
 

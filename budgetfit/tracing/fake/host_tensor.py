@@ -70,8 +70,8 @@ def as_host_tensor(fake: torch.Tensor) -> torch.Tensor:
 def count_as_on_gpu(model: nn.Module) -> None:
     """Make those of a model's modules plain: code that is compiled reads them."""
     for module in model.modules():
-        for tensor in list(host_tensors(module)):
-            tensor.__class__ = FakeTensor  # type: ignore[assignment]
+        for tensor in list[FakeTensor](host_tensors(module)):
+            tensor.__class__ = FakeTensor
 
 
 def moves_attributes(module: nn.Module) -> bool:
@@ -89,14 +89,14 @@ def host_tensors(module: nn.Module) -> Iterator[HostTensor]:
                 yield leaf
 
 
-def _shares(out: Any, host: torch.Tensor) -> bool:
+def _shares(out: object, host: torch.Tensor) -> bool:
     return (
         type(out) is FakeTensor
         and out.untyped_storage()._cdata == host.untyped_storage()._cdata
     )
 
 
-def _names_device(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> bool:
+def _names_device(func: Callable[..., object], args: Args, kwargs: Kwargs) -> bool:
     if func is not torch.Tensor.to:
         return True
     given = (*args, *kwargs.values())

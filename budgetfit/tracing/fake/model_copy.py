@@ -77,7 +77,7 @@ def _add_hooks(modules: Iterable[nn.Module], copies: dict[int, Any]) -> None:
                 copies[key].register_post_accumulate_grad_hook(_after_fakes(own))
 
 
-def _copy_of_hook(hook: Any, copies: dict[int, Any]) -> Any:
+def _copy_of_hook(hook: object, copies: dict[int, Any]) -> Any:
     """Return a copy of a hook; None of one that cannot be copied."""
     try:
         return copy.deepcopy(hook, copies)
@@ -85,7 +85,7 @@ def _copy_of_hook(hook: Any, copies: dict[int, Any]) -> Any:
         return None
 
 
-def _on_fakes(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+def _on_fakes(hook: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], Any]:
     def call(gradient: torch.Tensor) -> Any:
         try:
             return hook(gradient)
@@ -95,7 +95,9 @@ def _on_fakes(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], A
     return call
 
 
-def _after_fakes(hook: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], None]:
+def _after_fakes(
+    hook: Callable[[torch.Tensor], object],
+) -> Callable[[torch.Tensor], None]:
     def call(parameter: torch.Tensor) -> None:
         with contextlib.suppress(Exception):  # what a hook does
             hook(parameter)

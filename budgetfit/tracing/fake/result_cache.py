@@ -102,7 +102,7 @@ class FakeResultCache:
 
     def _run_and_cache(
         self, key: CallKey, func: OpOverload, args: Args, kwargs: Kwargs
-    ) -> Any:
+    ) -> object:
         with self._uncached():
             out = func(*args, **kwargs)
         result = None
@@ -155,7 +155,7 @@ class FakeResultCache:
             return self._output(outputs[0], args)
         return container(self._output(output, args) for output in outputs)
 
-    def _output(self, output: OutputSpec | int | None, args: Args) -> Any:
+    def _output(self, output: OutputSpec | int | None, args: Args) -> object:
         if not isinstance(output, OutputSpec):
             return output
         argument, shape, stride, offset, dtype = output
@@ -211,7 +211,7 @@ def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _storages(values: Iterable[Any]) -> list[int]:
+def _storages(values: Iterable[object]) -> list[int]:
     """Return the storages of tensors in (nested) arguments."""
     found: list[int] = []
     for value in values:

@@ -46,11 +46,11 @@ class FakeTensorFactory:
 
     def parameter(self, like: torch.Tensor) -> nn.Parameter:
         """Return a fake parameter with a tensor's shape, strides and dtype."""
-        fake = self.empty(like.shape, strides_on_cuda(like), like.dtype)
+        fake: Any = self.empty(like.shape, strides_on_cuda(like), like.dtype)
         if not self.fast_path:
             return nn.Parameter(fake, requires_grad=like.requires_grad)
         vars(fake)["_is_param"] = True
-        return fake.requires_grad_(like.requires_grad)  # type: ignore[return-value]
+        return fake.requires_grad_(like.requires_grad)
 
     def view(
         self,

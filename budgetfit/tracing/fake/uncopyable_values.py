@@ -16,7 +16,7 @@ from budgetfit.errors import TraceError
 _STATEFUL_READERS = (Iterator, io.IOBase)
 
 
-def uncopyable_memo(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]:
+def uncopyable_memo(model: nn.Module, memo: Mapping[int, object]) -> dict[int, Any]:
     """Return a ``deepcopy`` memo for attributes of modules that cannot be copied.
 
     Random generators are copied with their state. Locks, connections and other objects
@@ -49,7 +49,7 @@ def uncopyable_memo(model: nn.Module, memo: Mapping[int, Any]) -> dict[int, Any]
     return found
 
 
-def _is_copied(value: Any, parts: Iterable[Any]) -> bool:
+def _is_copied(value: object, parts: Iterable[object]) -> bool:
     """Whether a value can be copied if all its parts can."""
     if isinstance(value, torch.Generator):
         return False  # torch's own copy reads its state under the fake mode
@@ -60,7 +60,7 @@ def _is_copied(value: Any, parts: Iterable[Any]) -> bool:
     return True
 
 
-def _parts(value: Any) -> list[tuple[object, Any]]:
+def _parts(value: object) -> list[tuple[object, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -72,7 +72,7 @@ def _parts(value: Any) -> list[tuple[object, Any]]:
     return list(getattr(value, "__dict__", {}).items())
 
 
-def _replacement(path: str, value: Any, module: str) -> Any:
+def _replacement(path: str, value: object, module: str) -> object:
     if isinstance(value, _STATEFUL_READERS):
         raise TraceError(
             f"The model cannot be copied to plan it: its {path!r} is a "

@@ -36,7 +36,7 @@ class CudaDevicesOnCpu(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types_: Iterable[type],
         args: Args = (),
         kwargs: Kwargs | None = None,
@@ -60,11 +60,13 @@ class CudaDevicesOnCpu(TorchFunctionMode):
             },
         )
 
-    def _backward(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    def _backward(
+        self, func: Callable[..., object], args: Args, kwargs: Kwargs
+    ) -> object:
         """Redirect in what autograd runs: in what a mode calls, the mode is off."""
         engine: Any = vars(torch.autograd)["_engine_run_backward"]
 
-        def redirected(*args: Any, **kwargs: Any) -> Any:
+        def redirected(*args: object, **kwargs: object) -> object:
             with self:
                 return engine(*args, **kwargs)
 

@@ -59,8 +59,11 @@ def _redirected(module: ModuleType, shared: object, copy: object) -> Iterator[No
     thread: int | None = threading.get_ident()
 
     def choose(
-        method: Callable[..., Any], own: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+        method: Callable[..., object],
+        own: Callable[..., object],
+        *args: object,
+        **kwargs: object,
+    ) -> object:
         drawn = own if threading.get_ident() == thread else method
         return drawn(*args, **kwargs)
 

@@ -71,7 +71,7 @@ def pinned_scalar_draws() -> Iterator[None]:
     """Make ``random`` and ``numpy.random`` return pinned scalars in this thread."""
     thread, left = threading.get_ident(), [MAX_PINNED_DRAWS]
 
-    def pinned(draw: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def pinned(draw: Callable[..., object], *args: Any, **kwargs: Any) -> object:
         found = draw(*args, **kwargs)
         mine = type(found) is float and threading.get_ident() == thread
         if not mine or left[0] <= 0:

@@ -55,7 +55,7 @@ def user_state_preserved(
             restore()
 
 
-def _restore_name(place: dict[str, Any], name: str, value: Any) -> None:
+def _restore_name(place: dict[str, Any], name: str, value: object) -> None:
     """Restore a global, or an attribute of a Python module."""
     now = place.get(name, _ABSENT)
     if now is value:
@@ -104,7 +104,7 @@ class _Reached:
             else:
                 self._object(value)
 
-    def _see(self, value: Any, *next_: Any) -> None:
+    def _see(self, value: object, *next_: object) -> None:
         self.seen[id(value)] = value
         self.waiting += next_
 
@@ -162,7 +162,7 @@ class _Reached:
             ):
                 self.waiting.append(value)
 
-    def _object(self, value: Any) -> None:
+    def _object(self, value: object) -> None:
         kind = kind_of(value)
         if kind is None:
             return
@@ -183,7 +183,7 @@ def _may_lead_on(kind: Any) -> bool:
     return kind_of_class(kind) is not None or issubclass(kind, _CODE)
 
 
-def _held(value: Any) -> HeldState:
+def _held(value: object) -> HeldState:
     kind: Any = kind_of(value)
     size = max((part.size(value) for part in kind.parts), default=0)
     contents = tuple(part.read(value) for part in kind.parts)

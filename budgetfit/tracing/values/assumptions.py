@@ -7,7 +7,7 @@ note reports the assumption once a model reads it. See
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch._ops import OpOverload
@@ -68,7 +68,9 @@ def _false(out: torch.Tensor, *_: object, **__: object) -> AssumedValue | None:
     return AssumedValue(out, _uniform(False, out, torch.bool))
 
 
-def _equal(out: torch.Tensor, one: Any, other: Any, **_: object) -> AssumedValue | None:
+def _equal(
+    out: torch.Tensor, one: object, other: object, **_: object
+) -> AssumedValue | None:
     """Evaluate ``x == x`` and ``x == inf`` for finite x; other results are masks."""
     if one is other:
         return AssumedValue(out, _uniform(True, out, torch.bool))
@@ -80,7 +82,7 @@ def _equal(out: torch.Tensor, one: Any, other: Any, **_: object) -> AssumedValue
 
 
 def _not_equal(
-    out: torch.Tensor, one: Any, other: Any, **_: object
+    out: torch.Tensor, one: object, other: object, **_: object
 ) -> AssumedValue | None:
     if one is other:
         return AssumedValue(out, _uniform(False, out, torch.bool))
@@ -89,7 +91,7 @@ def _not_equal(
     return _full(out)
 
 
-def to_bool(out: torch.Tensor, *_: object, **kwargs: Any) -> AssumedValue | None:
+def to_bool(out: torch.Tensor, *_: object, **kwargs: object) -> AssumedValue | None:
     """Assume that a cast to bool is true everywhere; other casts have no rule."""
     return _full(out) if kwargs.get("dtype") is torch.bool else None
 
@@ -161,7 +163,7 @@ def _multinomial(
     return AssumedValue(out, evenly_spread(out.shape, -1, x.shape[-1]), RANDOM_CHOICE)
 
 
-def _randint(out: torch.Tensor, *args: Any, **_: object) -> AssumedValue | None:
+def _randint(out: torch.Tensor, *args: object, **_: object) -> AssumedValue | None:
     """``randint`` and ``randint_like``: the bounds are the whole numbers, low first."""
     if out.numel() > MAX_CHOICES or out.is_floating_point():
         return None

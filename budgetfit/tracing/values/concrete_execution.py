@@ -5,8 +5,6 @@ samples are equal, noise included, so that each of them takes the same branches 
 sizes stay affine in the batch size. See ``docs/decisions/0024-values-that-decide.md``.
 """
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch._ops import OpOverload
@@ -37,7 +35,7 @@ def weight_values(tensor: torch.Tensor) -> torch.Tensor:
     shape, dtype = tensor.shape, tensor.dtype
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype)
-    if tensor.dim() < 2:  # noqa: PLR2004 - norms and biases
+    if tensor.dim() <= 1:  # norms and biases
         return torch.ones(shape, dtype=dtype)
     fan_in = max(tensor.numel() // max(tensor.shape[0], 1), 1)
     generator = torch.Generator().manual_seed(_SEED)
@@ -60,7 +58,7 @@ def weights_bytes(model: nn.Module) -> int:
     return sum(x.nbytes for x in (*model.parameters(), *model.buffers()))
 
 
-def run_on_cpu(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def run_on_cpu(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Run any op on concrete values; return None if the CPU has no kernel for it."""
     # Dropout is the identity, and noise is the same each time and for each sample.
     try:
@@ -76,7 +74,7 @@ def run_on_cpu(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         return None
 
 
-def _noise(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _noise(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         out = func(*args, **kwargs)
@@ -85,7 +83,7 @@ def _noise(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return out
 
 
-def _attention(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _attention(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Return the attention output only, without a fused kernel's other outputs."""
     mask_at, causal_at = _ATTENTION[func]
     mask = args[mask_at] if mask_at is not None else None

@@ -136,10 +136,10 @@ def _ctc_loss(
     else:
         longest = int(lengths.max())
     steps, samples = log_probs.shape[0], log_probs.shape[1]
-    like = {"dtype": log_probs.dtype, "device": "meta"}
+    like: dict[str, Any] = {"dtype": log_probs.dtype, "device": "meta"}
     result = (
-        torch.empty(samples, **like),  # type: ignore[call-overload]
-        torch.empty(samples, steps, 2 * longest + 1, **like),  # type: ignore[call-overload]
+        torch.empty(samples, **like),
+        torch.empty(samples, steps, 2 * longest + 1, **like),
     )
     return AssumedResult(result, why)
 

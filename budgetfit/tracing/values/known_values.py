@@ -204,7 +204,7 @@ class KnownValues:
         assumption: Callable[..., AssumedValue | None],
         args: Args,
         kwargs: Kwargs,
-        out: Any,
+        out: object,
     ) -> None:
         if assumption is to_bool and kwargs.get("dtype") is not torch.bool:
             return  # as most casts are: disabling the modes takes longer than an op
@@ -218,13 +218,12 @@ class KnownValues:
 
     def _run_data_dependent(
         self, func: OpOverload, args: Args, kwargs: Kwargs, *, known: bool
-    ) -> Any:
+    ) -> object:
         if known and func not in HOST_OUTPUTS:
             why = self._values.reasons(args, tuple(kwargs.values()))
             self._note(why, func)
-            if func is aten.nonzero.default and args[0].numel() > MAX_INTEGERS:
-                mask = self.value(args[0])
-                assert mask is not None  # noqa: S101 - it is known
+            large = func is aten.nonzero.default and args[0].numel() > MAX_INTEGERS
+            if large and (mask := self.value(args[0])) is not None:
                 with _disable_current_modes():
                     places = unlisted_places(count_nonzero(mask), mask.dim())
                 return self._fakes_of(places, why)
@@ -250,7 +249,7 @@ class KnownValues:
             raise UnknownValueError(str(func), "it needs values that are not known")
         return self._assumed(func, found)
 
-    def _assumed(self, func: OpOverload, found: AssumedResult) -> Any:
+    def _assumed(self, func: OpOverload, found: AssumedResult) -> object:
         if found.why == READ_NUMBER:
             found = found._replace(result=self._checks.number())
         why = (found.why,) if found.why else ()
@@ -263,13 +262,13 @@ class KnownValues:
             for n, x in enumerate(found.result)
         )
 
-    def _answer(self, real: Any, why: Iterable[str]) -> Any:
+    def _answer(self, real: object, why: Iterable[str]) -> Any:
         """Return a result's fakes, or the answer to a question about unknown values."""
         if real is True and FULL_MASK in why:
             return self._checks.answer()
         return self._fakes_of(real, why)
 
-    def _fakes_of(self, real: Any, why: Iterable[str] = ()) -> Any:
+    def _fakes_of(self, real: object, why: Iterable[str] = ()) -> object:
         """Return fakes for concrete tensors, and for unknown ones on meta."""
         if not any(True for _ in tensors_of(real)):
             return real

@@ -37,7 +37,7 @@ def patch_libraries(values: KnownValues) -> Iterator[None]:
     _device_constructors()
     item_by_item = FakeTensor.tolist
 
-    def tolist(fake: FakeTensor) -> Any:
+    def tolist(fake: FakeTensor) -> object:
         # torch reads each item with an op of its own: minutes for long offsets.
         if fake.is_floating_point() or values.value(fake) is None:
             return item_by_item(fake)
@@ -92,11 +92,11 @@ def _formatted(fake: FakeTensor, form: str) -> str:
     return object.__format__(fake, form)
 
 
-def _reading_lists(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+def _reading_lists(original: Callable[..., torch.Tensor]) -> Callable[..., object]:
     """Make ``torch.tensor`` accept lists of fakes; it reads them without a dispatch."""
 
     @functools.wraps(original)
-    def tensor(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def tensor(data: object, *args: object, **kwargs: object) -> torch.Tensor:
         if isinstance(data, (list, tuple)):
             data = _read(data)
         return original(data, *args, **kwargs)
@@ -104,11 +104,11 @@ def _reading_lists(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return tensor
 
 
-def _indexed_by_lists(original: Callable[..., Any]) -> Callable[..., Any]:
+def _indexed_by_lists(original: Callable[..., object]) -> Callable[..., object]:
     """Make indexing accept lists of fakes: ``x[rows, columns] = 0``."""
 
     @functools.wraps(original)
-    def at(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
+    def at(tensor: torch.Tensor, index: object, *value: object) -> Any:
         if isinstance(index, list):
             index = _read(index)
         elif isinstance(index, tuple):
@@ -119,7 +119,7 @@ def _indexed_by_lists(original: Callable[..., Any]) -> Callable[..., Any]:
     return at
 
 
-def _read(data: Any) -> Any:
+def _read(data: Any) -> object:
     if isinstance(data, FakeTensor):
         return data.tolist()
     return type(data)(map(_read, data)) if type(data) in (list, tuple) else data

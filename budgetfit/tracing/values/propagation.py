@@ -89,7 +89,7 @@ class PropagatedValues:
                 found = self._real[tensor] = found.to(tensor.dtype)
         return found
 
-    def reasons(self, *values: Any) -> frozenset[str]:
+    def reasons(self, *values: object) -> frozenset[str]:
         """Return the notes on what was assumed for any of these values."""
         if not len(self._why):
             return frozenset()
@@ -120,7 +120,7 @@ class PropagatedValues:
                     return False
         return inputs > 0 or traits.constant or all_values
 
-    def worth_computing(self, traits: OpTraits, args: Args, out: Any) -> bool:
+    def worth_computing(self, traits: OpTraits, args: Args, out: object) -> bool:
         """Return whether to compute an op whose inputs are known."""
         if traits.view or traits.mutates:
             return True
@@ -253,7 +253,7 @@ def _written(func: OpOverload, args: Args) -> Iterator[torch.Tensor]:
             yield from tensors_of(value)
 
 
-def leaves_of(values: Iterable[Any]) -> Iterator[Any]:
+def leaves_of(values: Iterable[object]) -> Iterator[object]:
     """Yield the leaves of nested arguments."""
     for value in values:
         if isinstance(value, (tuple, list)):
@@ -327,10 +327,10 @@ def count_nonzero(tensor: torch.Tensor) -> int:
     return int(stored.count_nonzero()) * (tensor.numel() // max(stored.numel(), 1))
 
 
-def _repeats(value: Any) -> bool:
+def _repeats(value: object) -> bool:
     return isinstance(value, torch.Tensor) and _stored(value) < value.numel()
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+def tensors_of(value: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in any nesting."""
     return (x for x in tree_leaves(value) if isinstance(x, torch.Tensor))

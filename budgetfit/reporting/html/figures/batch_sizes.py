@@ -13,6 +13,7 @@ from budgetfit.utils.format_bytes import format_bytes
 from budgetfit.utils.format_rate import rate_text
 
 _FEW = 3  # points: no curve
+_APART = 0.3  # relative: two sizes that are both named
 _WIDE_RANGE = 12  # times: batch sizes on a logarithmic axis
 
 
@@ -83,7 +84,7 @@ def _ticks(sizes: list[int], own: int) -> list[int]:
     """Return the plan's size and others that are far enough from it and each other."""
     shown = [own]
     for size in (sizes[-1], sizes[0], *sizes):
-        if all(abs(size / each - 1) > 0.3 for each in shown):  # noqa: PLR2004
+        if all(abs(size / each - 1) > _APART for each in shown):
             shown.append(size)
     return sorted(shown)
 

@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch._ops import OpOverload
 from torch.amp import autocast_mode
 from torch.utils._pytree import tree_map
 
@@ -97,7 +98,7 @@ class CastCache:
     def __init__(self) -> None:
         self._casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def cast(self, value: Any, dtype: torch.dtype) -> Any:
+    def cast(self, value: object, dtype: torch.dtype) -> Any:
         """Return ``value`` in ``dtype`` if it is a tensor that autocast casts."""
         if (
             not isinstance(value, torch.Tensor)
@@ -130,7 +131,7 @@ class CastCache:
         # The compiled kernel evaluates them in this order: a Linear's bias is cast
         # before its weight and its input. Reserved memory depends on it.
 
-        def cast(value: Any) -> Any:
+        def cast(value: object) -> Any:
             if not isinstance(value, (list, tuple, dict)):
                 return self.cast(value, dtype)
             return tree_map(lambda x: self.cast(x, dtype), value)
@@ -197,12 +198,12 @@ def _one_state_of_both_devices() -> Iterator[None]:
         if here:  # a CPU would disable it: for want of a card, or for the dtype
             self._enabled = enabled
 
-    def enter_both(self: torch.autocast) -> Any:
+    def enter_both(self: torch.autocast) -> object:
         entered = enter(self)
         follow(self.device)
         return entered
 
-    def leave_both(self: torch.autocast, *error: Any) -> Any:
+    def leave_both(self: torch.autocast, *error: object) -> object:
         left = leave(self, *error)
         follow(self.device)
         return left
@@ -213,7 +214,7 @@ def _one_state_of_both_devices() -> Iterator[None]:
             torch.set_autocast_enabled(other, torch.is_autocast_enabled(device))
             torch.set_autocast_dtype(other, torch.get_autocast_dtype(device))
 
-    def cast_on_cpu(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+    def cast_on_cpu(value: object, device_type: str, dtype: torch.dtype) -> object:
         if threading.get_ident() == thread and device_type == "cuda":
             device_type = "cpu"
         return cast(value, device_type, dtype)
@@ -234,7 +235,7 @@ def _one_state_of_both_devices() -> Iterator[None]:
                 torch.set_autocast_dtype(device, dtype)
 
 
-def _kernel(name: str, cache: CastCache) -> Callable[..., Any]:
+def _kernel(name: str, cache: CastCache) -> Callable[..., object]:
     """Return the autocast kernel of an op: cast by its policy, then run the op."""
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -253,9 +254,9 @@ def _kernel(name: str, cache: CastCache) -> Callable[..., Any]:
 
 
 def _casting(
-    op: Callable[..., Any], cache: CastCache, dtype: Callable[[], torch.dtype]
-) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    op: Callable[..., object], cache: CastCache, dtype: Callable[[], torch.dtype]
+) -> Callable[..., object]:
+    def kernel(*args: object, **kwargs: object) -> object:
         wanted = dtype()
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
             args, kwargs = cache.cast_all(args, kwargs, wanted)
@@ -264,7 +265,7 @@ def _casting(
     return kernel
 
 
-def _eligible(value: Any) -> bool:
+def _eligible(value: object) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.is_floating_point()
@@ -272,10 +273,10 @@ def _eligible(value: Any) -> bool:
     )
 
 
-def _fp32_output(op: Callable[..., Any]) -> Callable[..., Any]:
-    names = [argument.name for argument in op._schema.arguments]  # type: ignore[attr-defined]
+def _fp32_output(op: OpOverload) -> Callable[..., object]:
+    names = [argument.name for argument in op._schema.arguments]
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
             if _eligible(args[0]):
                 position = names.index("dtype")
@@ -289,12 +290,12 @@ def _fp32_output(op: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _fp32_overload(
-    op: Callable[..., Any], wide: Callable[..., Any]
-) -> Callable[..., Any]:
-    names = [argument.name for argument in wide._schema.arguments]  # type: ignore[attr-defined]
+def _fp32_overload(op: OpOverload, wide: OpOverload) -> Callable[..., object]:
+    names = [argument.name for argument in wide._schema.arguments]
 
-    def kernel(x: torch.Tensor, p: Any = 2, *rest: Any, **kwargs: Any) -> Any:
+    def kernel(
+        x: torch.Tensor, p: object = 2, *rest: object, **kwargs: object
+    ) -> object:
         with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_CPU):
             if _eligible(x):
                 # A default of the op, and none of the overload.
@@ -306,8 +307,8 @@ def _fp32_overload(
     return kernel
 
 
-def _promoting(op: Callable[..., Any], cache: CastCache) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+def _promoting(op: Callable[..., object], cache: CastCache) -> Callable[..., object]:
+    def kernel(*args: object, **kwargs: object) -> object:
         widest = torch.get_autocast_dtype("cpu")
         for value in torch.utils._pytree.tree_leaves((args, kwargs)):
             if _eligible(value) and value.dtype == torch.float32:
@@ -319,8 +320,8 @@ def _promoting(op: Callable[..., Any], cache: CastCache) -> Callable[..., Any]:
     return kernel
 
 
-def _refusing(name: str) -> Callable[..., Any]:
-    def kernel(*_args: Any, **_kwargs: Any) -> Any:
+def _refusing(name: str) -> Callable[..., object]:
+    def kernel(*_args: object, **_kwargs: object) -> object:
         raise RuntimeError(
             f"{name} is unsafe to autocast on CUDA. Use the loss that takes logits, "
             "for example torch.nn.BCEWithLogitsLoss, or leave autocast around it."

@@ -30,7 +30,7 @@ from budgetfit.tracing.cuda.target import CudaTarget
 aten = torch.ops.aten
 
 
-def _composite(op: Any, *args: Any, **kwargs: Any) -> Any:
+def _composite(op: Any, *args: object, **kwargs: object) -> Any:
     """Run torch's C++ composite; ``decompose`` would run a Python decomposition."""
     return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
@@ -113,10 +113,12 @@ def _one_hot(indices: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return zeros.scatter_(-1, indices.unsqueeze(-1), 1)
 
 
-def _half_to_float(fused: Callable[..., Any], composite: Any) -> Callable[..., Any]:
+def _half_to_float(
+    fused: Callable[..., object], composite: object
+) -> Callable[..., object]:
     """Return softmax of fp16 into fp32 without a cast, as on CUDA (SoftMax.cpp)."""
 
-    def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    def kernel(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> object:
         if x.dtype == torch.float16 and dtype == torch.float32:
             return fused(x, dim, True)
         return _composite(composite, x, dim, dtype)
@@ -124,7 +126,7 @@ def _half_to_float(fused: Callable[..., Any], composite: Any) -> Callable[..., A
     return kernel
 
 
-def _attention(target: CudaTarget) -> Callable[..., Any]:
+def _attention(target: CudaTarget) -> Callable[..., object]:
     def kernel(  # noqa: PLR0913, PLR0917 - aten's signature
         query: torch.Tensor,
         key: torch.Tensor,
@@ -150,8 +152,10 @@ def _attention(target: CudaTarget) -> Callable[..., Any]:
     return kernel
 
 
-def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any]:
-    def guarded(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _only_fakes(
+    kernel: Callable[..., object], composite: object
+) -> Callable[..., object]:
+    def guarded(first: torch.Tensor, *args: object, **kwargs: object) -> object:
         # AOTAutograd's functional tensors, of compiled blocks, wrap fakes.
         if isinstance(first, (FakeTensor, FunctionalTensor)):
             return kernel(first, *args, **kwargs)
@@ -160,11 +164,11 @@ def _only_fakes(kernel: Callable[..., Any], composite: Any) -> Callable[..., Any
     return guarded
 
 
-def _of_plain_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
+def _of_plain_tensors(kernel: Callable[..., object]) -> Callable[..., object]:
     """Return a kernel with gradients for what is a plain tensor in training."""
     # Those of ``torch.func`` and of AOTAutograd are subclasses there, too.
 
-    def guarded(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def guarded(first: torch.Tensor, *args: object, **kwargs: object) -> object:
         if isinstance(first, FakeTensor):
             return kernel(first, *args, **kwargs)
         return NotImplemented
@@ -173,9 +177,9 @@ def _of_plain_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noted(
-    kernel: Callable[..., Any], note: str, notes: set[str]
-) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
+    kernel: Callable[..., object], note: str, notes: set[str]
+) -> Callable[..., object]:
+    def run(*args: object, **kwargs: object) -> Any:
         notes.add(note)
         return kernel(*args, **kwargs)
 

@@ -26,7 +26,7 @@ def _grouped_product(
     )
 
 
-def _grouped_mm(one: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def _grouped_mm(one: torch.Tensor, *args: Any, **kwargs: Any) -> object:
     if one.dtype == torch.bfloat16:
         return None  # torch's meta kernel supports these
     return _grouped_product(one, *args, **kwargs)
@@ -54,12 +54,12 @@ def _multilabel_margin(
 
 
 def _multi_margin_backward(
-    _: torch.Tensor, scores: torch.Tensor, *__: Any
+    _: torch.Tensor, scores: torch.Tensor, *__: object
 ) -> torch.Tensor:
     return torch.empty(scores.shape, dtype=scores.dtype)  # also in 16 bits
 
 
-def _batch_norm(x: torch.Tensor, *further: Any) -> Any:
+def _batch_norm(x: torch.Tensor, *further: object) -> object:
     """Evaluation, too, saves the statistics: ``native/cuda/Normalization.cu``."""
     *_, train, _momentum, _eps = further
     if train:
@@ -74,11 +74,15 @@ def _batch_norm(x: torch.Tensor, *further: Any) -> Any:
 # Torch's meta kernels need a bias.
 
 
-def _lstm_cell(gates: torch.Tensor, _: object, cell: torch.Tensor, *__: object) -> Any:
+def _lstm_cell(
+    gates: torch.Tensor, _: object, cell: torch.Tensor, *__: object
+) -> object:
     return torch.empty_like(cell), torch.empty_like(cell), torch.empty_like(gates)
 
 
-def _gru_cell(gates: torch.Tensor, _: object, state: torch.Tensor, *__: object) -> Any:
+def _gru_cell(
+    gates: torch.Tensor, _: object, state: torch.Tensor, *__: object
+) -> object:
     rows, columns = state.shape
     return torch.empty_like(state), gates.new_empty((rows, 5 * columns))
 

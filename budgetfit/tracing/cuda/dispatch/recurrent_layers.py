@@ -32,7 +32,7 @@ class Weights(NamedTuple):
     weight_hr: Tensor | None
 
 
-Cell = "Callable[[Tensor, State, Weights], State]"
+Cell = Callable[[Tensor, State, Weights], State]
 
 
 def _lstm_cell(x: Tensor, state: State, weights: Weights) -> State:
@@ -56,7 +56,7 @@ def _gru_cell(x: Tensor, state: State, weights: Weights) -> State:
     )
 
 
-def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Any:
+def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Cell:
     def cell(x: Tensor, state: State, weights: Weights) -> State:
         linear = torch.nn.functional.linear
         summed = linear(state[0], weights.weight_hh, weights.bias_hh)
@@ -70,7 +70,7 @@ def _plain_cell(activation: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _one_direction(
-    cell: Any, steps: Sequence[Tensor], state: State, weights: Weights
+    cell: Cell, steps: Sequence[Tensor], state: State, weights: Weights
 ) -> tuple[list[Tensor], State]:
     outputs = []
     for x in steps:
@@ -80,7 +80,7 @@ def _one_direction(
 
 
 def _one_layer(
-    cell: Any, x: Tensor, states: Sequence[State], weights: Sequence[Weights]
+    cell: Cell, x: Tensor, states: Sequence[State], weights: Sequence[Weights]
 ) -> tuple[Tensor, list[State]]:
     """Return the outputs of one layer and its last states, by direction."""
     steps = x.unbind(0)
@@ -102,7 +102,7 @@ def _joined(states: Sequence[State]) -> State:
 
 
 def _packed_forwards(
-    cell: Any, rows: Tensor, counts: Sequence[int], state: State, weights: Weights
+    cell: Cell, rows: Tensor, counts: Sequence[int], state: State, weights: Weights
 ) -> tuple[Tensor, State]:
     """Run the steps of a packed sequence, each of fewer samples than the one before."""
     outputs, ended = [], []
@@ -120,7 +120,7 @@ def _packed_forwards(
 
 
 def _packed_backwards(
-    cell: Any, rows: Tensor, counts: Sequence[int], initial: State, weights: Weights
+    cell: Cell, rows: Tensor, counts: Sequence[int], initial: State, weights: Weights
 ) -> tuple[Tensor, State]:
     """Run the steps from the last one on, each of more samples."""
     outputs = []
@@ -137,7 +137,7 @@ def _packed_backwards(
 
 
 def _packed_layer(
-    cell: Any,
+    cell: Cell,
     rows: Tensor,
     states: Sequence[State],
     weights: Sequence[Weights],
@@ -152,7 +152,7 @@ def _packed_layer(
 
 
 def _layers(  # noqa: PLR0913 - what torch passes
-    cell: Any,
+    cell: Cell,
     x: Tensor,
     states: Sequence[State],
     weights: Sequence[Weights],
@@ -191,44 +191,12 @@ def _weights(
     return result
 
 
-def lstm(  # noqa: PLR0913, PLR0917 - aten's signature
-    x: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool = False,
-    *,
-    counts: Sequence[int] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run ``lstm.input`` as CUDA without cuDNN; ``counts`` as in ``_layers``."""
-    del num_layers
-    hidden, cell = hx
-    out, last = _layers(
-        _lstm_cell,
-        x.transpose(0, 1) if batch_first else x,
-        list(zip(hidden.unbind(0), cell.unbind(0), strict=True)),
-        _weights(
-            params, has_biases=has_biases, projects=hidden.size(2) != cell.size(2)
-        ),
-        dropout=dropout if train else 0.0,
-        bidirectional=bidirectional,
-        counts=counts,
-    )
-    out = out.transpose(0, 1) if batch_first else out
-    hiddens, cells = zip(*last, strict=True)
-    return out, torch.stack(hiddens, 0), torch.stack(cells, 0)
-
-
-def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return ``gru.input``, ``rnn_tanh.input`` or ``rnn_relu.input`` for a cell."""
+def layer_of(cell: Cell) -> Callable[..., State]:
+    """Return ``lstm.input``, ``gru.input``, ``rnn_tanh.input`` ... for a cell."""
 
     def layer(  # noqa: PLR0913, PLR0917 - aten's signature
         x: Tensor,
-        hx: Tensor,
+        hx: Tensor | Sequence[Tensor],
         params: Sequence[Tensor],
         has_biases: bool,
         num_layers: int,
@@ -238,27 +206,30 @@ def layer_of(cell: Any) -> Callable[..., tuple[Tensor, Tensor]]:
         batch_first: bool = False,
         *,
         counts: Sequence[int] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> State:
+        """Run it as CUDA without cuDNN; ``counts`` as in ``_layers``."""
         del num_layers
+        states = (hx,) if isinstance(hx, Tensor) else hx
+        projects = states[0].size(2) != states[-1].size(2)  # of an LSTM
         out, last = _layers(
             cell,
             x.transpose(0, 1) if batch_first else x,
-            [(state,) for state in hx.unbind(0)],
-            _weights(params, has_biases=has_biases, projects=False),
+            list(zip(*(each.unbind(0) for each in states), strict=True)),
+            _weights(params, has_biases=has_biases, projects=projects),
             dropout=dropout if train else 0.0,
             bidirectional=bidirectional,
             counts=counts,
         )
         out = out.transpose(0, 1) if batch_first else out
-        return out, torch.stack([state[0] for state in last], 0)
+        return out, *(torch.stack(each, 0) for each in zip(*last, strict=True))
 
     return layer
 
 
-def over_packed(layer: Callable[..., Any]) -> Callable[..., Any]:
+def over_packed(layer: Callable[..., object]) -> Callable[..., object]:
     """Return ``lstm.data``, ``gru.data`` ... for ``lstm.input``, ``gru.input`` ..."""
 
-    def packed(rows: Tensor, batch_sizes: Tensor, *settings: Any) -> Any:
+    def packed(rows: Tensor, batch_sizes: Tensor, *settings: object) -> object:
         return layer(rows, *settings, counts=_numbers(batch_sizes))
 
     return packed
@@ -331,7 +302,7 @@ CUDNN_NOTE = (
 )
 # Those of nn.RNNCell are the same ops on either device.
 _LAYERS: dict[str, Callable[..., Any]] = {
-    "lstm": lstm,
+    "lstm": layer_of(_lstm_cell),
     "gru": layer_of(_gru_cell),
     "rnn_tanh": layer_of(_plain_cell(torch.tanh)),
     "rnn_relu": layer_of(_plain_cell(torch.relu)),

@@ -33,7 +33,7 @@ _users = 0
 
 @contextlib.contextmanager
 def kernels_in_this_thread(
-    dispatch_key: str, kernels: Mapping[str, Callable[..., Any] | None]
+    dispatch_key: str, kernels: Mapping[str, Callable[..., object] | None]
 ) -> Iterator[None]:
     """Run ``kernels`` for aten ops under a dispatch key, in this thread.
 
@@ -69,7 +69,7 @@ def is_composite(op: OpOverload) -> bool:
     return op.has_kernel_for_dispatch_key(key)
 
 
-def run_composite(op: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def run_composite(op: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Run the ops that an op consists of."""
     # Under ``inference_mode`` autograd's dispatch keys are off: dispatch modes meet
     # such ops whole, where otherwise the kernels of ``AutogradCPU`` had taken them
@@ -92,7 +92,7 @@ def unregister_unused() -> None:
             _LIBRARIES.clear()
 
 
-def _skipping(dispatch_key: str, name: str) -> Callable[..., Any]:
+def _skipping(dispatch_key: str, name: str) -> Callable[..., object]:
     """Return a kernel that does what torch's fallthrough kernel does."""
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -100,7 +100,7 @@ def _skipping(dispatch_key: str, name: str) -> Callable[..., Any]:
     after = torch._C._dispatch_keyset_full_after(key)
 
     @_disable_dynamo
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def kernel(keyset: Any, *args: object, **kwargs: object) -> object:
         return op.redispatch(keyset & after, *args, **kwargs)
 
     return kernel
@@ -125,13 +125,13 @@ def _register(dispatch_key: str, names: Mapping[str, object]) -> None:
 
 
 @functools.cache
-def _for_threads(dispatch_key: str, name: str) -> Callable[..., Any]:
+def _for_threads(dispatch_key: str, name: str) -> Callable[..., object]:
     """Return what is registered; made once, before it hides what torch runs."""
     skip = _skipping(dispatch_key, name)
     earlier = _earlier(dispatch_key, name) or skip
 
     @_disable_dynamo  # an eager op of a compiled step may meet this
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def kernel(keyset: object, *args: object, **kwargs: object) -> object:
         kernels = _TRACING.kernels.get(dispatch_key, {})
         if name not in kernels:
             return earlier(keyset, *args, **kwargs)
@@ -144,7 +144,7 @@ def _for_threads(dispatch_key: str, name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _earlier(dispatch_key: str, name: str) -> Callable[..., Any] | None:
+def _earlier(dispatch_key: str, name: str) -> Callable[..., object] | None:
     """Return what torch runs for an op under a key; None where it skips the key."""
     has_own = torch._C._dispatch_has_kernel_for_dispatch_key(
         f"aten::{name}", dispatch_key

@@ -58,7 +58,7 @@ class Call(NamedTuple):
     out: Any
     target: CudaTarget
 
-    def get(self, position: int, default: Any = None) -> Any:
+    def get(self, position: int, default: object = None) -> Any:
         """Return a positional argument, or its default where the call leaves it out."""
         return self.args[position] if len(self.args) > position else default
 

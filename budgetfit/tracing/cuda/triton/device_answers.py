@@ -42,9 +42,9 @@ def answers_for_kernels(target: CudaTarget) -> Iterator[None]:
             known[module] = _has_kernels(module, names)
         return known[module]
 
-    def answering(answer: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    def answering(answer: Callable[..., Any], original: Any) -> Callable[..., object]:
         @functools.wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
+        def function(*args: object, **kwargs: object) -> Any:
             answers = answer if is_asked_by_kernels() else original
             return answers(*args, **kwargs)
 
@@ -78,7 +78,9 @@ def _has_kernels(module: str, names: dict[str, Any]) -> bool:
     )
 
 
-def _answers(target: CudaTarget) -> tuple[tuple[Any, str, Callable[..., Any]], ...]:
+def _answers(
+    target: CudaTarget,
+) -> tuple[tuple[object, str, Callable[..., object]], ...]:
     """Return functions of PyTorch, and what they return for the GPU of the plan."""
     major, minor = target.compute_capability
     properties = types.SimpleNamespace(

@@ -64,14 +64,16 @@ def launches_on_fakes() -> Iterator[None]:
     autotuner: Any = sys.modules["triton.runtime.autotuner"]
     timed: dict[int, dict[Any, Any]] = {}
 
-    def run(kernel: Any, *args: Any, warmup: bool = False, **kwargs: Any) -> Any:
+    def run(
+        kernel: object, *args: object, warmup: bool = False, **kwargs: object
+    ) -> Any:
         if not _has_fakes(args, kwargs):
             return run_kernel(kernel, *args, warmup=warmup, **kwargs)
         if not warmup:  # else it is compiled only
             launch(kernel, *args, **kwargs)
         return None
 
-    def tune(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+    def tune(tuner: object, *args: object, **kwargs: object) -> object:
         if not _has_fakes(args, kwargs):
             return run_tuner(tuner, *args, **kwargs)
         with _tuned_anew(tuner, timed.setdefault(id(tuner), {})):
@@ -86,7 +88,7 @@ def launches_on_fakes() -> Iterator[None]:
         yield
 
 
-def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
+def launch(kernel: object, *args: object, **kwargs: object) -> None:
     """Record a launch: an op over the tensors among its arguments."""
     with torch.no_grad():
         torch.ops.budgetfit.triton_kernel.default(
@@ -134,7 +136,7 @@ def _tuned_anew(tuner: Any, timed: dict[Any, Any]) -> Iterator[None]:
         vars(tuner).update(before)
 
 
-def _time(kernel_call: Callable[[], Any], quantiles: Any = None) -> list[float]:  # noqa: ARG001 - triton's signature
+def _time(kernel_call: Callable[[], object], quantiles: object = None) -> list[float]:  # noqa: ARG001 - triton's signature
     """Do once what triton repeats: it overwrites a buffer, then runs the kernel."""
     buffer = torch.empty(TIMING_BUFFER_BYTES, dtype=torch.int8)
     kernel_call()

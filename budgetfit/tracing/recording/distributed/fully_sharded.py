@@ -148,9 +148,10 @@ def _logged_move(log: RankLog) -> Callable[..., None]:
         params: list[torch.Tensor], buffers: list[torch.Tensor], _: torch.device
     ) -> None:
         log.paused = False
-        for category, tensors in (("parameters", params), ("buffers", buffers)):
-            for tensor in tensors:
-                log.move(tensor, category)  # type: ignore[arg-type]
+        for tensor in params:
+            log.move(tensor, "parameters")
+        for tensor in buffers:
+            log.move(tensor, "buffers")
 
     return move
 

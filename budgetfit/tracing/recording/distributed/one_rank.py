@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from budgetfit.core.parallelism import Parallelism
+from budgetfit.core.parallelism import ZERO_3, Parallelism
 from budgetfit.tracing.recording.distributed.data_parallel import data_parallel_on_fakes
 from budgetfit.tracing.recording.distributed.deepspeed_zero import deepspeed_on_fakes
 from budgetfit.tracing.recording.distributed.fully_sharded import fully_shard_on_fakes
@@ -36,7 +36,7 @@ def as_one_rank(
     log = (OffloadedLog if offloads else RankLog)(semantics, run, mode)
     # FSDP2 and DeepSpeed take the weights from the host as they wrap the model.
     log.paused = parallelism.engine != "ddp"
-    log.is_zero_3 = parallelism.zero_stage == 3  # noqa: PLR2004
+    log.is_zero_3 = parallelism.zero_stage == ZERO_3
     return log, _context(parallelism, log)
 
 
