@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from budgetfit.core.step_trace import StepTrace
-from budgetfit.traces.tracer import Program, Tracer
+from budgetfit.traces.tracer import TRACED_BATCH_SIZES, Program, Tracer
 from budgetfit.tracing.blocks.block_signature import PlacedBlock, block_signatures
 from budgetfit.tracing.blocks.repeated_runs import (
     KEPT_PERIODS,
@@ -25,7 +25,7 @@ from budgetfit.tracing.blocks.repeated_runs import (
     find_runs,
 )
 from budgetfit.tracing.depth_extrapolation.extrapolate import extrapolate
-from budgetfit.tracing.depth_extrapolation.growth import grown
+from budgetfit.tracing.depth_extrapolation.growth import Growth, grown
 from budgetfit.tracing.depth_extrapolation.owned_trace import owned_trace
 from budgetfit.tracing.depth_extrapolation.run_layout import run_layout
 from budgetfit.tracing.depth_extrapolation.validate import (
@@ -194,10 +194,27 @@ class DepthExtrapolator:
             raise
         growth = None
         if not self.is_validated(program):
-            deeper = trace_at(first.batch_size, longer)
-            growth = validate(
-                owned_trace(short, first), owned_trace(longer, deeper), layouts
+
+            def validated_at(size: int) -> Growth | None:
+                one = first if size == first.batch_size else trace_at(size, short)
+                deeper = trace_at(size, longer)
+                return validate(
+                    owned_trace(short, one), owned_trace(longer, deeper), layouts
+                )
+
+            # At another size where both ran already: that was no line over the sizes.
+            size = next(
+                (
+                    each
+                    for each in TRACED_BATCH_SIZES
+                    if tracer.has_run(program, each, short)
+                    and tracer.has_run(program, each, longer)
+                ),
+                first.batch_size,
             )
+            growth = validated_at(size)
+            if growth is not None and size != first.batch_size:
+                growth = validated_at(first.batch_size)  # by the storages of this one
         if growth is None:
             return made.trace
         if others or len(set(extra)) > 1:
