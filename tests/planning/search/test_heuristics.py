@@ -129,7 +129,7 @@ def test_where_a_large_batch_reserves_too_much_a_small_ones_room_is_left(
     fake: Any = SimpleNamespace(
         budget=SimpleNamespace(usable_bytes=USABLE),
         smallest_searched=1,
-        block_chain=SimpleNamespace(reserve_bytes=reserves.__getitem__),
+        block_chain=SimpleNamespace(reserve_bytes=lambda size, **_: reserves[size]),
     )
 
     class Proposals:
