@@ -27,7 +27,7 @@ from budgetfit.tracing.blocks.repeated_runs import (
 from budgetfit.tracing.depth_extrapolation.extrapolate import extrapolate
 from budgetfit.tracing.depth_extrapolation.growth import Growth, grown
 from budgetfit.tracing.depth_extrapolation.owned_trace import owned_trace
-from budgetfit.tracing.depth_extrapolation.run_layout import run_layout
+from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout, run_layout
 from budgetfit.tracing.depth_extrapolation.validate import (
     compare_forward,
     fit_and_validate,
@@ -60,6 +60,7 @@ class DepthExtrapolator:
         self._grow: set[Kind] = set()
         self._failed: dict[Kind, str] = {}
         self._shortenings: dict[tuple[tuple[BlockRun, ...], int], Shortening] = {}
+        self._layouts: dict[tuple[BlockRun, ...], list[RunLayout]] = {}
         self._affine = True  # as far as is known
         self.compared = set() if compared is None else compared
 
@@ -139,6 +140,17 @@ class DepthExtrapolator:
             self._shortenings[key] = shortening(model, blocks, runs, periods)
         return self._shortenings[key]
 
+    def _layouts_of(
+        self, runs: tuple[BlockRun, ...], short: Shortening
+    ) -> list[RunLayout]:
+        """Return where runs are in the full model, which ``short`` knows."""
+        if runs not in self._layouts:
+            layers = tuple(short.paths)
+            self._layouts[runs] = [
+                run_layout(run, layers, short.blocks) for run in runs
+            ]
+        return self._layouts[runs]
+
     def _runs(self, workload: Workload, program: Program) -> tuple[BlockRun, ...]:
         """Return a program's runs; none if shortening them saves little."""
         if self._blocks is None:
@@ -162,11 +174,10 @@ class DepthExtrapolator:
         trace_at: Callable[[int, Shortening], RawTrace],
     ) -> StepTrace:
         workload = tracer.workload
-        blocks = workload.blocks
         short, longer = (
             self._shortening(workload, runs, KEPT_PERIODS + more) for more in (0, 1)
         )
-        layouts = [run_layout(run, tuple(short.paths), blocks) for run in runs]
+        layouts = self._layouts_of(runs, short)
         extra = [len(run.periods) - KEPT_PERIODS for run in runs]
         first = trace_at(batch_sizes[0], short)
         if (
