@@ -180,8 +180,8 @@ def _options_on(
         longer = Fraction(block.forward_ns + block.backward_ns, its_ns)
 
     def change(name: str, option: BlockOption, base: BlockOption) -> int:
-        scale = longer if name == "extra_ns" else larger
-        return math.ceil((getattr(option, name) - getattr(base, name)) * scale)
+        changed: int = getattr(option, name) - getattr(base, name)
+        return math.ceil(changed * (longer if name == "extra_ns" else larger))
 
     known = {like.option("keep"), like.option("recompute")}
     for option in like.options:
