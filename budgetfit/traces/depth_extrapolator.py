@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from budgetfit.core.step_trace import StepTrace
-from budgetfit.traces.tracer import Program, Tracer
+from budgetfit.traces.tracer import TRACED_BATCH_SIZES, Program, Tracer
 from budgetfit.tracing.blocks.block_signature import PlacedBlock, block_signatures
 from budgetfit.tracing.blocks.repeated_runs import (
     KEPT_PERIODS,
@@ -25,9 +25,9 @@ from budgetfit.tracing.blocks.repeated_runs import (
     find_runs,
 )
 from budgetfit.tracing.depth_extrapolation.extrapolate import extrapolate
-from budgetfit.tracing.depth_extrapolation.growth import grown
+from budgetfit.tracing.depth_extrapolation.growth import Growth, grown
 from budgetfit.tracing.depth_extrapolation.owned_trace import owned_trace
-from budgetfit.tracing.depth_extrapolation.run_layout import run_layout
+from budgetfit.tracing.depth_extrapolation.run_layout import RunLayout, run_layout
 from budgetfit.tracing.depth_extrapolation.validate import (
     compare_forward,
     fit_and_validate,
@@ -60,6 +60,7 @@ class DepthExtrapolator:
         self._grow: set[Kind] = set()
         self._failed: dict[Kind, str] = {}
         self._shortenings: dict[tuple[tuple[BlockRun, ...], int], Shortening] = {}
+        self._layouts: dict[tuple[BlockRun, ...], list[RunLayout]] = {}
         self._affine = True  # as far as is known
         self.compared = set() if compared is None else compared
 
@@ -139,6 +140,17 @@ class DepthExtrapolator:
             self._shortenings[key] = shortening(model, blocks, runs, periods)
         return self._shortenings[key]
 
+    def _layouts_of(
+        self, runs: tuple[BlockRun, ...], short: Shortening
+    ) -> list[RunLayout]:
+        """Return where runs are in the full model, which ``short`` knows."""
+        if runs not in self._layouts:
+            layers = tuple(short.paths)
+            self._layouts[runs] = [
+                run_layout(run, layers, short.blocks) for run in runs
+            ]
+        return self._layouts[runs]
+
     def _runs(self, workload: Workload, program: Program) -> tuple[BlockRun, ...]:
         """Return a program's runs; none if shortening them saves little."""
         if self._blocks is None:
@@ -162,11 +174,10 @@ class DepthExtrapolator:
         trace_at: Callable[[int, Shortening], RawTrace],
     ) -> StepTrace:
         workload = tracer.workload
-        blocks = workload.blocks
         short, longer = (
             self._shortening(workload, runs, KEPT_PERIODS + more) for more in (0, 1)
         )
-        layouts = [run_layout(run, tuple(short.paths), blocks) for run in runs]
+        layouts = self._layouts_of(runs, short)
         extra = [len(run.periods) - KEPT_PERIODS for run in runs]
         first = trace_at(batch_sizes[0], short)
         if (
@@ -194,10 +205,27 @@ class DepthExtrapolator:
             raise
         growth = None
         if not self.is_validated(program):
-            deeper = trace_at(first.batch_size, longer)
-            growth = validate(
-                owned_trace(short, first), owned_trace(longer, deeper), layouts
+
+            def validated_at(size: int) -> Growth | None:
+                one = first if size == first.batch_size else trace_at(size, short)
+                deeper = trace_at(size, longer)
+                return validate(
+                    owned_trace(short, one), owned_trace(longer, deeper), layouts
+                )
+
+            # At another size where both ran already: that was no line over the sizes.
+            size = next(
+                (
+                    each
+                    for each in TRACED_BATCH_SIZES
+                    if tracer.has_run(program, each, short)
+                    and tracer.has_run(program, each, longer)
+                ),
+                first.batch_size,
             )
+            growth = validated_at(size)
+            if growth is not None and size != first.batch_size:
+                growth = validated_at(first.batch_size)  # by the storages of this one
         if growth is None:
             return made.trace
         if others or len(set(extra)) > 1:

@@ -329,9 +329,24 @@ class TraceSession:
             Exception: What the model raises in evaluation mode.
         """
         kind = Loop(kind=loop.kind)
+        if self._forwards_differ():
+            raise NotAffineError("the forward of each batch size allocates other times")
         found = self._cached(Program(precision, evaluates=True, loop=kind))
         assert found is not None  # noqa: S101 - a trace or an error
         return found
+
+    def _forwards_differ(self) -> bool:
+        """Whether a forward at another batch size was found to allocate another time.
+
+        Known of models that are traced at each size; so it is when they are evaluated.
+        """
+        few, more = TRACED_BATCH_SIZES
+        return any(
+            _forward_events(trace) != _forward_events(other)
+            for (program, size), trace in self._exact.items()
+            if size == few and program.compile == "none" and program.loss_chunks == 1
+            if (other := self._exact.get((program, more))) is not None
+        )
 
     def _program(
         self, recipe: Recipe, *, own_checkpointing: bool = False, loop: Loop = RUN
@@ -504,6 +519,12 @@ class TraceSession:
         except NotRepeatedError as error:
             self.log.append(f"all blocks are traced: {error}")
             return None
+
+
+def _forward_events(trace: StepTrace) -> int:
+    """Return how often the first forward allocates and frees."""
+    first = next(row for row in trace.phases if row.name == "forward")
+    return first.end - first.start
 
 
 def with_emptied_cache(trace: StepTrace) -> StepTrace:

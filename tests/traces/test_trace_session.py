@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from budgetfit.traces import errors as module_of_errors
 from budgetfit.traces import tracer as module_of_tracer
 from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.depth_extrapolation.owned_trace import first_difference
+from budgetfit.tracing.recording.batch_scaling import NotAffineError
 from budgetfit.tracing.values.assumptions import ANSWERED_NO, FULL_MASK, READ_NUMBER
 from budgetfit.tracing.values.concrete_execution import REAL_VALUES
 from budgetfit.workload.workload import Workload
@@ -365,3 +367,33 @@ def frozen(model: Heads) -> Heads:
 
 def loss_of(output: torch.Tensor, _: object) -> torch.Tensor:
     return output.sum()
+
+
+class RowByRow(nn.Module):
+    """Its number of ops depends on the batch size, as that of images in a row does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.linear(row).tanh() for row in x])
+
+
+def test_blocks_that_are_on_no_line_are_compared_at_the_size_that_showed_it() -> None:
+    model = nn.Sequential(*(RowByRow() for _ in range(16)))
+    workload = Workload(model=model, batch=torch.zeros(2, 4), gpu=ADA)
+    traces = TraceSession(workload.with_found_blocks())
+    assert traces.affine(Recipe(batch_size=2)).batch_sizes == (2,)
+    runs = [row for row in traces.log if row.startswith("traced")]
+    assert ["batch 2" in row for row in runs] == [True, False, False]
+    assert all("shortened" in row for row in runs)
+    # So it is when the model is evaluated: neither size is traced for that.
+    traces.exact(Recipe(batch_size=3))
+    with (
+        mock.patch.object(
+            module_of_tracer, "trace_evaluation", side_effect=AssertionError
+        ),
+        pytest.raises(NotAffineError),
+    ):
+        traces.evaluation("fp32")

@@ -159,37 +159,49 @@ def with_options_of(chain: ChainProfile, other: ChainProfile) -> ChainProfile:
 
     Args:
         chain: With nothing but kept and recomputed blocks.
-        other: The same model at the same batch size, whose gradients outlive the step
-            (or do not). An option changes a block's bytes and times alike.
+        other: The same model, whose gradients outlive the step (or do not). An option
+            changes a block's bytes and times alike; where the batch size is another
+            one, bytes in proportion to that and times to the block's.
     """
+    larger = Fraction(chain.batch_size, other.batch_size)
     blocks = (
-        replace(block, options=(*block.options, *_options_on(block, like)))
+        replace(block, options=(*block.options, *_options_on(block, like, larger)))
         for block, like in zip(chain.blocks, other.blocks, strict=True)
     )
     return replace(chain, blocks=tuple(blocks))
 
 
-def _options_on(block: BlockProfile, like: BlockProfile) -> Iterator[BlockOption]:
-    """Yield further options of ``like`` as they are on ``block``."""
+def _options_on(
+    block: BlockProfile, like: BlockProfile, larger: Fraction
+) -> Iterator[BlockOption]:
+    """Yield further options of ``like`` as they are on ``block``, in a larger batch."""
+    longer, its_ns = larger, like.forward_ns + like.backward_ns
+    if larger != 1 and its_ns:
+        longer = Fraction(block.forward_ns + block.backward_ns, its_ns)
+
+    def change(name: str, option: BlockOption, base: BlockOption) -> int:
+        changed: int = getattr(option, name) - getattr(base, name)
+        return math.ceil(changed * (longer if name == "extra_ns" else larger))
+
     known = {like.option("keep"), like.option("recompute")}
     for option in like.options:
         mode = base_mode(option.mode)
         mine, its = block.option(mode), like.option(mode)
         if option in known or mine is None or its is None:
             continue
-        saved = max(0, mine.saved_bytes + option.saved_bytes - its.saved_bytes)
-        alive = option.saved_bytes + option.backward_bytes
-        alive += mine.saved_bytes + mine.backward_bytes
-        alive -= its.saved_bytes + its.backward_bytes
+        saved = max(0, mine.saved_bytes + change("saved_bytes", option, its))
+        alive = mine.saved_bytes + mine.backward_bytes
+        alive += change("saved_bytes", option, its)
+        alive += change("backward_bytes", option, its)
+        cached = mine.cached_bytes + change("cached_bytes", option, its)
         yield replace(
             option,
             saved_bytes=saved,
-            forward_bytes=mine.forward_bytes + option.forward_bytes - its.forward_bytes,
+            forward_bytes=mine.forward_bytes + change("forward_bytes", option, its),
             backward_bytes=alive - saved,
-            cached_bytes=max(
-                0, mine.cached_bytes + option.cached_bytes - its.cached_bytes
-            ),
-            extra_ns=max(0, mine.extra_ns + option.extra_ns - its.extra_ns),
+            cached_bytes=max(0, cached),
+            extra_ns=max(0, mine.extra_ns + change("extra_ns", option, its)),
+            host_bytes=math.ceil(option.host_bytes * larger),
         )
 
 

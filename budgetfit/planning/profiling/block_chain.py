@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -119,8 +119,8 @@ class BlockChain:
     """The blocks of a workload under given settings: profiles at any batch size.
 
     Each program (kept, recomputed, one per set of options) is traced on first use.
-    ``selective_waits``: see ``bounding_profile_at``; ``streams_apart`` and ``only_at``:
-    see the methods.
+    ``selective_waits``: see ``bounding_profile_at``; ``recomputes``: see ``only_kept``;
+    ``streams_apart`` and ``only_at``: see the methods.
     """
 
     def __init__(  # noqa: PLR0913 - of chains for bounds
@@ -133,6 +133,7 @@ class BlockChain:
         selective_waits: bool = True,
         streams_apart: bool = False,
         only_at: int | None = None,
+        recomputes: bool = True,
     ) -> None:
         self.traces = traces
         self.settings = settings
@@ -146,6 +147,7 @@ class BlockChain:
         self._selective_waits = selective_waits
         self._streams_apart = streams_apart
         self._only_at = only_at
+        self._recomputes = recomputes
         self._profiles: dict[tuple[int, bool], ChainProfile] = {}
         self._option_segments: list[tuple[Segment, ...]] | None = None
         self._chunked: dict[int, BlockChain] = {}
@@ -169,7 +171,7 @@ class BlockChain:
     def all_recomputed(self, batch_size: int) -> OptionTrace | None:
         """Return the trace with every block recomputed; None without blocks."""
         segments = checkpoint_every_block(self.traces.workload.blocks)
-        if not segments:
+        if not segments or not self._recomputes:
             return None
         return OptionTrace(self._traced(batch_size, segments), segments)
 
@@ -238,6 +240,17 @@ class BlockChain:
         unchunked = self._unchunked and self._unchunked.without_options
         return BlockChain(self.traces, self.settings, frozenset(), unchunked)
 
+    @cached_property
+    def only_kept(self) -> BlockChain:
+        """The chain whose blocks can only be kept: a trace less.
+
+        With a chunked loss, which is measured with every block recomputed, they can be
+        recomputed, too.
+        """
+        if self._unchunked is not None:
+            return self.without_options
+        return BlockChain(self.traces, self.settings, frozenset(), recomputes=False)
+
     def waiting_phases(self, batch_size: int) -> int:
         """Return how many phases of a step take what the host needs to issue them."""
         # With everything kept; with a chunked loss, with every block recomputed.
@@ -278,7 +291,8 @@ class BlockChain:
         """Return the chain profile; ``exact_blocks`` as in ``LiveBytes.of``.
 
         Where each batch size is traced for itself, those without exact blocks are on
-        the line through the least two: good enough to search by, not to judge by.
+        the line through the least two, and options are traced at the first: good enough
+        to search by, not to judge by.
 
         A step takes the longest of a few sums over its ops, by how many phases wait for
         the host. One of these sums is taken for all options, so that no plan takes less
@@ -377,8 +391,9 @@ class BlockChain:
         """Return a profile extrapolated from two others; None if it is to be traced."""
         sizes = TRACED_BATCH_SIZES
         compiled = self.settings.compile != "none"
+        few, more = sizes
         if (
-            batch_size in sizes
+            batch_size == few
             or compiled
             or any(map(self.is_whole, (batch_size, *sizes)))
         ):
@@ -392,9 +407,13 @@ class BlockChain:
         if all(map(self.traces.is_affine, recipes)):
             return None
         try:
-            first, second = (
-                self.profile_at(size, exact_blocks=False) for size in sizes
-            )
+            first = self.profile_at(few, exact_blocks=False)
+            if batch_size == more:
+                if not self.option_kinds or self._unchunked is not None:
+                    return None
+                plain = self.without_options.profile_at(more, exact_blocks=False)
+                return with_options_of(plain, first)
+            second = self.profile_at(more, exact_blocks=False)
         except TraceError:  # the model does not take these
             return None
         return profile_on_line(first, second, batch_size)
@@ -567,16 +586,17 @@ class BlockChain:
             for stage in chain
         ]
 
-    def reserve_bytes(self, batch_size: int) -> int:
-        """Return an estimate of reserved minus allocated bytes."""
+    def reserve_bytes(
+        self, batch_size: int, enough: Callable[[int], bool] = lambda _: False
+    ) -> int:
+        """Return an estimate of reserved minus allocated bytes.
+
+        ``enough`` says of the least so far whether further programs need no trace.
+        """
         # The solver bounds live bytes, the judge bounds reserved bytes. The smaller gap
         # of the two traced programs is the estimate for the programs between them.
-        gaps = []
-        recomputed = self.all_recomputed(batch_size)
-        traces = [recomputed.trace] if recomputed else []
-        if self._unchunked is None:
-            traces.append(self.all_kept(batch_size))
-        for trace in traces or [self.all_kept(batch_size)]:
+        gaps: list[int] = []
+        for trace in self._two_programs(batch_size):
             line = replay(
                 trace,
                 batch_size,
@@ -586,4 +606,17 @@ class BlockChain:
                 breakdown=False,
             )
             gaps.append(line.reserved_bytes - line.allocated_bytes)
+            if enough(min(gaps)):
+                break
         return min(gaps)
+
+    def _two_programs(self, batch_size: int) -> Iterator[StepTrace]:
+        """Yield the trace of everything kept, then with every block recomputed.
+
+        With a chunked loss, which is measured so, only the second.
+        """
+        if self._unchunked is None or not self.traces.workload.blocks:
+            yield self.all_kept(batch_size)
+        recomputed = self.all_recomputed(batch_size)
+        if recomputed is not None:
+            yield recomputed.trace

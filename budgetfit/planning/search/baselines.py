@@ -7,6 +7,7 @@ can be replayed instead.
 
 import contextlib
 import sys
+from bisect import bisect_left
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -22,6 +23,7 @@ from budgetfit.planning.search.policies import EVERY_N_POLICY, policy_segments
 from budgetfit.planning.search.search import best_batch, can_gain, search
 from budgetfit.planning.session import PlanningSession
 from budgetfit.solvers.batch_size_grid import (
+    batch_size_grid,
     bisect,
     fitting_below,
     largest_fitting_batch,
@@ -132,6 +134,7 @@ class BaselineProfile:
         # The largest size known to fit, and the smallest known not to; 0: none is.
         self._fitting, self._failing = 0, 0
         self._seen: dict[int, bool] = {}
+        self._reserved: dict[int, int] = {}
         self._whole_fits: bool | None = None
         self.refused: set[int] = set()
 
@@ -174,23 +177,23 @@ class BaselineProfile:
 
     def _time(self, size: int) -> StepTime:
         """Return the time of a step."""
-        # Where each batch size is traced for itself, one between two that were replayed
-        # has the time on the line through them: to trace each would take minutes.
-        recipe = replace(self._recipe, batch_size=size)
-        below = max((seen for seen in self._seen if seen < size), default=size)
-        above = min((seen for seen in self._seen if seen > size), default=size)
-        traces = self._session.traces
-        if size in self._seen or size in (below, above) or traces.is_affine(recipe):
+        # Where each batch size is traced for itself, those that were not replayed have
+        # the time on the line through two that fit: to trace each would take minutes.
+        recipe, traces = replace(self._recipe, batch_size=size), self._session.traces
+        fitting = sorted(each for each, fits in self._seen.items() if fits)
+        if size in fitting or len(fitting) == 1 or traces.is_affine(recipe):
             return step_time(traces.affine(recipe), recipe, self._session.workload.gpu)
-        share = (size - below) / (above - below)
-        ends = zip(self._time(below), self._time(above), strict=True)
+        below = min(max(0, bisect_left(fitting, size) - 1), len(fitting) - 2)
+        one, other = fitting[below : below + 2]
+        share = (size - one) / (other - one)
+        ends = zip(self._time(one), self._time(other), strict=True)
         return StepTime(*(round(low + share * (high - low)) for low, high in ends))
 
     def _fits(self, size: int) -> bool:
         """Whether a batch size fits, by the largest that does: memory is monotonic."""
         # That is found close to the largest by live bytes, and exactly where it
-        # matters. Where each batch size is traced for itself, only sizes that are asked
-        # for are.
+        # matters. Where each batch size is traced for itself, first the likely one is,
+        # and then only sizes that are asked for.
         recipe = replace(self._recipe, batch_size=size)
         affine = self._session.traces.is_affine(recipe)
         if not self._failing:
@@ -199,6 +202,8 @@ class BaselineProfile:
                 self._fitting, self._failing = fitting_below(
                     self._replayed, self._failing - 1
                 )
+            elif self._session.request.batch_size is None:
+                self._fitting = self._likely_fitting(self._failing - 1)
         if self._fitting < size < self._failing:
             if affine:
                 self._fitting = bisect(self._replayed, self._fitting, self._failing)
@@ -248,6 +253,26 @@ class BaselineProfile:
             return largest
         return max(more, few + (session.budget.usable_bytes - live_bytes) // growth)
 
+    def _likely_fitting(self, most: int) -> int:
+        """Return a size that fits, close to the largest, of those that are asked for.
+
+        By the line through what two sizes reserve, which are traced already; 0: none.
+        """
+        few, more = TRACED_BATCH_SIZES
+        if not all(map(self._replayed, TRACED_BATCH_SIZES)):
+            return few if self._seen[few] else 0
+        growth = (self._reserved[more] - self._reserved[few]) // (more - few)
+        unused = self._session.budget.usable_bytes - self._reserved[more]
+        likely = min(most, more + unused // growth if growth > 0 else most)
+        whole = self._session.settings.effective_batch_size
+        sizes = (
+            batch_size_grid(likely)
+            if whole is None
+            else [size for size in range(more, likely + 1) if whole % size == 0]
+        )
+        tried = (size for size in sizes[:-3:-1] if size > more)  # the largest two
+        return next(filter(self._replayed, tried), more)
+
     def _live_bytes(self, size: int) -> int:
         """Return the peak of live bytes at a batch size, each stream's by itself."""
         session, recipe = self._session, replace(self._recipe, batch_size=size)
@@ -288,4 +313,5 @@ class BaselineProfile:
                 breakdown=False,
             )
             self._seen[size] = line.failed_bytes is None and line.retries == 0
+            self._reserved[size] = line.reserved_bytes
         return self._seen[size]

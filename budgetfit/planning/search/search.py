@@ -243,14 +243,14 @@ class _Proposals:
 
         Batch sizes are compared without ``exact_blocks``, which takes 20 times as long;
         the chosen one is then solved with it. Nothing is faster than everything kept:
-        where that is chosen, it is tried without the traces of other options.
+        where that is chosen, it is tried without the traces of other programs.
         """
         while (rough := self.roughly(limit_bytes).best) is not None:
             try:
                 exact = None
                 if not rough.solution.segments:
-                    plain = self._session.block_chain.without_options
-                    exact = self._exactly(plain, limit_bytes, rough.batch_size)
+                    kept = self._session.block_chain.only_kept
+                    exact = self._exactly(kept, limit_bytes, rough.batch_size)
                 if exact is None or exact.solution.segments:
                     chain = self._session.block_chain
                     exact = self._exactly(chain, limit_bytes, rough.batch_size)
@@ -390,9 +390,17 @@ class _Limits:
         first = proposals.roughly(limit_bytes).best
         now = limit_bytes
         sizes = (first.batch_size, session.smallest_searched) if first else ()
+
+        def keeps_all(reserve: int) -> bool:
+            """Whether everything kept is proposed: no other program's gap matters."""
+            if first is None or first.solution.segments:
+                return False
+            found = proposals.roughly(limit_bytes - reserve).best
+            return found is not None and not found.solution.segments
+
         for size in dict.fromkeys(sizes):
             try:
-                reserve = session.block_chain.reserve_bytes(size)
+                reserve = session.block_chain.reserve_bytes(size, enough=keeps_all)
             except TraceError:  # the model does not take it: the first round says so
                 continue
             now = limit_bytes - reserve

@@ -181,7 +181,7 @@ def _with_copied_storages(
     slot = np.tile(np.arange(width), extra)
     copy = np.repeat(np.arange(1, extra + 1), width)
     origin = np.concatenate([np.arange(len(trace.layer)), match.table[-1][slot]])
-    if not np.array_equal(np.sort(order), np.arange(len(origin))):
+    if not np.array_equal(np.bincount(order), np.ones(len(origin))):
         raise NotRepeatedError("its storages are not allocated once each")
     origin = origin[order]
     layer, owner = (
@@ -314,7 +314,7 @@ def _check(events: IntArray) -> None:
     allocation[events[events > 0]] = position[events > 0]
     freed = -events[events < 0]
     if (
-        len(np.unique(freed)) != len(freed)
+        np.bincount(freed).max(initial=0) > 1
         or (allocation[freed] > position[events < 0]).any()
     ):
         raise NotRepeatedError("something would be freed twice")

@@ -81,12 +81,12 @@ class EventPositions:
                 return int(found[0]), int(found[1])
         raise NotRepeatedError("a block's pass is not among its events")
 
-    def storage(self, storage: int, period: int) -> int:
-        """Return the new number of a storage that a period refers to."""
-        if storage < 0:
-            return storage
-        seen = self.match.resolve(np.array([storage]), np.array([period]))
-        return int(self.number[seen[0]])
+    def storages(self, storage: IntArray, period: IntArray) -> IntArray:
+        """Return the new numbers of storages that periods refer to; -1 stays -1."""
+        result, some = storage.copy(), storage >= 0
+        seen = self.match.resolve(storage[some], period[some])
+        result[some] = self.number[seen]
+        return result
 
     def storage_in_copy(self, candidates: Sequence[tuple[int, int]], copy: int) -> int:
         """Return a copy's storage, from the corresponding ones of middle periods.
@@ -118,8 +118,16 @@ def extrapolate_passes(
     result: list[BlockPass] = []
     earlier: list[BlockPass] = []  # of the middle period that comes first
     later: list[BlockPass] = []
+    periods = np.array([period_of.get(row.block, 0) for row in trace.passes], np.int64)
+    inputs, outputs = (
+        positions.storages(np.array(column, np.int64), periods).tolist()
+        for column in (
+            [row.input_storage for row in trace.passes],
+            [row.output_storage for row in trace.passes],
+        )
+    )
     for number, row in enumerate(trace.passes):
-        period = period_of.get(row.block, 0)
+        period = int(periods[number])
         if period in middle and not later:
             if not earlier or period_of[earlier[0].block] == period:
                 earlier.append(row)
@@ -133,8 +141,8 @@ def extrapolate_passes(
             row._replace(
                 start=positions.moved(row.start, starts=True),
                 end=positions.moved(row.end, starts=False),
-                input_storage=positions.storage(row.input_storage, period),
-                output_storage=positions.storage(row.output_storage, period),
+                input_storage=inputs[number],
+                output_storage=outputs[number],
             )
         )
     return tuple(result)

@@ -188,8 +188,38 @@ def test_where_each_size_is_traced_others_are_on_a_line_to_search_by() -> None:
     )
     on_line = chain.profile_at(12, exact_blocks=False)
     assert not any("batch 12" in each for each in chain.traces.log)
+    # The options of the third size are those of the second, for as many more samples.
+    with_options = [
+        [each for each in chain.traces.log if f"at batch {size}, 4 blocks" in each]
+        for size in (2, 3)
+    ]
+    assert len(with_options[0]) > len(with_options[1]) == 1
+    roughly = chain.profile_at(3, exact_blocks=False)
+    traced = chain.profile_at(3)
+    for made, own in zip(roughly.blocks, traced.blocks, strict=True):
+        for option, other in zip(made.options, own.options, strict=True):
+            assert (option.mode, option.saved_ops) == (other.mode, other.saved_ops)
+            assert option.saved_bytes == pytest.approx(other.saved_bytes, rel=0.01)
+            # Pinned memory is in powers of two.
+            assert option.host_bytes <= other.host_bytes <= 2 * option.host_bytes
     measured = chain.profile_at(12)
     assert any("traced fp32 at batch 12" in each for each in chain.traces.log)
     for segments in ((), checkpoint_every_block(chain.traces.workload.blocks)):
         one, other = (chain_peak_bytes(each, segments) for each in (on_line, measured))
         assert abs(one - other) <= 0.05 * other
+
+
+def test_everything_kept_is_enough_where_nothing_else_is_proposed() -> None:
+    name = next(iter(PAIRS))
+    fresh = BlockChain(session(name), chains(name, *PAIRS[name]).settings)
+    gaps: list[int] = []
+
+    def enough(gap: int) -> bool:
+        gaps.append(gap)
+        return True
+
+    assert [fresh.reserve_bytes(1, enough)] == gaps
+    profile = fresh.only_kept.profile_at(1)
+    assert all(len(block.options) == 1 for block in profile.blocks)
+    assert all(" 0 blocks recomputed" in each for each in fresh.traces.log)
+    assert fresh.reserve_bytes(1) <= gaps[0]

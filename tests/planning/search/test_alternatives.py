@@ -319,12 +319,46 @@ def test_where_each_size_is_traced_none_is_that_cannot_fit() -> None:
 
     with (
         mock.patch.object(batches, "_replayed", fits_in_replay),
+        mock.patch.object(batches, "_likely_fitting", return_value=0),
         mock.patch.object(TraceSession, "is_affine", return_value=False),
     ):
         sizes = 1, 2, bound - 2, bound + 1, bound - 1
         fits = [batches._fits(size) for size in sizes]
     assert fits == [False, True, True, False, False]
     assert replayed == [1, 2, bound - 2, bound - 1]
+
+
+@pytest.mark.parametrize(("largest", "found"), [(16, 16), (15, 8), (7, 3), (2, 2)])
+def test_where_each_size_is_traced_the_likely_largest_is_replayed_first(
+    largest: int, found: int
+) -> None:
+    # Two samples reserve 12 MiB, each further one 2 MiB: 20 fit in what is usable.
+    batches = BaselineProfile(tight(48), ())
+    replayed: list[int] = []
+
+    def fits_in_replay(size: int) -> bool:
+        replayed.append(size)
+        batches._reserved[size] = (8 + 2 * size) * MIB
+        batches._seen[size] = size <= largest
+        return size <= largest
+
+    with (
+        mock.patch.object(batches, "_replayed", fits_in_replay),
+        mock.patch.object(batches, "_largest_by_live_bytes", return_value=60),
+        mock.patch.object(TraceSession, "is_affine", return_value=False),
+    ):
+        fits = [batches._fits(size) for size in range(1, found + 1)]
+    assert all(fits)
+    assert replayed == [2, 3] + [16, 8] * (largest > 2) if found < 16 else [2, 3, 16]
+
+
+def test_sizes_between_those_that_were_replayed_have_the_time_between() -> None:
+    batches = BaselineProfile(session(), ())
+    batches._seen = {2: True, 3: True, 8: True, 9: False}
+    with mock.patch.object(TraceSession, "is_affine", return_value=False):
+        times = [batches._time(size).forward_ns for size in range(1, 9)]
+    assert times[0] == 2 * times[1] - times[2]
+    assert times[4] == pytest.approx((3 * times[2] + 2 * times[7]) / 5, abs=1)
 
 
 def test_batch_sizes_are_compared_by_the_time_that_the_judge_shows() -> None:

@@ -87,6 +87,27 @@ def test_an_option_changes_a_block_alike_with_and_without_accumulation() -> None
             )
 
 
+ROUNDING = 512  # of the allocator
+
+
+def test_what_options_change_is_in_proportion_to_the_batch() -> None:
+    plain = chains("llama", *PAIRS["llama"]).without_options
+    found = with_options_of(
+        plain.profile_at(32), chains("llama", *PAIRS["llama"]).profile_at(16)
+    )
+    traced = chains("llama", *PAIRS["llama"]).profile_at(32)
+    for mine, own in zip(found.blocks, traced.blocks, strict=True):
+        for made, other in zip(mine.options, own.options, strict=True):
+            assert (made.mode, made.saved_ops) == (other.mode, other.saved_ops)
+            assert abs(made.saved_bytes - other.saved_bytes) <= ROUNDING
+            assert made.host_bytes == pytest.approx(other.host_bytes, rel=0.01)
+            assert made.extra_ns == pytest.approx(other.extra_ns, rel=0.05)
+            held = other.saved_bytes + other.backward_bytes
+            assert made.saved_bytes + made.backward_bytes == pytest.approx(
+                held, rel=0.02
+            )
+
+
 def planned(vram: int, **given: Any) -> Plan:
     with torch.device("meta"):
         model = models.llama(num_hidden_layers=6, hidden_size=256)

@@ -129,7 +129,7 @@ def test_where_a_large_batch_reserves_too_much_a_small_ones_room_is_left(
     fake: Any = SimpleNamespace(
         budget=SimpleNamespace(usable_bytes=USABLE),
         smallest_searched=1,
-        block_chain=SimpleNamespace(reserve_bytes=reserves.__getitem__),
+        block_chain=SimpleNamespace(reserve_bytes=lambda size, **_: reserves[size]),
     )
 
     class Proposals:
@@ -139,6 +139,33 @@ def test_where_a_large_batch_reserves_too_much_a_small_ones_room_is_left(
             return SimpleNamespace(best=large if fits else None)
 
     proposals: Any = Proposals()
+    made = search._Limits.of(fake, proposals)
+    assert made.now == USABLE - left * MIB
+
+
+@pytest.mark.parametrize(("kept", "left"), [(True, 500), (False, 200)])
+def test_other_programs_count_unless_everything_kept_is_proposed(
+    kept: bool, left: int
+) -> None:
+    """With everything kept 500 MiB are reserved beyond live bytes, else 200 MiB."""
+
+    def reserve_bytes(_: int, enough: Callable[[int], bool]) -> int:
+        return 500 * MIB if enough(500 * MIB) else 200 * MIB
+
+    fake: Any = SimpleNamespace(
+        budget=SimpleNamespace(usable_bytes=USABLE),
+        smallest_searched=1,
+        block_chain=SimpleNamespace(reserve_bytes=reserve_bytes),
+    )
+
+    def roughly(limit_bytes: int) -> SimpleNamespace:
+        found = candidate(0)
+        if limit_bytes < USABLE and not kept:
+            segments = (Segment(("a",)),)
+            found = replace(found, solution=replace(found.solution, segments=segments))
+        return SimpleNamespace(best=found)
+
+    proposals: Any = SimpleNamespace(roughly=roughly)
     made = search._Limits.of(fake, proposals)
     assert made.now == USABLE - left * MIB
 
