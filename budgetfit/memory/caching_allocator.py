@@ -1,7 +1,7 @@
 """Simulate PyTorch's CUDA caching allocator for a whole list of mallocs and frees.
 
 One loop over plain ints, for native segments and no ``max_split_size_mb``:
-what most replays need; ``simulated_allocator.py`` has the others. It returns the block
+what most replays need; ``make_allocator.py`` has the others. It returns the block
 size of each event, and its state can be copied. Tests compare it with
 ``memory.reference_allocator``, which cites the source.
 """

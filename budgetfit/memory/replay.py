@@ -20,6 +20,11 @@ from budgetfit.core.step_trace import CATEGORIES, StepTrace
 from budgetfit.gpus.table import Gpu
 from budgetfit.memory.caching_allocator import AllocatorRun, AllocatorState
 from budgetfit.memory.loss_storages import LOGITS_AND_LOSS, LOSS, loss_storages
+from budgetfit.memory.make_allocator import (
+    SimulatedAllocator,
+    make_allocator,
+    rounded_bytes,
+)
 from budgetfit.memory.replay_schedule import (
     COLLECTING_REPEATS,
     STEADY_REPEATS,
@@ -32,11 +37,6 @@ from budgetfit.memory.replay_schedule import (
 )
 from budgetfit.memory.scratch_sizes.rules import DeviceProperties, scratch_bytes
 from budgetfit.memory.segment_addresses import SegmentAddresses
-from budgetfit.memory.simulated_allocator import (
-    SimulatedAllocator,
-    make_allocator,
-    rounded_bytes,
-)
 
 MAX_LAYERS_SHOWN = 12  # shown at the peak
 UNLIMITED_BYTES = 1 << 60  # more than any device has, or any plan asks for

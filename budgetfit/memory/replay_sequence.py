@@ -15,6 +15,7 @@ from budgetfit.core.allocator.settings import DEFAULT_SETTINGS, AllocatorSetting
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.gpus.table import Gpu
 from budgetfit.memory.caching_allocator import AllocatorState
+from budgetfit.memory.make_allocator import make_allocator, rounded_bytes
 from budgetfit.memory.replay import UNLIMITED_BYTES, device_properties, storage_bytes
 from budgetfit.memory.replay_schedule import (
     PASSES,
@@ -22,7 +23,6 @@ from budgetfit.memory.replay_schedule import (
     storages_in_turns,
     with_micro_steps,
 )
-from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 
 MOST_KNOWN: Final = 500  # micro-steps; an allocator's state takes about 0.1 MB
 

@@ -39,7 +39,7 @@ from budgetfit.applying.quantized_layers.nf4_linear import (
 )
 from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.core.step_trace import CATEGORIES, EMPTY_CACHE, StepTrace
-from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
+from budgetfit.memory.make_allocator import make_allocator, rounded_bytes
 
 _FP32_BYTES: Final = 4
 _HALF_BYTES: Final = 2

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from budgetfit.core.allocator.settings import AllocatorSettings
 from budgetfit.memory.caching_allocator import NO_STREAMS, CachingAllocator
+from budgetfit.memory.make_allocator import make_allocator, rounded_bytes
 from budgetfit.memory.reference_allocator.allocator import (
     OutOfMemory,
     ReferenceAllocator,
@@ -17,7 +18,6 @@ from budgetfit.memory.reference_allocator.allocator import (
 )
 from budgetfit.memory.reference_allocator.block_pool import Block
 from budgetfit.memory.segment_addresses import SegmentAddresses
-from budgetfit.memory.simulated_allocator import make_allocator, rounded_bytes
 
 MIB = 1 << 20
 GIB = 1 << 30

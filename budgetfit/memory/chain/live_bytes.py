@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from budgetfit.core.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 from budgetfit.core.step_trace import StepTrace
+from budgetfit.memory.make_allocator import rounded_bytes
 from budgetfit.memory.replay import block_bytes, storage_bytes
 from budgetfit.memory.scratch_sizes.rules import DeviceProperties
-from budgetfit.memory.simulated_allocator import rounded_bytes
 
 NEVER = np.iinfo(np.int64).max
 
