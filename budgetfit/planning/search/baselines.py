@@ -181,7 +181,7 @@ class BaselineProfile:
         # the time on the line through two that fit: to trace each would take minutes.
         recipe, traces = replace(self._recipe, batch_size=size), self._session.traces
         fitting = sorted(each for each, fits in self._seen.items() if fits)
-        if size in fitting or len(fitting) == 1 or traces.is_affine(recipe):
+        if size in fitting or len(fitting) <= 1 or traces.is_affine(recipe):
             return step_time(traces.affine(recipe), recipe, self._session.workload.gpu)
         below = min(max(0, bisect_left(fitting, size) - 1), len(fitting) - 2)
         one, other = fitting[below : below + 2]

@@ -210,21 +210,22 @@ def _warnings(
     if found is None:
         return ()
     wider, other = session.asking(budget=session.budget.with_expandable_segments()), ""
-    if found.reserved_bytes > session.budget.usable_bytes:
+    excess_bytes = found.reserved_bytes - session.budget.usable_bytes
+    if excess_bytes > 0:
         helped = _judged(wider, wider, estimate)
         if helped and helped.reserved_bytes <= session.budget.usable_bytes:
             other = f", or export {VARIABLE}={wider.budget.allocator.shell_text}"
-    return last_batch_warnings(found, session.budget, other)
+    return last_batch_warnings(found, excess_bytes, other)
 
 
 def last_batch_warnings(
-    found: AfterLastBatch, budget: Budget, other: str = ""
+    found: AfterLastBatch, excess_bytes: int, other: str = ""
 ) -> tuple[str, ...]:
-    """Warn where a smaller last batch makes a plan that fits too large.
+    """Warn where a smaller last batch takes bytes in excess of what is usable.
 
     ``other``: what helps beside ``drop_last=True``.
     """
-    if found.reserved_bytes <= budget.usable_bytes:
+    if excess_bytes <= 0:
         return ()
     then = (
         "the next full batch may run out of memory"
@@ -233,7 +234,7 @@ def last_batch_warnings(
     )
     text = (
         f"after a smaller last batch {format_bytes(found.reserved_bytes)} would be "
-        f"reserved, {format_bytes(found.reserved_bytes - budget.usable_bytes)} more "
+        f"reserved, {format_bytes(excess_bytes)} more "
         f"than are plannable: {then}. Pass drop_last=True to the DataLoader{other}"
     )
     return (text,)
