@@ -187,7 +187,9 @@ def plan(
         )
         drawn = report or snapshot  # from more than a stored plan has
         made = compute() if drawn else _answer("plan", asked, compute)
-        document = json_writer().plan_json(made, samples) if save or as_json else ""
+        # All alternatives take longer than the plan.
+        written = made if details or report else made.without_lazy_alternatives()
+        document = json_writer().plan_json(written, samples) if save or as_json else ""
     lost = write(save, document + "\n")
     if why is not None:
         typer.echo(json_writer().why_json(made.row(why)) if as_json else made.why(why))

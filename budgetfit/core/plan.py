@@ -454,6 +454,11 @@ class Plan(PlanExports):
             else self.lazy_alternatives.known
         )
 
+    def without_lazy_alternatives(self) -> Plan:
+        """Return a copy with only the alternatives that are evaluated already."""
+        known = self.judged_alternatives
+        return replace(self, alternatives=known, lazy_alternatives=None)
+
     def changed(self, **fields: Any) -> Plan:
         """Return a copy with other fields; lazy alternatives stay lazy."""
         if self.lazy_alternatives is not None:
@@ -526,6 +531,9 @@ class Plan(PlanExports):
 
     def save(self, path: str | Path) -> None:
         """Write the plan to ``path`` as JSON; it is data, never a pickle.
+
+        Evaluates all alternatives, which may take longer than the plan took:
+        ``plan.without_lazy_alternatives()`` has only those that it needed.
 
         Raises:
             InputError: It cannot be written; a file that was there stays as it was.

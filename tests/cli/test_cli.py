@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from budgetfit.core.loop import Loop
-from budgetfit.core.plan import Plan
+from budgetfit.core.plan import Alternative, LazyAlternatives, Plan
 from budgetfit.errors import (
     BudgetfitError,
     DoesNotFitError,
@@ -159,6 +159,34 @@ def test_a_saved_plan_loads_and_is_named_in_the_next_command(
     assert Plan.load(path) == sample_plan()
     # A long path continues on the next line.
     assert f"budgetfit verify {path}" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("how", [["--save", "plan.json"], ["--json"]])
+@pytest.mark.parametrize("asked", [[], ["--details"], ["--report", "plan.html"]])
+def test_a_plan_is_written_without_waiting_for_alternatives_that_nobody_asked_for(
+    run: Run,
+    api: FakeApi,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: list[str],
+    asked: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = sample_plan()
+    rows = plan.alternatives
+    assert len(rows) > 1
+    evaluated: list[str] = []
+
+    def evaluate() -> tuple[Alternative, ...]:
+        evaluated.append("all")
+        return rows
+
+    lazy = LazyAlternatives(known=rows[:1], evaluate=evaluate)
+    api.answers["plan"] = plan.changed(alternatives=(), lazy_alternatives=lazy)
+    result = run("plan", "gpt2", *how, *asked)
+    text = result.stdout if how == ["--json"] else Path("plan.json").read_text()
+    assert bool(evaluated) == bool(asked)
+    assert Plan.from_json(text).alternatives == (rows if asked else rows[:1])
 
 
 @pytest.mark.parametrize("place", ["no/plan.json", "", "n" * 300, "plan.json/x"])
