@@ -55,14 +55,15 @@ def test_what_fits_without_accumulated_gradients_is_the_plan(
 
 
 def test_without_an_effective_batch_no_room_is_left_for_accumulated_gradients() -> None:
-    # Two micro-batches of one sample fit, as does one of four.
+    # Two micro-batches of one sample fit, as does one of four or five.
     made = budgetfit.plan(
         model(),
         vram=reserved(SAMPLES, 1) + CARD.budget("0").context_bytes,
         precision="fp32",
         **GIVEN,
     )
-    assert (made.recipe.batch_size, made.recipe.segments) == (SAMPLES, ())
+    assert (made.recipe.batch_size, made.recipe.segments) == (5, ())
+    assert reserved(5, 1) == reserved(SAMPLES, 1)
     assert any("has to stay 1" in each for each in made.warnings)
     rows = {each.label: each for each in made.alternatives}
     assert not rows[ACCUMULATING].fits
