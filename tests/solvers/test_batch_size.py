@@ -78,6 +78,16 @@ def test_the_largest_batch_is_found_to_the_sample() -> None:
     assert one_less.best.batch_size == 36
 
 
+@pytest.mark.parametrize("missing", range(14))
+def test_bounds_do_not_change_the_largest_batch(missing: int) -> None:
+    limit_bytes = STATIC + 13 * 37 - missing
+    plain, bounded = (
+        choose(limit_bytes, "batch_size", bounds=bounds).best
+        for bounds in (None, fastest_plan_bounds)
+    )
+    assert bounded.batch_size == plain.batch_size
+
+
 def test_the_largest_batch_need_not_be_the_fastest() -> None:
     # 37 samples leave room for one kept block: 3 * 40 + 30 ns each, and 240 / 37 of the
     # optimizer step. 8 samples are all kept: 4 * 30 ns each, and 240 / 8.
