@@ -1,6 +1,7 @@
 """The budget: what of a card is left for the allocator, and why."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -109,3 +110,13 @@ def test_more_memory_never_leaves_less(total_bytes: int, more_bytes: int) -> Non
     larger = plan_budget(total_bytes + more_bytes, gpu)
     assert larger.usable_bytes >= smaller.usable_bytes
     assert larger.usable_bytes <= smaller.usable_bytes + more_bytes
+
+
+def test_it_holds_what_is_usable_and_no_byte_more() -> None:
+    budget = Budget(
+        total_bytes=1000, context_bytes=100, headroom_bytes=50, host_ram_bytes=10
+    )
+    assert budget.holds(850, 10)
+    assert not budget.holds(851, 0)
+    assert not budget.holds(0, 11)
+    assert replace(budget, host_ram_bytes=None).holds(850, 1 << 40)
