@@ -1,6 +1,6 @@
 """Plant each fault in a copy of the repository and see whether its tests notice.
 
-python -m tests.planted_faults.run              # all, about an hour
+python -m tests.planted_faults.run              # all, a quarter of an hour
 python -m tests.planted_faults.run solvers      # those in files with this in the name
 """
 
