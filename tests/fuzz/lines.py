@@ -42,6 +42,13 @@ PAIRS = (
     ("method", "methods"),
     ("precision", "optimizer_in_backward"),
 )
+# Settings of adapters, beside those with "lora" in their names.
+OF_ADAPTERS = (
+    "quantization",
+    "double_quantization",
+    "prepare_for_kbit",
+    "target_modules",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +160,9 @@ def _codes_of_words(  # noqa: PLR0911 - one line for each rule
         return ANY
     if command in ("plan", "estimate") and not {"gpu", "vram"} & set(verdicts):
         return ANY if torch.cuda.is_available() else frozenset({USAGE})
-    if "method" not in verdicts and any("lora" in word for word in verdicts):
+    of_adapters = any("lora" in word or word in OF_ADAPTERS for word in verdicts)
+    needs_method = of_adapters and "method" not in verdicts
+    if needs_method or ("engine" in verdicts and "gpus" not in verdicts):
         return ANY  # refused, unless it is what it would be in any case
     if command == "verify" and "device" not in verdicts:
         return ANY
