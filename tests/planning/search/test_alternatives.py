@@ -303,6 +303,13 @@ def test_everything_kept_is_solved_without_the_traces_of_other_options() -> None
     assert chosen.solution.segments == ()
 
 
+def test_the_only_size_that_fits_has_a_time_though_it_was_not_replayed() -> None:
+    """The whole effective batch may be one, where each size is traced for itself."""
+    batches = BaselineProfile(session(), ())
+    with mock.patch.object(TraceSession, "is_affine", return_value=False):
+        assert batches._time(4).forward_ns > 0
+
+
 def test_where_each_size_is_traced_none_is_that_cannot_fit() -> None:
     batches = BaselineProfile(
         session(), checkpoint_every_block(chain().traces.workload.blocks)

@@ -19,6 +19,7 @@ from budgetfit.core.recipe import Recipe, Segment
 from budgetfit.errors import InputError, Suggestion
 from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.planning.alternatives import refusal, training_changes
+from budgetfit.planning.alternatives.alternatives import accumulating_rows
 from budgetfit.planning.profiling.block_chain import TrainingSettings
 from budgetfit.planning.search import loss_chunking, lowest_peak, search
 from budgetfit.planning.search.accumulation import accumulation_row
@@ -577,6 +578,7 @@ def test_accumulation_is_promised_after_four_micro_batches_were_replayed(
     assert row.fits
     assert row.is_suggestion
     assert judged == [2, 4]
+    assert accumulating_rows(session(), estimate(MIB)) == ()  # this one has room
     assert "any gradient_accumulation_steps fits (2 MiB reserved from 2 on)" in note
 
 
