@@ -40,7 +40,7 @@ def _solved(asked: ParsedArguments, arguments: dict[str, Any]) -> Suggestion | N
     try:
         there = replace(asked.given, **arguments).parsed(like=like)
         if "prepare_for_kbit" in arguments:  # other dtypes in the same blocks
-            there = replace(there, compared=asked.compared)
+            there = replace(there, depth_checks=asked.depth_checks)
         weights_bytes = least_weights_bytes(there.workload.model)
         sharded = any(each.engine != "ddp" for each in there.parallelisms)
         if not sharded and weights_bytes > there.budget.usable_bytes:

@@ -70,6 +70,7 @@ from budgetfit.planning.profiling.first_trace import fallback_for
 from budgetfit.planning.search.lowest_peak import LowestPeak, lowest_peak_plan
 from budgetfit.planning.search.policies import fixed_segments
 from budgetfit.planning.session import Request, SessionSettings
+from budgetfit.traces.depth_extrapolator import DepthChecks
 from budgetfit.traces.loss_modules import loss_notes
 from budgetfit.tracing.isolation.torch_state import unpredicted_settings
 from budgetfit.utils.function_name import qualified_name
@@ -250,7 +251,7 @@ class Arguments:
             lengths=lengths,
             fallback_precision=fallback_for(self.precision) if falls_back else None,
             parallelisms=worth_tracing(engines, workload.model, budget),
-            compared=set() if like is None else like.compared,
+            depth_checks=DepthChecks() if like is None else like.depth_checks,
         )
 
     def _check_update_in_backward(self) -> None:
@@ -287,7 +288,7 @@ class ParsedArguments:
         lengths: Of the samples, or sizes of images, where they are known.
         fallback_precision: For models that cannot run in the first of ``precisions``.
         parallelisms: The ways to use several GPUs; none for one.
-        compared: What is compared in full depth for all plans of this model, once.
+        depth_checks: Shared by all plans of this model.
     """
 
     given: Arguments
@@ -300,7 +301,7 @@ class ParsedArguments:
     lengths: SampleSizes | None
     fallback_precision: str | None
     parallelisms: tuple[Parallelism, ...] = ()
-    compared: set[bool] = field(default_factory=set, compare=False)
+    depth_checks: DepthChecks = field(default_factory=DepthChecks, compare=False)
 
     @property
     def samples_per_rank(self) -> int | None:
@@ -362,7 +363,7 @@ class ParsedArguments:
             "compile": self.compile_modes[0],
             "fallback_precision": self.fallback_precision,
             "progress": self.given.progress,
-            "compared": self.compared,
+            "depth_checks": self.depth_checks,
         }
 
     def least(self) -> LowestPeak:

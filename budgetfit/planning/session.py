@@ -30,6 +30,7 @@ from budgetfit.planning.profiling.block_chain import (
 from budgetfit.planning.profiling.first_trace import block_chain_per_precision
 from budgetfit.solvers.batch_size import Objective
 from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE, LARGEST_TRACED_SIZE
+from budgetfit.traces.depth_extrapolator import DepthChecks
 from budgetfit.traces.session import TraceSession
 from budgetfit.traces.tracer import TRACED_BATCH_SIZES
 from budgetfit.workload.workload import Workload
@@ -58,7 +59,7 @@ class SessionSettings(TypedDict):
     ``parallelisms`` are the ways to use several GPUs, to choose from; none: one GPU.
     ``fallback_precision`` is for models that cannot run in the first of ``precisions``;
     a warning says so. ``progress`` is called with a line of text for each longer piece
-    of work. ``compared``: as in ``DepthExtrapolator``, for several plans of one model.
+    of work. ``depth_checks``: those of several plans of one model.
     """
 
     precisions: Sequence[str]
@@ -69,7 +70,7 @@ class SessionSettings(TypedDict):
     parallelisms: NotRequired[Sequence[Parallelism]]
     fallback_precision: NotRequired[str | None]
     progress: NotRequired[Callable[[str], None] | None]
-    compared: NotRequired[set[bool]]
+    depth_checks: NotRequired[DepthChecks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +298,9 @@ def open_sessions(
     found: list[PlanningSession] = []
     left_out: dict[str, TraceError] = {}  # by engine
     traces = TraceSession(
-        workload, settings.get("progress"), compared=settings.get("compared")
+        workload,
+        settings.get("progress"),
+        depth_checks=settings.get("depth_checks"),
     )
     for parallelism in _worth_tracing(traces, request.budget, asked, settings):
         if parallelism is not None and parallelism.engine in left_out:

@@ -12,6 +12,7 @@ happens in neither, so its first forward is compared as well: once, as it takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -47,22 +48,35 @@ MAX_KEPT_FRACTION = 0.6
 MAX_KEPT_FRACTION_OF_VALIDATED = 0.9
 
 
+@dataclass(frozen=True, slots=True)
+class DepthChecks:
+    """What was checked of a model's depth, once for all its workloads.
+
+    Attributes:
+        compared: Whether the model's own checkpointing was on in full forwards that
+            extrapolated ones were compared with.
+        validated: Kinds of programs that a model one period deeper has shown to do
+            nothing outside the blocks that depends on their number.
+    """
+
+    compared: set[bool] = field(default_factory=set)
+    validated: set[Kind] = field(default_factory=set)
+
+
 class DepthExtrapolator:
-    """Extrapolates traces of one model, and remembers validated kinds of programs.
+    """Extrapolates traces of one workload, by what is known of its model's depth.
 
     Where the first kind fails the model's blocks do not repeat, and no other is tried.
     """
 
-    def __init__(self, compared: set[bool] | None = None) -> None:
-        """``compared``: those of another workload of this model, which are shared."""
+    def __init__(self, checks: DepthChecks) -> None:
         self._blocks: dict[str, PlacedBlock] | None = None
-        self._validated: set[Kind] = set()
+        self._checks = checks
         self._grow: set[Kind] = set()
         self._failed: dict[Kind, str] = {}
         self._shortenings: dict[tuple[tuple[BlockRun, ...], int], Shortening] = {}
         self._layouts: dict[tuple[BlockRun, ...], list[RunLayout]] = {}
         self._affine = True  # as far as is known
-        self.compared = set() if compared is None else compared
 
     def trace(
         self,
@@ -84,11 +98,14 @@ class DepthExtrapolator:
         if not runs:
             return None
         kind = _kind(program)
-        if kind in self._failed or (self._failed and not self._validated):
+        if kind in self._failed or (self._failed and not self._checks.validated):
             raise NotRepeatedError(self._failed.get(kind, "as the first trace said"))
         try:
             plain = program._replace(compile="none", sm_count=0, parallelism=None)
-            if plain != program and program.own_checkpointing not in self.compared:
+            if (
+                plain != program
+                and program.own_checkpointing not in self._checks.compared
+            ):
                 # To compile or shard all blocks takes several times as long.
                 self.trace(plain, batch_sizes[:1], tracer)
             trace_at = partial(tracer.trace, program, uniform=uniform)
@@ -99,14 +116,14 @@ class DepthExtrapolator:
                 self._failed[kind] = str(error)
             raise
         if kind not in self._grow:  # else each is validated, which says by how much
-            self._validated.add(kind)
+            self._checks.validated.add(kind)
         return trace
 
     def shortening(self, workload: Workload, program: Program) -> Shortening | None:
         """Return how to shorten the model for a program; None if that saves little."""
         # None as well if no forward of the full model was compared yet.
         runs = self._runs(workload, program)
-        if not runs or not self.compared:
+        if not runs or not self._checks.compared:
             return None
         return self._shortening(workload, runs, KEPT_PERIODS)
 
@@ -119,7 +136,7 @@ class DepthExtrapolator:
         """
         runs = self._runs(workload, program)
         numbers = {len(run.periods) for run in runs}
-        if not self.compared or len(numbers) != 1:
+        if not self._checks.compared or len(numbers) != 1:
             return None
         # The first period is an edge, which a third one adds: of a block, it is alike.
         alike = all(len(period) == 1 for run in runs for period in run.periods)
@@ -180,13 +197,13 @@ class DepthExtrapolator:
         layouts = self._layouts_of(runs, short)
         extra = [len(run.periods) - KEPT_PERIODS for run in runs]
         first = trace_at(batch_sizes[0], short)
+        validated = self.is_validated(program) or (
+            first.derived and self.is_validated(program._replace(accumulates=False))
+        )
         if (
             len(batch_sizes) > 1
             and self._affine
-            and (
-                not self.is_validated(program)
-                or tracer.has_run(program, batch_sizes[1], longer)
-            )
+            and (not validated or tracer.has_run(program, batch_sizes[1], longer))
         ):
             try:
                 deeper = trace_at(batch_sizes[1], longer)
@@ -204,7 +221,7 @@ class DepthExtrapolator:
             self._affine = False  # nor is another program likely to be
             raise
         growth = None
-        if not self.is_validated(program):
+        if not validated:
 
             def validated_at(size: int) -> Growth | None:
                 one = first if size == first.batch_size else trace_at(size, short)
@@ -246,19 +263,19 @@ class DepthExtrapolator:
         Raises:
             NotRepeatedError: If they differ.
         """
-        if program.own_checkpointing in self.compared:
+        if program.own_checkpointing in self._checks.compared:
             return
         try:
             forward = tracer.first_forward(program, batch_size)
         except Exception as error:
             raise NotRepeatedError(f"the full model does not run: {error}") from error
         compare_forward(trace, exact_trace(forward, tracer.workload.blocks))
-        self.compared.add(program.own_checkpointing)
+        self._checks.compared.add(program.own_checkpointing)
 
     def is_validated(self, program: Program) -> bool:
         """Whether its kind is validated, itself or with gradient accumulation."""
         kinds = {_kind(program), _kind(program._replace(accumulates=True))}
-        return not self._validated.isdisjoint(kinds)
+        return not self._checks.validated.isdisjoint(kinds)
 
 
 def _kind(program: Program) -> Kind:

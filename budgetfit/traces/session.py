@@ -19,7 +19,7 @@ from budgetfit.gpus.table import Gpu
 from budgetfit.traces.cache.cache import TraceCache
 from budgetfit.traces.cache.key import trace_key, why_not_cacheable, workload_key
 from budgetfit.traces.ddp_buckets import gathers_nothing, with_ddp_buckets
-from budgetfit.traces.depth_extrapolator import DepthExtrapolator
+from budgetfit.traces.depth_extrapolator import DepthChecks, DepthExtrapolator
 from budgetfit.traces.errors import size_limit_error
 from budgetfit.traces.quantized_loading import Loading
 from budgetfit.traces.tracer import (
@@ -64,11 +64,14 @@ class TraceSession:
         progress: Callable[[str], None] | None = None,
         *,
         full_depth: bool = False,
-        compared: set[bool] | None = None,
+        depth_checks: DepthChecks | None = None,
     ) -> None:
-        """``compared``: as in ``DepthExtrapolator``."""
+        """``depth_checks``: of another workload of this model, which are shared."""
         self.tracer = Tracer(workload, progress or (lambda _: None))
-        self._extrapolator = None if full_depth else DepthExtrapolator(compared)
+        self._depth_checks = DepthChecks() if depth_checks is None else depth_checks
+        self._extrapolator = (
+            None if full_depth else DepthExtrapolator(self._depth_checks)
+        )
         self._compiled_sizes = COMPILED_BATCH_SIZES[0]
         self._affine: dict[Program, StepTrace | None] = {}
         self._exact: dict[tuple[Program, int], StepTrace] = {}
@@ -112,7 +115,7 @@ class TraceSession:
         """Return a session for another GPU; equal targets share their traces."""
         workload = replace(self.workload, gpu=gpu)
         if workload.target != self.workload.target:
-            return TraceSession(workload, self.tracer.progress)
+            return self.of_same_model(workload)
         other = copy.copy(self)
         other.tracer = copy.copy(self.tracer)
         other.tracer.workload = workload
@@ -120,14 +123,12 @@ class TraceSession:
 
     def of_same_model(self, workload: Workload) -> TraceSession:
         """Return a session of this model with another batch, or on several GPUs."""
-        # The model's forward in full depth is not compared again, nor is its loading
-        # found again.
-        own = self._extrapolator
+        # The model's depth is not checked again, nor is its loading found again.
         other = TraceSession(
             workload,
             self.tracer.progress,
-            full_depth=own is None,
-            compared=None if own is None else own.compared,
+            full_depth=self._extrapolator is None,
+            depth_checks=self._depth_checks,
         )
         other._loading = self._loading
         return other
@@ -158,10 +159,15 @@ class TraceSession:
 
     def has_line(self, recipe: Recipe) -> bool:
         """Whether a trace affine in the batch size is known of a recipe already."""
-        # Or follows from one with gradient accumulation.
-        program = self._program(recipe)
-        known = map(self._affine.get, (program, program._replace(accumulates=True)))
-        return any(trace is not None for trace in known)
+        return self._has_line(self._program(recipe))
+
+    def _has_line(self, program: Program) -> bool:
+        """Whether a program's affine trace is known, or takes no run."""
+        # With and without gradient accumulation they take the same runs.
+        return any(
+            self._affine.get(program._replace(accumulates=more)) is not None
+            for more in (True, False)
+        )
 
     def largest_batch(self, recipe: Recipe, bound: int) -> int:
         """Return the largest batch size up to ``bound`` that CUDA's kernels take.
@@ -253,8 +259,7 @@ class TraceSession:
         """Return a trace that is exact at the recipe's batch size.
 
         That is the affine trace if there is one, but never for a batch of one: views
-        and copies differ where a dimension has size 1. A program without gradient
-        accumulation has one where the same with it does: they take the same runs.
+        and copies differ where a dimension has size 1.
 
         Raises:
             TraceError: If the model cannot run on fake tensors, or a CUDA kernel does
@@ -279,7 +284,7 @@ class TraceSession:
         several = recipe.batch_size >= min(TRACED_BATCH_SIZES)
         affine = None
         if recipe.compile == "none":
-            if several and self._affine.get(program._replace(accumulates=True)):
+            if several and self._has_line(program):
                 self._make_affine(program)
             affine = self._affine.get(program)
         if affine is not None and several:

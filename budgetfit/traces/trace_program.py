@@ -121,6 +121,7 @@ def trace_recipe(  # noqa: PLR0913 - one value each, all needed
         elif derives and recipe.gradient_accumulation_steps > 1:
             if raw.gradients is not None and raw.gradients.suffice:
                 append_micro_batch(raw, raw.gradients)
+                raw.derived = True
             else:
                 raw = program.trace(MICRO_STEPS)
     if loop.kind == "run" and recipe.engine not in TRACED_STEPS and not keeps:

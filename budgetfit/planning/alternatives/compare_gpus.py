@@ -20,6 +20,7 @@ from budgetfit.planning.search.varying_lengths import (
     with_lengths,
 )
 from budgetfit.planning.session import PlanningSession, Request
+from budgetfit.traces.depth_extrapolator import DepthChecks
 from budgetfit.utils.garbage_collection import freeze_gc
 from budgetfit.workload.workload import Workload
 
@@ -64,7 +65,7 @@ def compare_gpus(  # noqa: PLR0913 - one value each, all needed
         TraceError: If the model cannot be traced.
     """
     opened: list[list[PlanningSession]] = []
-    compared = set[bool]()
+    depth_checks = DepthChecks()
     rows = []
     for card in cards:
         if progress is not None:
@@ -88,7 +89,7 @@ def compare_gpus(  # noqa: PLR0913 - one value each, all needed
                 parallelisms=card.parallelisms,
                 fallback_precision=fallback_for(precision),
                 progress=progress,
-                compared=compared,
+                depth_checks=depth_checks,
             )
             opened.append(sessions)
         rows.append(_row(sessions, len(workload.notes)))

@@ -57,7 +57,8 @@ class RawTrace:
     ``last_new_step`` is the last one in which the optimizer does something new;
     ``adds_parameters``: whether it takes further parameters after the first.
     ``without_gradient``: names and bytes of trainable parameters that get no gradient;
-    ``unread``: names of the batch's tensors that no op reads in the first micro-batch.
+    ``unread``: names of the batch's tensors that no op reads in the first micro-batch;
+    ``derived``: whether micro-batches after the first follow from it.
     """
 
     batch_size: int
@@ -75,6 +76,7 @@ class RawTrace:
     without_gradient: dict[str, int] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     gives_containers: bool = False
+    derived: bool = False
     gradients: GradientLog | None = None
 
     def copy(self) -> RawTrace:
