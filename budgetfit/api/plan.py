@@ -31,6 +31,7 @@ from budgetfit.planning.compile_choice import best_compiled
 from budgetfit.planning.planner import library_versions, make_plan
 from budgetfit.planning.profiling.block_chain import checkpoint_every_block
 from budgetfit.planning.session import SessionSettings
+from budgetfit.tracing.compiled.cuda_backend import check_supported
 from budgetfit.tracing.isolation.torch_state import neutral_torch_state
 from budgetfit.utils.function_name import is_factory_text, qualified_name
 
@@ -212,8 +213,26 @@ def _plan(given: Arguments) -> Plan:
         source=asked.source,
         adapter=asked.source.adapter,
         warnings=(*made.warnings, *loading),
-        provenance={**made.provenance, "asked": _recorded(asked)},
+        provenance={
+            **made.provenance,
+            "asked": _recorded(asked),
+            "may_compile": _may_compile(asked, made),
+        },
     )
+
+
+def _may_compile(asked: ParsedArguments, made: Plan) -> bool:
+    """Whether ``compile="auto"``, which nobody asked for, may make a faster plan."""
+    given = asked.given
+    fastest = given.compile == "none" and given.objective == "throughput"
+    one_size = made.varying_lengths is None and made.recipe.parallelism is None
+    if not (fastest and one_size and made.model.blocks):
+        return False
+    try:
+        check_supported(asked.workload.target)
+    except InputError:
+        return False
+    return True
 
 
 def _recorded(asked: ParsedArguments) -> dict[str, object]:

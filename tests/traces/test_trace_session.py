@@ -123,13 +123,15 @@ def test_the_second_micro_batch_stands_for_all_that_follow(
     assert {phase.micro_step for phase in two.phases} == {0, 1}
 
 
+@pytest.mark.parametrize("steps", [1, 2])
 def test_a_program_and_the_same_with_accumulation_take_the_same_runs(
-    traces: TraceSession,
+    traces: TraceSession, steps: int
 ) -> None:
     once = Recipe(batch_size=7, segments=(Segment(("blocks.0",)),))
-    alone = TraceSession(traces.workload).affine(once)
-    traces.affine(replace(once, gradient_accumulation_steps=2))
-    derived = traces.exact(once)
+    other = replace(once, gradient_accumulation_steps=3 - steps)
+    alone = TraceSession(traces.workload).affine(other)
+    traces.affine(replace(once, gradient_accumulation_steps=steps))
+    derived = traces.exact(other)
     assert not first_difference(derived, alone)
     assert [line.split()[0] for line in traces.log] == ["traced"] * 2 + ["derived"] * 2
     # What was derived from a run has not changed it.

@@ -17,6 +17,7 @@ from budgetfit.core.plan import Estimate
 from budgetfit.core.recipe import Segment
 from budgetfit.errors import TraceError
 from budgetfit.memory.chain.live_bytes import LiveBytes
+from budgetfit.memory.chain.peak import chain_peak_bytes
 from budgetfit.memory.replay import device_properties, replay
 from budgetfit.planning.judge import step_time
 from budgetfit.planning.search.policies import EVERY_N_POLICY, policy_segments
@@ -39,6 +40,7 @@ BASELINES: Final = (
 )
 EVERY_NTH: Final = ("every n-th block recomputed", EVERY_N_POLICY)  # shown only
 MAX_REFUSALS: Final = 3  # batch sizes that the judge may refuse
+FORMULA_EXCESS: Final = 0.02  # more than the formula's peak is above allocated bytes
 _NOTHING: Final = BlockOption(
     mode="keep", saved_bytes=0, forward_bytes=0, backward_bytes=0
 )
@@ -84,7 +86,14 @@ def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> b
     if session.request.checkpointing != "auto" or not session.workload.blocks:
         return False
     asked = _without_chunks_and_options(session).asking(checkpointing=policy)
-    return can_gain(asked, known, 0.0)
+    size, block_chain = asked.smallest_searched, asked.block_chain
+    least_bytes = chain_peak_bytes(
+        block_chain.profile_at(size), policy_segments(block_chain, policy, size)
+    )
+    usable_bytes = session.budget.usable_bytes
+    return least_bytes <= usable_bytes * (1 + FORMULA_EXCESS) and can_gain(
+        asked, known, 0.0
+    )
 
 
 def _without_chunks_and_options(session: PlanningSession) -> PlanningSession:

@@ -291,6 +291,19 @@ def test_one_proof_is_enough_for_a_kind_of_program() -> None:
     assert [line.rpartition(" ")[2] for line in traces.log[-3:]] == ["4", "5", "4"]
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_derived_micro_batches_need_no_proof_of_their_own(name: str) -> None:
+    make, batch = MODELS[name]
+    workload = Workload(model=make(), batch=batch, gpu=ADA).with_found_blocks()
+    traces, once = TraceSession(workload), Recipe(batch_size=2)
+    several = replace(once, gradient_accumulation_steps=2)
+    traces.exact(once)
+    proven = len(traces.log)
+    made = traces.exact(several)
+    assert [line.split()[0] for line in traces.log[proven:]] == ["derived"]
+    assert_same(made, TraceSession(workload, full_depth=True).exact(several))
+
+
 @pytest.mark.parametrize(
     ("name", "segments"),
     [("row", keep), ("llama", checkpoint_every_block)],

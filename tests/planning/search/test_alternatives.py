@@ -14,7 +14,7 @@ from budgetfit.applying.quantized_layers.nf4_linear import Nf4Format, Nf4Linear
 from budgetfit.core.budget import Budget
 from budgetfit.core.plan import Alternative, Estimate
 from budgetfit.gpus.table import find_gpu
-from budgetfit.memory.chain.peak import chain_time_ns
+from budgetfit.memory.chain.peak import chain_peak_bytes, chain_time_ns
 from budgetfit.planning.alternatives import alternatives
 from budgetfit.planning.alternatives.alternatives import (
     EXPANDING,
@@ -40,6 +40,7 @@ from budgetfit.planning.search.loss_chunking import (
     search_with_loss_chunks,
 )
 from budgetfit.planning.search.lowest_peak import lowest_judged
+from budgetfit.planning.search.policies import policy_segments
 from budgetfit.planning.search.search import _Proposals, search
 from budgetfit.planning.session import PlanningSession, Request, rank
 from budgetfit.solvers.batch_size import BatchCandidate, BatchChoice
@@ -114,6 +115,24 @@ def test_practices_that_are_faster_by_live_bytes_are_judged_with_the_plan(
     known = replace(proposed, step_ms=step_ms)
     rows = deciding_baselines(session(FREE), known)
     assert (label in {row.label for row in rows}) == judged
+
+
+@pytest.mark.parametrize("policy", ["sqrt", "every-n"])
+def test_a_practice_whose_least_batch_needs_too_much_is_not_judged_with_the_plan(
+    policy: str,
+) -> None:
+    """By the formula, whose peak is the replay's but for tenths of a per cent."""
+    known = replace(plan(FREE), step_ms=1e9)
+    own = chain()
+    segments = policy_segments(own, policy, 1)
+    least_bytes = chain_peak_bytes(own.profile_at(1), segments)
+    judged = session().judge(SETTING.recipe(1, segments)).allocated_bytes
+    assert judged <= least_bytes <= judged * (1 + baselines.FORMULA_EXCESS)
+    for share, wanted in ((1.01, True), (0.99, False)):
+        total = int(share * least_bytes / (1 + baselines.FORMULA_EXCESS))
+        budget = replace(BUDGET, total_bytes=total)
+        asked = PlanningSession(own, replace(FREE, budget=budget))
+        assert baselines.policy_can_gain(asked, policy, known) == wanted
 
 
 def test_a_practice_that_is_judged_with_the_plan_is_no_second_row(

@@ -327,3 +327,21 @@ def test_what_a_compiled_model_is_not_planned_for() -> None:
         budgetfit.plan(GPT2Config(), "2GiB", objective="length", compile="model")
     with pytest.raises(InputError, match="needs the memory of single blocks"):
         budgetfit.plan(Mebi(1), **asked, batch_size=2, checkpointing="sqrt")
+
+
+@supported
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, True),
+        ({"gpu": "p100-16gb"}, False),  # Triton needs compute capability 7.0
+        ({"compile": "auto"}, False),
+        ({"objective": "memory"}, False),
+    ],
+)
+def test_a_plan_says_how_to_plan_with_torch_compile(
+    options: dict[str, Any], *, shown: bool
+) -> None:
+    asked = {"gpu": "rtx-4090", "vram": "1GB", "precision": "fp32", **options}
+    plan = budgetfit.plan(Mebi(3), batch=torch.zeros(2, 512, 512), **asked)
+    assert ("--compile auto" in str(plan).split("NEXT")[1]) == shown

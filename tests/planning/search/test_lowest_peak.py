@@ -1,7 +1,7 @@
 """What needs least: which recipes are tried, and which need no trace."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -39,6 +39,7 @@ from budgetfit.planning.search.lowest_peak import (
 from budgetfit.planning.search.search import SearchResult
 from budgetfit.planning.session import PlanningSession, Request
 from budgetfit.solvers.batch_size_grid import LARGEST_BATCH_SIZE
+from budgetfit.traces.depth_extrapolator import DepthChecks
 from budgetfit.traces.session import TraceSession
 from budgetfit.traces.tracer import Program, Tracer
 from budgetfit.tracing.recording.raw_trace import RawTrace
@@ -236,24 +237,34 @@ def test_nor_is_more_where_it_does_not_fit_with_every_block_recomputed(
     assert found.needed_bytes == expected.reserved_bytes
 
 
-def test_forwards_are_compared_once_for_several_plans(
+def test_depth_is_checked_once_for_several_plans(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a forward in full depth, and a model one period deeper."""
     forwards: list[int] = []
-    first_forward = Tracer.first_forward
+    depths: dict[str, set[int]] = defaultdict(set)
+    first_forward, trace = Tracer.first_forward, Tracer.trace
 
     def spy(tracer: Tracer, program: Program, batch_size: int) -> RawTrace:
         forwards.append(batch_size)
         return first_forward(tracer, program, batch_size)
 
+    def spy_on_depth(
+        tracer: Tracer, program: Program, size: int, short: Any = None, **options: Any
+    ) -> RawTrace:
+        depths[tracer.workload.gpu.name].add(len(short.short_blocks))
+        return trace(tracer, program, size, short, **options)
+
     monkeypatch.setattr(Tracer, "first_forward", spy)
-    compared = set[bool]()
+    monkeypatch.setattr(Tracer, "trace", spy_on_depth)
+    checks = DepthChecks()
     for gpu in ("rtx-4090", "h100-80gb"):
         there = replace(workload, gpu=find_gpu(gpu))
-        settings = {"precisions": ("fp32",), "optimizer": "sgd", "compared": compared}
+        settings = {"precisions": ("fp32",), "optimizer": "sgd", "depth_checks": checks}
         asked = Request(budget=budget(10_000))
         assert lowest_peak_plan(there, asked, **settings).fits
     assert forwards == [1]
+    assert [len(found) for found in depths.values()] == [2, 1]
 
 
 def test_loading_that_is_too_much_is_known_from_the_first_trace(
