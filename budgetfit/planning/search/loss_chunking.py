@@ -102,7 +102,10 @@ def _with_more_chunks(
         for chunked in _worth_trying(session, size, counts):
             if _chunks(chunked) <= _chunks(best.session):
                 continue
-            if best.estimate and not can_gain(chunked, best.estimate, MIN_GAIN):
+            if best.estimate and not (
+                _more_chunks_can_gain(best, chunked)
+                and can_gain(chunked, best.estimate, MIN_GAIN)
+            ):
                 break
             found = found_with(chunked)
             if unchunked is not None:
@@ -119,6 +122,16 @@ def _with_more_chunks(
     except (InputError, TraceError) as error:
         session.traces.log.append(f"the loss is not cut into parts: {error}")
     return best if unchunked is None else with_near_misses(unchunked, max_rounds)
+
+
+def _more_chunks_can_gain(found: SearchResult, chunked: PlanningSession) -> bool:
+    """Whether a session of more chunks may be worth it, by the traces of fewer."""
+    # The head's bytes are at least their share by the number of chunks; what no chunk
+    # divides stays. With the plain loss, which takes less time, it is known already.
+    fewer, more = _chunks(found.session), _chunks(chunked)
+    return fewer == 1 or can_gain(
+        found.session, found.judged, MIN_GAIN, partial(_with_head_bytes, fewer / more)
+    )
 
 
 def _counts_that_fit(
@@ -332,11 +345,22 @@ def _bytes_behind_blocks(session: PlanningSession, batch_size: int) -> float:
 def chunked_best(chain: ChainProfile) -> ChainProfile:
     """Return the chain with the best that chunks can do: no bytes of head and loss."""
     # They are run forward once more, but for the norm before them.
-    head = chain.blocks[-1]
+    *blocks, head = _with_head_bytes(0, chain).blocks
     forward_ns = round(head.forward_ns * HEAD_SHARE)
-    free = replace(head.keep, saved_bytes=0, forward_bytes=0, backward_bytes=0)
-    head = replace(head, options=(free,), backward_ns=head.backward_ns + forward_ns)
-    return replace(chain, blocks=(*chain.blocks[:-1], head))
+    head = replace(head, backward_ns=head.backward_ns + forward_ns)
+    return replace(chain, blocks=(*blocks, head))
+
+
+def _with_head_bytes(share: float, chain: ChainProfile) -> ChainProfile:
+    """Return the chain with a share of the bytes of head and loss."""
+    *blocks, head = chain.blocks
+    keep = replace(
+        head.keep,
+        saved_bytes=int(share * head.keep.saved_bytes),
+        forward_bytes=int(share * head.keep.forward_bytes),
+        backward_bytes=int(share * head.keep.backward_bytes),
+    )
+    return replace(chain, blocks=(*blocks, replace(head, options=(keep,))))
 
 
 def _chunked_without_host(chain: ChainProfile) -> ChainProfile:

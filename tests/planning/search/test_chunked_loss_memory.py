@@ -1,17 +1,30 @@
 """What a chunked loss takes: predicted, and measured in a real step on a CPU."""
 
+import itertools
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import budgetfit
 from budgetfit.core.recipe import Recipe
+from budgetfit.gpus.table import find_gpu
+from budgetfit.planning.profiling.block_chain import BlockChain, TrainingSettings
+from budgetfit.planning.search import loss_chunking
+from budgetfit.traces.session import TraceSession
 from budgetfit.tracing.recording.steady_state import append_steady_step
+from budgetfit.workload.workload import Workload
 from tests.planning.profiling.test_real_cpu_step import BATCH, predicted, real
 from tests.traced import raw_trace
 
 WORDS, WIDTH, LENGTH, SAMPLES = 128_000, 256, 512, 4
+SIZES: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 
 
 @pytest.mark.parametrize(
@@ -38,9 +51,7 @@ def test_the_peak_falls_by_seven_eighths_of_what_the_vocabulary_takes() -> None:
     # Bytes a logit. Forward: bf16 and fp32 logits, log-softmax, 2 + 4 + 4. Backward:
     # the log-softmax, its gradient and its input's, 4 + 4 + 4. What is added up part by
     # part, the gradient of the head's weight, is small here.
-    sizes: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": WIDTH}
-    layers = {"num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=WORDS, **sizes, **layers)
+    config = LlamaConfig(vocab_size=WORDS, **SIZES)
     whole, parts = (
         budgetfit.estimate(
             config,
@@ -55,3 +66,23 @@ def test_the_peak_falls_by_seven_eighths_of_what_the_vocabulary_takes() -> None:
         saved = whole.phase_peaks_bytes[phase] - parts.phase_peaks_bytes[phase]
         expected = logits * bytes_per_logit * 7 // 8
         assert expected - 2 * weight_bytes <= saved <= expected, phase
+
+
+def test_more_parts_take_at_least_their_share_of_fewer_and_no_less_time() -> None:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, **SIZES))
+    tokens = torch.zeros(SAMPLES, LENGTH, dtype=torch.int64)
+    batch = {"input_ids": tokens, "labels": tokens}
+    workload = Workload(model=model, batch=batch, gpu=find_gpu("h100-80gb"))
+    settings = TrainingSettings(precision="bf16-mixed", optimizer="sgd")
+    chain = BlockChain(TraceSession(workload.with_found_blocks()), settings)
+    counts = loss_chunking.LOSS_CHUNKS[:3]
+    profiles = {n: chain.with_loss_chunks(n).profile_at(SAMPLES) for n in counts}
+    for fewer, more in itertools.pairwise(counts):
+        bound = loss_chunking._with_head_bytes(fewer / more, profiles[fewer])
+        own, head = bound.blocks[-1], profiles[more].blocks[-1]
+        for name in ("saved_bytes", "forward_bytes", "backward_bytes"):
+            assert getattr(own.keep, name) <= getattr(head.keep, name), name
+        assert own.forward_ns <= head.forward_ns
+        assert own.backward_ns <= head.backward_ns
+        assert bound.blocks[:-1] == profiles[more].blocks[:-1]

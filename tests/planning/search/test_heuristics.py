@@ -478,6 +478,36 @@ def test_a_refusal_searches_few_numbers_of_chunks(
     assert (asked, found.session.settings.loss_chunks) == (searched, taken)
 
 
+@pytest.mark.parametrize(("gains", "searched"), [(False, [1, 8]), (True, [1, 8, 16])])
+def test_more_chunks_are_traced_where_the_bytes_that_they_divide_may_gain(
+    *, monkeypatch: pytest.MonkeyPatch, gains: bool, searched: list[int]
+) -> None:
+    sessions = [session(loss_chunks=count) for count in (1, 8, 16)]
+    asked: list[int] = []
+    shares: list[float] = []
+
+    def search_one(one: PlanningSession, *_: int, **__: int) -> SearchResult:
+        asked.append(one.settings.loss_chunks)
+        found = estimate(MIB, step_ms=100 / one.settings.loss_chunks)
+        return SearchResult(session=one, estimate=found)
+
+    def can_gain(_: object, *known: Any) -> bool:
+        share = getattr(known[-1], "args", ())  # of the head's bytes
+        shares.extend(share)
+        return gains or not share
+
+    only_these(monkeypatch, sessions[0], sessions[1], search_one)
+    for name, function in {
+        "can_gain": can_gain,
+        "_search_ahead": lambda *_: None,
+        "fastest_by_formula": lambda *_: SimpleNamespace(best=None),
+        "with_more_loss_chunks": lambda *_: sessions,
+    }.items():
+        monkeypatch.setattr(loss_chunking, name, function)
+    loss_chunking.search_with_loss_chunks(sessions[0])
+    assert (asked, shares) == (searched, [8 / 16])
+
+
 @pytest.mark.parametrize(("objective", "always"), [("throughput", 0), ("memory", 1)])
 @pytest.mark.parametrize(("ns_per_sample", "gains"), [(98.9, 1), (99.1, 0)])
 def test_nothing_is_searched_where_the_solver_finds_nothing_faster(
