@@ -180,7 +180,8 @@ def peak_lines(estimate: Estimate) -> list[str]:
     samples = estimate.eval_batch_size
     if samples is not None:
         found = f"batch_size up to {samples}" if samples else "not even 1 sample fits"
-        texts.append(f"evaluation: {found}")
+        whole = ", with all logits at once" if estimate.recipe.loss_chunks > 1 else ""
+        texts.append(f"evaluation: {found}{whole}")
     return texts
 
 

@@ -170,7 +170,7 @@ def blocks_text(recipe: Recipe, blocks: Sequence[str]) -> str:
     wrapped = set(recipe.wrapped_blocks)
     kept = [block for block in blocks if block not in wrapped]
     if not wrapped:
-        return f"keep all {len(blocks)} blocks; nothing is recomputed"
+        return "keep all activations; nothing is recomputed"
     alike: dict[tuple[str, str], list[Segment]] = {}
     named = len({segment.saved_ops for segment in recipe.segments if segment.saved_ops})
     for segment in recipe.segments:
@@ -192,7 +192,7 @@ def _treatment(segment: Segment) -> tuple[str, str]:
     if segment.mode == "selective":
         return "recompute", f" but save the outputs of {ops_text(segment.saved_ops)}"
     if segment.mode == "offload":
-        return "offload", ""
+        return "offload activations of", ""
     hows = []
     if segment.nested:
         hows.append("in two levels")

@@ -30,7 +30,7 @@ USUAL = {
 }
 _DETAILS = "--details, or plan.details(): where the memory goes, more alternatives"
 # Published speed-ups: benchmarks/compiled_steps.py.
-_COMPILE = "--compile auto tries torch.compile, too: published steps gained 16 to 85 %"
+_COMPILE = "--compile auto tries torch.compile, too: published steps ran 16-85 % faster"
 _SEARCHED_BRIEFLY = (
     "what changes training is searched for briefly here: a plan made with it may be a "
     "few per cent faster"

@@ -99,7 +99,7 @@ def test_one_sample_is_told_without_the_batch_dimension() -> None:
             "recompute blocks 0-15 (16 of 24); keep all activations of blocks 16-23",
         ),
         (singles(range(24)), "recompute all 24 blocks"),
-        ((), "keep all 24 blocks; nothing is recomputed"),
+        ((), "keep all activations; nothing is recomputed"),
         (
             segments(*(range(i, i + 4) for i in range(0, 24, 4))),
             "recompute all 24 blocks in segments of 4 blocks",
@@ -119,7 +119,8 @@ def test_one_sample_is_told_without_the_batch_dimension() -> None:
             (*singles(range(2)), Segment((BLOCKS[2],), mode="offload")),
             (
                 "recompute blocks 0-1 (2 of 24); "
-                "offload block 2 (1 of 24); keep all activations of blocks 3-23"
+                "offload activations of block 2 (1 of 24); "
+                "keep all activations of blocks 3-23"
             ),
         ),
     ],
@@ -148,7 +149,8 @@ def test_every_treatment_has_words_of_its_own() -> None:
         "recompute block 5 (1 of 24) but save the outputs of attention, "
         "1 matrix product; "
         "recompute block 6 (1 of 24) but save the outputs of 1 matrix product; "
-        "offload block 7 (1 of 24); keep all activations of blocks 8-23"
+        "offload activations of block 7 (1 of 24); "
+        "keep all activations of blocks 8-23"
     )
 
 

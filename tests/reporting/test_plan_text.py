@@ -471,7 +471,7 @@ def test_the_answer_tells_all_that_was_decided_and_how_good_it_is() -> None:
     text = str(sample_plan(estimate=estimate, provenance=provenance))
     assert "output head and loss in 8 parts" in text
     assert "pinned host memory 3.00 GiB" in text
-    assert "evaluation: batch_size up to 48" in text
+    assert "evaluation: batch_size up to 48, with all logits at once" in text
     assert "proven optimal: within 0.1 % of the best" in " ".join(text.split())
     none_fits = dataclasses.replace(estimate, eval_batch_size=0)
     assert "evaluation: not even 1 sample fits" in str(sample_plan(estimate=none_fits))
