@@ -101,7 +101,7 @@ class DepthExtrapolator:
         if kind in self._failed or (self._failed and not self._checks.validated):
             raise NotRepeatedError(self._failed.get(kind, "as the first trace said"))
         try:
-            plain = program._replace(compile="none", sm_count=0, parallelism=None)
+            plain = _plain(program)
             if (
                 plain != program
                 and program.own_checkpointing not in self._checks.compared
@@ -128,15 +128,19 @@ class DepthExtrapolator:
         return self._shortening(workload, runs, KEPT_PERIODS)
 
     def two_shortenings(
-        self, workload: Workload, program: Program
+        self, program: Program, batch_size: int, tracer: Tracer
     ) -> tuple[Shortening, Shortening, int] | None:
         """Return two models, one a period longer, and the periods that it still lacks.
 
         None if to run both saves little, or runs of blocks lack different numbers.
+
+        Raises:
+            NotRepeatedError: If the full model must be traced.
         """
+        workload = tracer.workload
         runs = self._runs(workload, program)
         numbers = {len(run.periods) for run in runs}
-        if not self._checks.compared or len(numbers) != 1:
+        if len(numbers) != 1:
             return None
         # The first period is an edge, which a third one adds: of a block, it is alike.
         alike = all(len(period) == 1 for run in runs for period in run.periods)
@@ -145,6 +149,10 @@ class DepthExtrapolator:
         kept = len(short.kept_blocks) + len(longer.kept_blocks)
         if kept > MAX_KEPT_FRACTION * len(workload.blocks):
             return None
+        if not self._checks.compared:  # traces of the disk were, when they were made
+            whole = self.trace(_plain(program), (batch_size,), tracer)
+            if whole is None:
+                return None
         return short, longer, numbers.pop() - few - 1
 
     def _shortening(
@@ -276,6 +284,11 @@ class DepthExtrapolator:
         """Whether its kind is validated, itself or with gradient accumulation."""
         kinds = {_kind(program), _kind(program._replace(accumulates=True))}
         return not self._checks.validated.isdisjoint(kinds)
+
+
+def _plain(program: Program) -> Program:
+    """Return a program without torch.compile, on one GPU."""
+    return program._replace(compile="none", sm_count=0, parallelism=None)
 
 
 def _kind(program: Program) -> Kind:

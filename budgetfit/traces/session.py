@@ -302,13 +302,14 @@ class TraceSession:
         The second has a period of blocks more than the first, and lacks so many of the
         whole model's. None if the blocks do not repeat, or too few times.
         """
-        program = self._program(recipe)
-        repeats = self._extrapolator
-        pair = repeats and repeats.two_shortenings(self.workload, program)
-        if not pair:
+        program, repeats = self._program(recipe), self._extrapolator
+        if repeats is None:
             return None
-        *models, lacking = pair
         try:
+            pair = repeats.two_shortenings(program, recipe.batch_size, self.tracer)
+            if pair is None:
+                return None
+            *models, lacking = pair
             few, more = (self._cached(program, recipe.batch_size, x) for x in models)
         except NotRepeatedError as error:
             self.log.append(f"no model of few blocks: {error}")

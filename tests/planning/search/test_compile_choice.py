@@ -296,17 +296,17 @@ def test_few_recipes_are_judged(mib: int, judged: str) -> None:
     """Of a model of 18 blocks, here without torch.compile: its search is the same."""
     budget = Budget(total_bytes=mib * MIB, context_bytes=0, headroom_bytes=0)
     of_many = session(blocks=18).asking(budget=budget)
-    of_many.judge(of_many.settings.recipe(2))  # compares the forward of all blocks
     found = search_compiled_model(of_many)
     assert found.explanation.endswith(f": {judged}")
 
 
 @pytest.mark.parametrize("policy", ["none", "full", "every-2"])
 def test_two_models_of_few_blocks_tell_what_all_take(policy: str) -> None:
-    of_many = session(blocks=18)
+    of_many = session.__wrapped__(blocks=18)
     recipe = of_many.settings.recipe(4, fixed_segments(policy, of_many.workload.blocks))
-    of_many.judge(recipe)  # compares the forward of all blocks
+    # The forward of all blocks is compared for it: traces of the disk were before.
     found = of_many.traces.shortened(recipe)
+    assert of_many.traces._depth_checks.compared
     assert found is not None
     *traces, lacking = found
     few, more = (of_many.judge(recipe, trace).allocated_bytes for trace in traces)
