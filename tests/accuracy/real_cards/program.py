@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from budgetfit.core.step_trace import StepTrace
 from budgetfit.inputs.arguments import Arguments
-from budgetfit.traces.depth_extrapolator import DepthExtrapolator
+from budgetfit.traces.depth_extrapolator import DepthChecks, DepthExtrapolator
 from budgetfit.traces.quantized_loading import Loading
 from budgetfit.traces.tracer import Program, Tracer
 from budgetfit.tracing.fake.shortened_model import Shortening
@@ -138,7 +138,7 @@ def trace_steps(run: CardRun) -> tuple[StepTrace, nn.Module]:
     tracer = LoopTracer(workload_of(run), lambda _: None)
     program = Program("as-is", own_checkpointing=True)
     with _attention_of(run):
-        trace = DepthExtrapolator().trace(program, (run.batch_size,), tracer)
+        trace = DepthExtrapolator(DepthChecks()).trace(program, (run.batch_size,), tracer)
     if trace is None:
         raise RuntimeError(f"{run.model} has no equal blocks")
     return trace, tracer.workload.model
