@@ -138,7 +138,9 @@ def trace_steps(run: CardRun) -> tuple[StepTrace, nn.Module]:
     tracer = LoopTracer(workload_of(run), lambda _: None)
     program = Program("as-is", own_checkpointing=True)
     with _attention_of(run):
-        trace = DepthExtrapolator(DepthChecks()).trace(program, (run.batch_size,), tracer)
+        trace = DepthExtrapolator(DepthChecks()).trace(
+            program, (run.batch_size,), tracer
+        )
     if trace is None:
         raise RuntimeError(f"{run.model} has no equal blocks")
     return trace, tracer.workload.model
