@@ -40,7 +40,7 @@ BASELINES: Final = (
 )
 EVERY_NTH: Final = ("every n-th block recomputed", EVERY_N_POLICY)  # shown only
 MAX_REFUSALS: Final = 3  # batch sizes that the judge may refuse
-FORMULA_EXCESS: Final = 0.02  # more than the formula's peak is above allocated bytes
+FORMULA_EXCESS: Final = 0.02  # at most so much is its peak above allocated bytes
 _NOTHING: Final = BlockOption(
     mode="keep", saved_bytes=0, forward_bytes=0, backward_bytes=0
 )
@@ -86,7 +86,7 @@ def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> b
     if session.request.checkpointing != "auto" or not session.workload.blocks:
         return False
     asked = _without_chunks_and_options(session).asking(checkpointing=policy)
-    size, block_chain = asked.smallest_searched, asked.block_chain
+    size, block_chain = asked.smallest_searched, asked.block_chain.streams_apart
     least_bytes = chain_peak_bytes(
         block_chain.profile_at(size), policy_segments(block_chain, policy, size)
     )
