@@ -40,7 +40,7 @@ BASELINES: Final = (
 )
 EVERY_NTH: Final = ("every n-th block recomputed", EVERY_N_POLICY)  # shown only
 MAX_REFUSALS: Final = 3  # batch sizes that the judge may refuse
-FORMULA_EXCESS: Final = 0.02  # at most so much is its peak above allocated bytes
+FORMULA_EXCESS: Final = 0.02  # of a peak by formula above allocated bytes, at most
 _NOTHING: Final = BlockOption(
     mode="keep", saved_bytes=0, forward_bytes=0, backward_bytes=0
 )
@@ -90,10 +90,9 @@ def policy_can_gain(session: PlanningSession, policy: str, known: Estimate) -> b
     least_bytes = chain_peak_bytes(
         block_chain.profile_at(size), policy_segments(block_chain, policy, size)
     )
-    usable_bytes = session.budget.usable_bytes
-    return least_bytes <= usable_bytes * (1 + FORMULA_EXCESS) and can_gain(
-        asked, known, 0.0
-    )
+    if least_bytes > session.budget.usable_bytes * (1 + FORMULA_EXCESS):
+        return False  # not even the least batch fits
+    return can_gain(asked, known, 0.0)
 
 
 def _without_chunks_and_options(session: PlanningSession) -> PlanningSession:
